@@ -137,7 +137,7 @@ class NaiveJob:
 
 def main(conninfo: str, *names: str) -> None:
     """Do what standard input says until it ends."""
-    from spark_jobs.session import spark_session
+    from waldelta.spark.session import spark_session
 
     spark = spark_session("local[*]", name="naive")
     spark.sparkContext.setLogLevel("ERROR")

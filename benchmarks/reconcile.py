@@ -21,9 +21,9 @@ from benchmarks.sources import ORDERS
 from benchmarks.stack import postmaster
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.session import spark_session
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.spark.session import spark_session
 
 _CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"
 

@@ -19,7 +19,7 @@ INTERVAL_S = 0.1
 # Spark's Python workers; of these the ones that read the source.
 ROLES = ("source", "subscriber", "jvm", "client", "workers", "reader")
 
-_WORKER = re.compile("-m (pyspark.daemon|spark_jobs.python_daemon)")
+_WORKER = re.compile("-m (pyspark.daemon|waldelta.changes.python_daemon)")
 # Processes that a server has whoever it works for.
 _AUXILIARY = re.compile(
     r"postgres: .*(checkpointer|background writer|walwriter|archiver|logger|io worker|autovacuum|launcher)"

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from spark_jobs.applied import Applied, isolated, to_be_fed
 from spark_jobs.fed import Fed, read_fed, read_settled
 from spark_jobs.gate import TableGate, judge_of, read_gates
-from spark_jobs.merge import CommitTag
-from spark_jobs.merge_staged import merge_staged
-from spark_jobs.merge_states import complete_states
-from spark_jobs.message_search import find_unreadable
-from spark_jobs.net_rows import WRITTEN
-from spark_jobs.plan import TargetPlan, plan_target
 from spark_jobs.reread import reread
-from spark_jobs.reshape import reshape
-from spark_jobs.split import splitting
-from spark_jobs.stage import stage
-from spark_jobs.staging import staged_in
 from spark_jobs.step_cut import finish_step
 from spark_jobs.steps import measures, plan_steps, told_steps
-from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
 from spark_jobs.untold import left_untold, unreported
+from waldelta.changes.decode.message_search import find_unreadable
+from waldelta.changes.decode.net_rows import WRITTEN
+from waldelta.changes.decode.target_plan import TargetPlan, plan_target
+from waldelta.changes.merge.alter_columns import reshape
+from waldelta.changes.merge.choose import merge_staged
+from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.merge.states import complete_states
+from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage.split import splitting
+from waldelta.changes.stage.stage import stage
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point

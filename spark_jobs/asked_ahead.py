@@ -17,14 +17,14 @@ from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_
 from spark_jobs.expectation_suite import AS_BEFORE, SuitePlan
 from spark_jobs.judged_before import At
 from spark_jobs.kept_rows import KEPT_ROWS, find_broken_rows
-from spark_jobs.live_rows import live_rows
 from spark_jobs.orphans import ask_reference
 from spark_jobs.references import Reference
-from spark_jobs.session_pool import MOST_AT_ONCE
 from spark_jobs.table_profile import Measured, profile_by_values
+from waldelta.changes.merge.live_rows import live_rows
 from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import UNCHANGED
+from waldelta.spark.session_pool import MOST_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

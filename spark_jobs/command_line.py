@@ -22,7 +22,7 @@ from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
 from waldelta.replay import REPLAY
-from waldelta.spark_settings import log_level
+from waldelta.spark.settings import log_level
 
 if TYPE_CHECKING:
     import argparse
@@ -160,8 +160,8 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    from spark_jobs.session import open_session
     from waldelta.pipeline.run_result import RunFailed
+    from waldelta.spark.session import open_session
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from spark_jobs.attempts import once
-from spark_jobs.identity import comparable
-from spark_jobs.live_rows import live_rows
-from spark_jobs.target import as_stored
+from waldelta.changes.merge.comparable import comparable
+from waldelta.changes.merge.live_rows import live_rows
+from waldelta.changes.merge.target_table import as_stored
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake.ledger.records import TableState
@@ -28,6 +27,7 @@ from waldelta.pipeline.targets.target_sources import Target, read_target
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
+from waldelta.spark.attempts import once
 from waldelta.spark_sql import ddl, quote
 
 if TYPE_CHECKING:

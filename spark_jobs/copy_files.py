@@ -19,10 +19,9 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyarrow.fs import FileSelector
 
-from spark_jobs.merge import ROWS_PER_FILE
-from spark_jobs.merge_here import CHECKPOINT_INTERVAL, arrow_schema, is_known
-from spark_jobs.target import VARIANT, TargetColumn, Written, needs_mapping, write_error
-from spark_jobs.tasks import Run
+from waldelta.changes.merge.by_driver import CHECKPOINT_INTERVAL, arrow_schema, is_known
+from waldelta.changes.merge.statements import ROWS_PER_FILE
+from waldelta.changes.merge.target_table import VARIANT, TargetColumn, Written, needs_mapping, write_error
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.lake.delta_log import Commit, DeltaLog
@@ -31,6 +30,7 @@ from waldelta.lake.write_errors import unwritable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.pipeline.task_errors import first_line
+from waldelta.spark.tasks import Run
 
 log = logging.getLogger(__name__)
 

@@ -16,16 +16,23 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from spark_jobs.live_rows import SNAPSHOT, live_rows
-from spark_jobs.merge import CommitTag, tagged, with_variants
-from spark_jobs.merge_rows import staged_names
-from spark_jobs.merge_states import ENDS, STATES, Kept, states_statement
 from spark_jobs.snapshot_diff import TWICE, CopiedRows, differences
-from spark_jobs.staging import staged_in
-from spark_jobs.target import VARIANT, TargetColumn, Written, prepare_target, replace_target, write_error
-from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched, take_over_for_copy
-from spark_jobs.unfold import MOVED, PLACE, TO_LSN, TO_TS, XID
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
+from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID
+from waldelta.changes.merge.commits import check_alone, commit_equal, read_commit, read_untouched, take_over_for_copy
+from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
+from waldelta.changes.merge.snapshot_rows import staged_names
+from waldelta.changes.merge.statements import CommitTag, tagged, with_variants
+from waldelta.changes.merge.states import ENDS, STATES, Kept, states_statement
+from waldelta.changes.merge.target_table import (
+    VARIANT,
+    TargetColumn,
+    Written,
+    prepare_target,
+    replace_target,
+    write_error,
+)
+from waldelta.changes.stage.folders import staged_in
 from waldelta.config.target_mode import CHANGELOG, HISTORY, MIRROR, TargetMode, check_change, check_key, mode_columns
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.lake.ledger.records import TableState

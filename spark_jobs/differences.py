@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from spark_jobs.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.identity import comparable, comparable_map
-from spark_jobs.merge import VERBATIM_ROWS, merged_raw, of_leaves
-from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
-from spark_jobs.stage import Staged
-from spark_jobs.target import VARIANT
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.comparable import comparable, comparable_map
+from waldelta.changes.merge.statements import VERBATIM_ROWS, merged_raw, of_leaves
+from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.stage.stage import Staged
 from waldelta.errors import ApplyError
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import parquet, path, quote

@@ -363,8 +363,8 @@ def run_resync(
     ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
     """
     from spark_jobs.land_through import land_backlog
-    from spark_jobs.route import translate
     from spark_jobs.sync import sync
+    from waldelta.changes.decode.route import translate
     from waldelta.resync import renew_slot
 
     def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

@@ -43,7 +43,7 @@ _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
 _NEEDED = (
     "pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "spark_jobs.quality", "spark_jobs.drain",
-    "spark_jobs.apply", "spark_jobs.sync", "spark_jobs.merge_here", "spark_jobs.merge_files", "waldelta.pipeline.run_result",
+    "spark_jobs.apply", "spark_jobs.sync", "waldelta.changes.merge.by_driver", "waldelta.changes.merge.by_file", "waldelta.pipeline.run_result",
 )  # fmt: skip
 
 

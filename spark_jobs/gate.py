@@ -22,13 +22,13 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark_jobs.merge import QUARANTINED_ROWS
-from spark_jobs.net_rows import WRITTEN, as_net, values_as_json
-from spark_jobs.plan import TargetPlan
 from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, RowCondition, columns_of, is_met, row_condition, with_raw
 from spark_jobs.set_aside import Judged, set_aside
-from spark_jobs.stage import Staged
-from spark_jobs.target import VARIANT
+from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.statements import QUARANTINED_ROWS
+from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.gate_verdicts import QUARANTINE, STOP

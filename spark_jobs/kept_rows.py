@@ -12,7 +12,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from spark_jobs.duplicate_keys import DuplicateKeys
-from spark_jobs.live_rows import SNAPSHOT, TRUNCATE
+from waldelta.changes.merge.live_rows import SNAPSHOT, TRUNCATE
 from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
 from waldelta.metadata_columns import (
     DELETED,

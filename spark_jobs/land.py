@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.attempts import told as told_error
-from spark_jobs.tasks import run_tasks
-from spark_jobs.writable import write_error
 from waldelta.config.pipeline_file import Source
 from waldelta.errors import DecodeError
 from waldelta.failpoints import fault_point
@@ -23,6 +20,9 @@ from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pipeline.task_errors import named_error
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.slot.read.read_request import Asked
+from waldelta.spark.attempts import told as told_error
+from waldelta.spark.tasks import run_tasks
+from waldelta.spark.writable import write_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,10 +12,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_jobs.flow import Stage, all_failures, run_stages
-from spark_jobs.merge import session_settings
-from spark_jobs.merge_here import is_known
-from spark_jobs.session_pool import SessionPool
-from spark_jobs.target import set_deletion_vectors, set_retention, writes_deletion_vectors
+from waldelta.changes.merge.by_driver import is_known
+from waldelta.changes.merge.statements import session_settings
+from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention, writes_deletion_vectors
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.quarantine import Quarantine
@@ -33,6 +32,7 @@ from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied, s
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
 from waldelta.slot.durable_position import saved_upto
+from waldelta.spark.session_pool import SessionPool
 from waldelta.spark_sql import path
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from spark_jobs.attempts import once
-from spark_jobs.changes import read_changes
-from spark_jobs.merge import CommitTag
-from spark_jobs.message_search import find_unreadable_logical
-from spark_jobs.target import plainly_typed
+from waldelta.changes.decode.message_search import find_unreadable_logical
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.merge.target_table import plainly_typed
+from waldelta.changes.stage.read_changes import read_changes
 from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.change_log import ChangeLog
@@ -31,6 +30,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied, messages_uri
 from waldelta.pipeline.task_errors import is_conflict, named_error
+from waldelta.spark.attempts import once
 from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from spark_jobs.collapse import codes_of
 from spark_jobs.duplicate_keys import DuplicateKeys
 from spark_jobs.references import Comparison, Reference, Side
-from spark_jobs.small_target import is_small
+from waldelta.changes.decode.collapse import codes_of
+from waldelta.changes.merge.small_target import is_small
 from waldelta.config.target_mode import MIRROR
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of
 from waldelta.metadata_columns import LSN

@@ -16,13 +16,13 @@ from threading import Lock, Timer
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from spark_jobs.session import has_siblings, interrupt, session_beside
 from spark_jobs.steps import measures, whole_upto
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline.job import Job
+from waldelta.spark.session import has_siblings, interrupt, session_beside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -44,7 +44,7 @@ class Pipeline:
         A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object store isn't asked. Raises
         PreflightFailed for a lake on S3 where Spark may overwrite commits.
         """
-        from spark_jobs.route import translate
+        from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
         from waldelta.lake.storage import find_unwritable
         from waldelta.setup import plan_setup
@@ -55,7 +55,7 @@ class Pipeline:
             plan = plan_setup(connection, job, translate)
         problems = [find_unwritable(root)]
         if spark is not None:
-            from spark_jobs.writable import find_unwritable_in_task
+            from waldelta.spark.writable import find_unwritable_in_task
 
             problems.append(find_unwritable_in_task(spark, root))
         return replace(plan, findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)))
@@ -65,7 +65,7 @@ class Pipeline:
 
         Where the lake is on S3, ``spark`` is asked for its log store; without one a session is opened for that.
         """
-        from spark_jobs.route import translate
+        from waldelta.changes.decode.route import translate
         from waldelta.setup import apply_setup
 
         job = self.job(run_id)
@@ -74,8 +74,8 @@ class Pipeline:
             return apply_setup(connection, job, translate)
 
     def _check_store(self, job: Job, spark: SparkSession | None) -> None:
-        from spark_jobs.session import read_log_store
         from waldelta.lake_preflight import check_store
+        from waldelta.spark.session import read_log_store
 
         check_store(self.file.target, partial(read_log_store, spark), job.storage_options)
 

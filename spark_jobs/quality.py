@@ -35,7 +35,6 @@ from spark_jobs.expectation_suite import SourceRules, SuitePlan, plan_suite
 from spark_jobs.judged_before import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
 from spark_jobs.keep_report import keep_report
 from spark_jobs.quick_check import affordable, is_known, outcomes_here, quick_outcomes, quick_profile, rest_outcomes
-from spark_jobs.session_pool import SessionPool
 from spark_jobs.table_profile import Measured
 from spark_jobs.verdict import Outcome, QualityReport, TableVerdict, unchecked
 from waldelta.config.expectation_files import OwnSuites, read_own_suites
@@ -54,6 +53,7 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import own_docs_folder
 from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.spark.session_pool import SessionPool
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -19,7 +19,6 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from spark_jobs.collapse import codes_of
 from spark_jobs.expectation_suite import (
     AS_BEFORE,
     COLUMNS_MATCH,
@@ -33,10 +32,11 @@ from spark_jobs.expectation_suite import (
 from spark_jobs.orphans import orphans_here
 from spark_jobs.references import Reference
 from spark_jobs.row_conditions import RowCondition, is_met, is_of_row_alone, row_condition
-from spark_jobs.small_target import is_small
 from spark_jobs.table_profile import Measured, profile_here
 from spark_jobs.target_columns import column_differences, listed
 from spark_jobs.verdict import Outcome
+from waldelta.changes.decode.collapse import codes_of
+from waldelta.changes.merge.small_target import is_small
 from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_count
 from waldelta.metadata_columns import LSN

@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from spark_jobs.decode import typed_key
-from spark_jobs.plan import last_truncates
 from spark_jobs.reconcile_rows import TargetSide, is_among
 from spark_jobs.repair_rows import within_leaves
 from spark_jobs.touched import stage_changed
 from waldelta.arrow import one_array
+from waldelta.changes.decode.decode import typed_key
+from waldelta.changes.decode.target_plan import last_truncates
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.lake.changelog.batch_range import Stretches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from deltalake import DeltaTable
 
-from spark_jobs.live_rows import live_rows
+from waldelta.changes.merge.live_rows import live_rows
 from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
 from waldelta.foreign_keys import ForeignKey, KeyColumn
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState

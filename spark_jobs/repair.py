@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from spark_jobs.drain import Drained
 from spark_jobs.gate import StillFails, judge_reread, read_gates
 from spark_jobs.land_through import land_backlog, land_through
-from spark_jobs.merge_rows import merge_rows
 from spark_jobs.repair_end import carry_over, end_repair, record_repaired, repair_tag
 from spark_jobs.repair_rows import (
     ENTERS,
@@ -40,10 +39,11 @@ from spark_jobs.repair_rows import (
     unheld_keys,
     untouched,
 )
-from spark_jobs.staging import staged_in
 from spark_jobs.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
-from spark_jobs.target_commit import commit_untouched, read_commit, take_over_target
 from spark_jobs.touched import stage_changed
+from waldelta.changes.merge.commits import commit_untouched, read_commit, take_over_target
+from waldelta.changes.merge.snapshot_rows import merge_rows
+from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.ledger import next_generation

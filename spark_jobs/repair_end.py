@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spark_jobs.merge import CommitTag, tagged, void_statement
-from spark_jobs.target_commit import committed_verb, read_commit
+from waldelta.changes.merge.commits import committed_verb, read_commit
+from waldelta.changes.merge.statements import CommitTag, tagged, void_statement
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows

@@ -16,10 +16,9 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from spark_jobs.attempts import once
-from spark_jobs.collapse import ACTION_DELETE, ACTION_UPSERT
-from spark_jobs.decode import typed_key
-from spark_jobs.merge_rows import staged_names
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPSERT
+from waldelta.changes.decode.decode import typed_key
+from waldelta.changes.merge.snapshot_rows import staged_names
 from waldelta.errors import NeedsSync
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import write_parquet
@@ -34,6 +33,7 @@ from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
 from waldelta.snapshot.read_table import TableCopy, of_leaves, plan_copy
+from waldelta.spark.attempts import once
 from waldelta.spark_sql import ddl, quote
 
 if TYPE_CHECKING:

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 import tenacity
 from deltalake import DeltaTable
 
-from spark_jobs.collapse import (
+from spark_jobs.differences import write_differences
+from spark_jobs.gate import TableGate, judge_of, read_gates
+from spark_jobs.replay_copies import batches_since_copy, copied_columns, write_rows
+from spark_jobs.replay_plan import ReplayPlan, plan_replay
+from spark_jobs.reread import reread
+from spark_jobs.settle import settle
+from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
     ACTION_PURGE,
@@ -24,20 +30,14 @@ from spark_jobs.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from spark_jobs.differences import write_differences
-from spark_jobs.gate import TableGate, judge_of, read_gates
-from spark_jobs.merge import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
-from spark_jobs.merge_copies import replace_statement
-from spark_jobs.plan import TargetPlan
-from spark_jobs.replay_copies import batches_since_copy, copied_columns, write_rows
-from spark_jobs.replay_plan import ReplayPlan, plan_replay
-from spark_jobs.reread import reread
-from spark_jobs.row_keys import own_keys, typed_keys
-from spark_jobs.settle import settle
-from spark_jobs.stage import Staged
-from spark_jobs.staging import staged_in
-from spark_jobs.target import VARIANT
-from spark_jobs.target_commit import read_commit, read_untouched, take_over_target
+from waldelta.changes.decode.row_keys import own_keys, typed_keys
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
+from waldelta.changes.merge.keyless import replace_statement
+from waldelta.changes.merge.statements import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
+from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage.stage import Staged
 from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT
-from spark_jobs.merge import FOUND_DELETES, FOUND_UPDATES
-from spark_jobs.merge_copies import CopiedColumn, different_rows, rewritten_rows
 from spark_jobs.replay_plan import ReplayPlan
-from spark_jobs.stage import stage
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
+from waldelta.changes.merge.keyless import CopiedColumn, different_rows, rewritten_rows
+from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
+from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.snapshot_visibility import Snapshot

@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from spark_jobs.plan import (
+from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
+from waldelta.changes.decode.target_plan import (
     TargetPlan,
     as_fed,
     bringing_rows,
@@ -17,7 +18,6 @@ from spark_jobs.plan import (
     last_truncates,
     plan_decode,
 )
-from spark_jobs.versions import RelationVersion, read_versions
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.changelog.batch_range import Stretch
 from waldelta.lake.changelog.snapshot_visibility import Snapshot

@@ -19,9 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
-from spark_jobs.merge import QUARANTINED_ROWS, REREAD_ROWS
-from spark_jobs.net_rows import (
+from spark_jobs.sent_messages import sent_messages
+from spark_jobs.set_aside import AsideRow, Judged
+from spark_jobs.source_values import Mask, SourceValues, read_values
+from waldelta.arrow import one_array
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.net_rows import (
     FRESH,
     as_net,
     keys_of,
@@ -34,13 +37,10 @@ from spark_jobs.net_rows import (
     with_column,
     without_base,
 )
-from spark_jobs.plan import TargetPlan
-from spark_jobs.row_keys import first_values, own_keys
-from spark_jobs.sent_messages import sent_messages
-from spark_jobs.set_aside import AsideRow, Judged
-from spark_jobs.source_values import Mask, SourceValues, read_values
-from spark_jobs.stage import Staged
-from waldelta.arrow import one_array
+from waldelta.changes.decode.row_keys import first_values, own_keys
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.statements import QUARANTINED_ROWS, REREAD_ROWS
+from waldelta.changes.stage.stage import Staged
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.change_log import ChangeLog

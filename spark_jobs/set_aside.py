@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jobs.collapse import ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools, codes_of
-from spark_jobs.merge import QUARANTINED_ROWS, VERBATIM_ROWS
-from spark_jobs.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
-from spark_jobs.plan import TargetPlan
-from spark_jobs.stage import Staged
 from waldelta.arrow import one_array
+from waldelta.changes.decode.collapse import ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools, codes_of
+from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.statements import QUARANTINED_ROWS, VERBATIM_ROWS
+from waldelta.changes.stage.stage import Staged
 from waldelta.lake.storage import write_parquet
 from waldelta.spark_sql import parquet
 

@@ -16,19 +16,19 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from spark_jobs.attempts import once
-from spark_jobs.changes import read_row_changes
-from spark_jobs.collapse import DELETE, INSERT, codes_of
-from spark_jobs.decode import DecodePlan, collapse_events, decode, with_typed_keys
-from spark_jobs.final_states import final_states, reached
-from spark_jobs.net_files import rows_at_once
-from spark_jobs.plan import TargetPlan
 from spark_jobs.replay_plan import ReplayPlan
-from spark_jobs.route import OLD_ROW, UNTOLD, judgement
-from spark_jobs.stage_tasks import tasks_for
+from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
+from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode, with_typed_keys
+from waldelta.changes.decode.final_states import final_states, reached
+from waldelta.changes.decode.route import OLD_ROW, UNTOLD, judgement
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.net_files import rows_at_once
+from waldelta.changes.stage.read_changes import read_row_changes
+from waldelta.changes.stage.stage_tasks import tasks_for
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.storage import write_parquet
 from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.spark.attempts import once
 from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from spark_jobs.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from spark_jobs.identity import comparable, comparable_map
-from spark_jobs.merge import CommitTag
-from spark_jobs.merge_rows import merge_rows, staged_names
-from spark_jobs.staging import staged_in
-from spark_jobs.target import VARIANT, write_error
-from spark_jobs.target_commit import check_alone, commit_equal, read_commit, read_untouched
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
+from waldelta.changes.merge.commits import check_alone, commit_equal, read_commit, read_untouched
+from waldelta.changes.merge.comparable import comparable, comparable_map
+from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.merge.target_table import VARIANT, write_error
+from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import TableState, TargetCut

@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from spark_jobs.plan import TargetPlan
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import TableState

@@ -24,11 +24,11 @@ from spark_jobs.copy_progress import progress
 from spark_jobs.copy_states import Moment, keeps_rows
 from spark_jobs.held_snapshot import HeldSnapshot
 from spark_jobs.repair_end import end_killed_repairs
-from spark_jobs.route import plan_routing
 from spark_jobs.snapshot_diff import Former, RowDiff
 from spark_jobs.sync_result import SyncResult, synced_state
-from spark_jobs.target import target_columns
 from spark_jobs.write_copy import CopyRows, keep_target, write_copy
+from waldelta.changes.decode.route import plan_routing
+from waldelta.changes.merge.target_table import target_columns
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import (
     ConfigError,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from spark_jobs.small_target import is_small
+from waldelta.changes.merge.small_target import is_small
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors, row_count

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.attempts import once
-from spark_jobs.changes import read_row_changes
-from spark_jobs.collapse import DELETE, INSERT
-from spark_jobs.decode import DecodePlan, decode, typed_key
-from spark_jobs.plan import TargetPlan, plan_target
+from waldelta.changes.decode.collapse import DELETE, INSERT
+from waldelta.changes.decode.decode import DecodePlan, decode, typed_key
+from waldelta.changes.decode.target_plan import TargetPlan, plan_target
+from waldelta.changes.stage.read_changes import read_row_changes
 from waldelta.errors import NeedsSync
 from waldelta.lake.changelog.batch_range import Stretches
 from waldelta.lake.changelog.change_log import ChangeLog
@@ -23,6 +22,7 @@ from waldelta.lake.storage import write_parquet
 from waldelta.pipeline.drift.catalog_state import read_present
 from waldelta.pipeline.job import Job
 from waldelta.postgres.type_catalog import read_types
+from waldelta.spark.attempts import once
 from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from spark_jobs.applied import Applied, isolated
-from spark_jobs.target_commit import read_unreported
+from waldelta.changes.merge.commits import read_unreported
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.reported_commits import Told

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from spark_jobs.attempts import once
 from spark_jobs.copy_files import Reader, copy_files, open_target
 from spark_jobs.copy_states import Commit, Moment, copy_states, prepare_states
 from spark_jobs.snapshot_diff import CopiedRows, Former, RowDiff, mend_target
-from spark_jobs.target import (
+from waldelta.changes.merge.commits import take_over_for_copy
+from waldelta.changes.merge.target_table import (
     TargetColumn,
     Written,
     as_stored,
@@ -22,8 +22,6 @@ from spark_jobs.target import (
     target_schema,
     writes_deletion_vectors,
 )
-from spark_jobs.target_commit import take_over_for_copy
-from spark_jobs.tasks import Task, run_tasks
 from waldelta.config.target_mode import MIRROR
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.storage import target_uri
@@ -32,6 +30,8 @@ from waldelta.pipeline.targets.lifecycle import COPYING
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.read_table import TableCopy
+from waldelta.spark.attempts import once
+from waldelta.spark.tasks import Task, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

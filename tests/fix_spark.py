@@ -21,7 +21,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     them first is a quarter of a run's time.
     """
     os.environ.pop("SPARK_REMOTE", None)
-    from spark_jobs import session as sessions
+    from waldelta.spark import session as sessions
 
     # This JVM lives for half an hour, not for one job: within three minutes the second compiler has earned what it costs, and from
     # then on the same statements take a quarter less.
@@ -52,14 +52,14 @@ def compiled(spark) -> Iterator[None]:
 @pytest.fixture
 def merged_by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark merges even what Arrow could."""
-    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
-    monkeypatch.setattr("spark_jobs.merge_staged.merge_files", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
 
 
 @pytest.fixture
 def merged_by_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks merge even the few changes of a small target, file by file, as they do for larger ones."""
-    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
 
 
 @pytest.fixture(params=[pytest.param("driver", marks=pytest.mark.soak), "tasks"])
@@ -77,4 +77,4 @@ def where_decoded(request, monkeypatch):
 def split_by_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even few messages of few tables are written anew by table before they are read, half of them by tasks."""
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 60)
-    monkeypatch.setattr("spark_jobs.split.WORTH_IT", 1)
+    monkeypatch.setattr("waldelta.changes.stage.split.WORTH_IT", 1)

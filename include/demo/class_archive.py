@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from demo.java import java_home
-from waldelta.spark_settings import JVM_FLAGS, class_archive
+from waldelta.spark.settings import JVM_FLAGS, class_archive
 
 # What a job does, in small: whatever it loads is archived when the JVM ends.
 PROGRAM = """
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from waldelta.spark_settings import driver_settings, jars, local_settings
+from waldelta.spark.settings import driver_settings, jars, local_settings
 
 folder, flags = sys.argv[1:]
 builder = SparkSession.builder.master("local[2]").config("spark.jars", ",".join(map(str, jars())))

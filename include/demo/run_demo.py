@@ -75,7 +75,7 @@ class Demo:
     def compare(self) -> list[Difference]:
         """Compare every target with the source's filtered rows, counts and full content."""
         from spark_jobs.compare import compare_target
-        from spark_jobs.session import open_session
+        from waldelta.spark.session import open_session
 
         states = Ledger(self.pipeline.target.root).table_states()
         names = sorted(table.name for publication in self.pipeline.source.publications for table in publication.tables)

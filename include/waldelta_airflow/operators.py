@@ -16,8 +16,8 @@ from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from waldelta.decisions import DECISIONS
 from waldelta.errors import StageTimeout
-from waldelta.java import check_java
 from waldelta.quantities import counted
+from waldelta.spark.java import check_java
 from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
 from waldelta_airflow.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
 from waldelta_airflow.metrics import differing_rows, emit, gauges_of, metrics_of

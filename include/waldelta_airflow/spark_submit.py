@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException
 from waldelta.errors import ConfigError
 from waldelta.permissions import lake_umask
 from waldelta.quantities import counted
-from waldelta.spark_settings import driver_memory, driver_settings, jars, local_settings, log_settings
+from waldelta.spark.settings import driver_memory, driver_settings, jars, local_settings, log_settings
 from waldelta_airflow import settings
 from waldelta_airflow.child_process import end_group, ended_with_us
 

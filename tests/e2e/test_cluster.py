@@ -19,9 +19,9 @@ from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
-from spark_jobs.merge_files import MERGED
-from spark_jobs.stage_tasks import COUNTS, DIVIDED
 from tests.installed import OURS, python_without_ours
+from waldelta.changes.merge.by_file import MERGED
+from waldelta.changes.stage.stage_tasks import COUNTS, DIVIDED
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.pipeline.run_result import RunResult

@@ -79,7 +79,7 @@ def test_the_engineers_own_expectations_were_checked(demo, outcome):
 
 def test_one_changed_value_is_found(demo, outcome):
     """No toy: one altered value in one row of a target makes the comparison fail, and names the row."""
-    from spark_jobs.session import open_session
+    from waldelta.spark.session import open_session
 
     uri = target_uri(demo.pipeline.target.root, "public", "flights")
     with environment_of(demo.stack.job_environment()), open_session("tamper") as spark:

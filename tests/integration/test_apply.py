@@ -10,19 +10,19 @@ import pyarrow as pa
 import pytest
 
 import spark_jobs.apply as apply_module
-import spark_jobs.merge_staged as merge_module
-import spark_jobs.stage as stage_module
 import spark_jobs.untold as untold_module
+import waldelta.changes.merge.choose as merge_module
+import waldelta.changes.stage.stage as stage_module
 import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.job as job_module
-from spark_jobs import fed, stage_tasks
+from spark_jobs import fed
 from spark_jobs.apply import apply
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
-from spark_jobs.tasks import run_tasks
 from tests.going_on import insert_that_goes_on
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
@@ -31,6 +31,7 @@ from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed
+from waldelta.spark.tasks import run_tasks
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
 
@@ -244,7 +245,7 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     """
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.COUNTED_BYTES", 0)
-    monkeypatch.setattr("spark_jobs.net_files.PART_BYTES", 50_000)
+    monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
     monkeypatch.setattr(stage_tasks, "BYTES_PER_TASK", 20_000)
     monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
     sync(spark, job)

@@ -10,11 +10,11 @@ import pytest
 from pyspark import TaskContext
 
 from spark_jobs.land import land
-from spark_jobs.tasks import run_tasks
 from tests.pipelines import pipeline_file
 from waldelta.errors import ApplyError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import PeekBound
+from waldelta.spark.tasks import run_tasks
 
 pytestmark = pytest.mark.spark
 

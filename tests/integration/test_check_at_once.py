@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from spark_jobs.session_pool import MOST_AT_ONCE, SessionPool
 from tests.integration.test_quality import GOOD, Lake
+from waldelta.spark.session_pool import MOST_AT_ONCE, SessionPool
 
 pytestmark = pytest.mark.spark
 

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from demo.embedded_postgres import free_port
-from spark_jobs import connect_server
-from spark_jobs.connect_server import check_reachable
 from tests.tls import Authority
 from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.spark import connect_server
+from waldelta.spark.connect_server import check_reachable
 
 TOKEN = "secret-7x9"
 

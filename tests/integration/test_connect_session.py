@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 CLIENT = """
 import json, os, sys, time
 from pathlib import Path
-from spark_jobs.session import open_session
+from waldelta.spark.session import open_session
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
@@ -126,7 +126,7 @@ def test_what_a_killed_run_left_behind_is_ended(client):
 
 COLUMNS = """
 import json, os, sys
-from spark_jobs.session import COMMIT_SETTINGS, open_session
+from waldelta.spark.session import COMMIT_SETTINGS, open_session
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 
@@ -161,7 +161,7 @@ RESYNC = """
 import json, os, sys
 import psycopg
 from spark_jobs.flow import consume
-from spark_jobs.session import open_session
+from waldelta.spark.session import open_session
 from spark_jobs.sync import sync
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
@@ -200,7 +200,7 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
 
 REACH = """
 import sys
-from spark_jobs.session import spark_session
+from waldelta.spark.session import spark_session
 from waldelta.errors import SparkUnreachable
 
 try:

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs import merge_files as module
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
+from waldelta.changes.merge import by_file as module
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -48,7 +48,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
             database.execute(f"insert into k_{name} select {value}, 'v' from generate_series({first}, {last}) g")
         with monkeypatch.context() as by_spark:
             if number == 0:
-                by_spark.setattr("spark_jobs.merge_staged.merge_files", lambda *_: None)
+                by_spark.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
             pipeline.consume(spark)
     files = {name: paths(pipeline, name) for name in KEYS}
     read, begun = {}, module._begun

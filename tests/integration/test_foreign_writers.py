@@ -13,8 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyspark.sql.types import BooleanType
 
-import spark_jobs.merge_files
-import spark_jobs.merge_staged
+import waldelta.changes.merge.by_file
+import waldelta.changes.merge.choose
 from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
 from tests.pipelines import pipeline_file
@@ -146,21 +146,21 @@ def names(cases):
 
 def by_tasks(monkeypatch, acts):
     """Between the reading of the target and the commit of what tasks merged."""
-    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
-    real = spark_jobs.merge_files._commit
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    real = waldelta.changes.merge.by_file._commit
 
     def commit(table, *given, **named):
         acts(table.table_uri.rstrip("/").rpartition("/")[2])
         return real(table, *given, **named)
 
-    monkeypatch.setattr("spark_jobs.merge_files._commit", commit)
+    monkeypatch.setattr("waldelta.changes.merge.by_file._commit", commit)
 
 
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
-    monkeypatch.setattr("spark_jobs.merge_staged.merge_here", lambda *_: None)
-    monkeypatch.setattr("spark_jobs.merge_staged.merge_files", lambda *_: None)
-    real = spark_jobs.merge_staged._merge
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
+    real = waldelta.changes.merge.choose._merge
 
     def merge(spark, job, source, plan, tag, check):
         table = plan.state.table_name.removeprefix("public.")
@@ -173,7 +173,7 @@ def by_spark(monkeypatch, acts):
         spark.udf.register(name, beside, BooleanType())
         return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, check)
 
-    monkeypatch.setattr("spark_jobs.merge_staged._merge", merge)
+    monkeypatch.setattr("waldelta.changes.merge.choose._merge", merge)
 
 
 @pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])

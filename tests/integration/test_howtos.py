@@ -44,7 +44,7 @@ def shop(spark, database, lake, tmp_path, monkeypatch):
     def open_session(*_):
         yield spark
 
-    monkeypatch.setattr("spark_jobs.session.open_session", open_session)
+    monkeypatch.setattr("waldelta.spark.session.open_session", open_session)
     today = datetime.now(UTC).date()
 
     moved = {FILE: str(path), "2026-01-31": f"{today - timedelta(1)}", "2026-02-01": f"{today + timedelta(2)}"}

@@ -15,9 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 from spark_jobs import maintain
 from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.target import set_deletion_vectors, set_retention
 from tests.copies import before_rows
 from tests.pipelines import pipeline_file
+from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
 from waldelta.lake.ledger import retention as ledger_upkeep
 from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
 from waldelta.lake.storage import bookkeeping_uri, local_path

@@ -11,12 +11,12 @@ from pyspark.errors import AnalysisException
 
 from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.merge_rows import merge_rows
 from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.retry import run_retry
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.expectation_results import (
@@ -281,7 +281,7 @@ def retry_until(moment, spark, job, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("spark_jobs.repair.fault_point", at)
-        patched.setattr("spark_jobs.staging.remove_folder", lambda _: None)
+        patched.setattr("waldelta.changes.stage.folders.remove_folder", lambda _: None)
         run_retry(spark, job, by="Ann")
 
 
@@ -448,7 +448,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
 
     from spark_jobs.apply import apply
 
-    monkeypatch.setattr("spark_jobs.merge_staged._merge", killed)
+    monkeypatch.setattr("waldelta.changes.merge.choose._merge", killed)
     with pytest.raises(Killed):
         apply(spark, job)
     assert len(told(job)) == 2
@@ -480,7 +480,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, databas
     from spark_jobs.apply import apply
 
     if fate == "killed":
-        monkeypatch.setattr("spark_jobs.merge_staged._merge", killed)
+        monkeypatch.setattr("waldelta.changes.merge.choose._merge", killed)
         with pytest.raises(Killed):
             apply(spark, job)
         monkeypatch.undo()

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from spark_jobs.collapse import DELETE, INSERT, UPDATE
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.route import SENT, judgement, plan_routing
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
+from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE
+from waldelta.changes.decode.route import SENT, judgement, plan_routing
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.postgres.catalog import TableId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import spark_jobs.split as split_module
+import waldelta.changes.stage.split as split_module
 from spark_jobs.flow import consume
 from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file

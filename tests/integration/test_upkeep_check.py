@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 
 from spark_jobs.flow import consume, run_sync
 from spark_jobs.maintain import run_maintain
-from spark_jobs.merge import session_settings
 from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.changes.merge.statements import session_settings
 from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.staging_leftovers import staging_folder
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, monkeypatch):
     """A run with few changes judges the rows that it touched; a wrong one besides is found at night, when all else is done."""
-    monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 1)  # else all rows are looked at, by Arrow
+    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 1)  # else all rows are looked at, by Arrow
     database.execute("create table t(id int primary key, v int check (v > 0)); create table u(id int primary key)")
     database.execute("insert into t select g, g from generate_series(1, 9) g; insert into u values (1)")
     file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})

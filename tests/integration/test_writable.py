@@ -9,12 +9,12 @@ import pytest
 
 from spark_jobs.drain import drain
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.session import read_log_store
-from spark_jobs.writable import find_unwritable_in_task
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.lake.storage import CHANGES, bookkeeping_uri, find_unwritable
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.spark.session import read_log_store
+from waldelta.spark.writable import find_unwritable_in_task
 
 pytestmark = pytest.mark.pg
 

@@ -21,7 +21,7 @@ from queue import Queue
 from typing import IO, Any
 
 import spark_jobs.maintain
-import spark_jobs.merge_staged
+import waldelta.changes.merge.choose
 import waldelta.slot.durable_position
 from spark_jobs.pipeline import Pipeline
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
@@ -97,9 +97,11 @@ def merge_either_way() -> None:
         for name, goes in {"merge_here": (True, False, False), "merge_files": (True, False)}.items()
     }
     for name, mine in turns.items():
-        merge = getattr(spark_jobs.merge_staged, name)
+        merge = getattr(waldelta.changes.merge.choose, name)
         setattr(
-            spark_jobs.merge_staged, name, lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None
+            waldelta.changes.merge.choose,
+            name,
+            lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None,
         )
 
 
@@ -120,7 +122,7 @@ def _value(name: str, given: Any) -> Any:
 
 def main() -> None:
     """Run what is asked for, each in a thread and a session of its own."""
-    from spark_jobs.session import spark_session
+    from waldelta.spark.session import spark_session
 
     grow_old()
     merge_either_way()

@@ -104,7 +104,7 @@ class Scene:
     def spark(self) -> Any:
         """A session in this process; its workers know of the listener."""
         if self._spark is None:
-            from spark_jobs.session import spark_session
+            from waldelta.spark.session import spark_session
 
             self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")

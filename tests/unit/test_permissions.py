@@ -14,7 +14,7 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.lake.storage import check_writable, local_path
 from waldelta.permissions import UMASK_VARIABLE, lake_umask, private_files
-from waldelta.spark_settings import driver_settings
+from waldelta.spark.settings import driver_settings
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, StackError, start
-from waldelta.spark_settings import TASK_ATTEMPTS, WORKERS_HERE, driver_settings, jars, shuffle_partitions
+from waldelta.spark.settings import TASK_ATTEMPTS, WORKERS_HERE, driver_settings, jars, shuffle_partitions
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 # Read by the server from its environment, so that the token is in no argument, file or configuration page.

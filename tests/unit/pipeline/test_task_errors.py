@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs import target, writable
-from spark_jobs.attempts import told
+from waldelta.changes.merge import target_table as target
 from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lake.write_errors import unwritable
 from waldelta.pipeline.task_errors import is_conflict, named_error, of_table
+from waldelta.spark import writable
+from waldelta.spark.attempts import told
 
 ERRORS = [
     DecodeError(

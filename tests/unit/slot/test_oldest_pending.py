@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
 
-from tests.unit.spark_jobs.test_decode_streams import (
+from tests.unit.changes.decode.test_decode import (
     TS,
     T,
     aborted,

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-import spark_jobs.merge_staged as merge_module
+import waldelta.changes.merge.choose as merge_module
 from spark_jobs.applied import Applied, isolated
-from spark_jobs.merge import CommitTag
-from spark_jobs.stage import Staged
-from spark_jobs.stage_tasks import tasks_for
 from spark_jobs.step_cut import is_published
 from spark_jobs.steps import plan_steps, told_steps
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.stage.stage import Staged
+from waldelta.changes.stage.stage_tasks import tasks_for
 from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now

@@ -11,8 +11,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs import copy_files as module
 from spark_jobs.copy_files import copy_files, open_target
-from spark_jobs.target import TargetColumn
-from tests.unit.spark_jobs.test_merge_files import one_by_one
+from tests.unit.changes.merge.test_by_file import one_by_one
+from waldelta.changes.merge.target_table import TargetColumn
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
 from waldelta.lake.data_file import recurring_columns
 from waldelta.lake.storage import local_path

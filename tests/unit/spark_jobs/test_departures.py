@@ -150,7 +150,7 @@ def test_it_is_planned_before_it_says_anything():
 def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
     """Rows, nulls, least and most are the same; a mean needs the values."""
     if not is_small:
-        monkeypatch.setattr("spark_jobs.small_target.MOST_ROWS", 0)
+        monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 0)
     schema = pa.schema([("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())])
     for rows in ([(1, float("nan"), "a", None), (2, 2.5, None, None)], [(6, -1.5, None, None)]):
         part = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jobs.reread import discarded_since
-from tests.unit.spark_jobs.test_decode_streams import change_log, described, plain, plan_of
+from tests.unit.changes.decode.test_decode import change_log, described, plain, plan_of
 from waldelta.lake.storage import write_parquet
 
 CASES = {

@@ -8,7 +8,7 @@ from deltalake import write_deltalake
 
 from spark_jobs.sent_messages import keep_bytes, sent_messages
 from tests import pgoutput_encoder as enc
-from tests.unit.spark_jobs.test_decode_streams import T, change_log, chunk, commit, described, plain, plan_of, row
+from tests.unit.changes.decode.test_decode import T, change_log, chunk, commit, described, plain, plan_of, row
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.quarantine import SentMessage
 

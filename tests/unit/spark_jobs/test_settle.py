@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from spark_jobs.final_states import final_states
 from spark_jobs.settle import with_ends
-from tests.unit.spark_jobs.test_collapse import SHAPE, events_table, net_rows
+from tests.unit.changes.decode.test_collapse import SHAPE, events_table, net_rows
+from waldelta.changes.decode.final_states import final_states
 
 LEAF = "7"
 

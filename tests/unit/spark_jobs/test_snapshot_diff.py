@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from spark_jobs.identity import comparable
 from spark_jobs.snapshot_diff import Former, RowDiff, obstacle
+from waldelta.changes.merge.comparable import comparable
 from waldelta.lake.ledger.records import TableState
 
 COPIED = Former(TableState(datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", key_columns=["a", "b"]))

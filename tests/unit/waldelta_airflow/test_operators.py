@@ -29,7 +29,7 @@ from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from tests.waiting import wait_until
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.spark_settings import driver_settings
+from waldelta.spark.settings import driver_settings
 from waldelta_airflow.job_result import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
 
@@ -443,7 +443,7 @@ def test_executors_elsewhere_get_our_packages(
     assert (archive.name, archive.exists(), archive.is_relative_to(tmp_path / "tmp")) == (name, False, True)
     shipped = tmp_path / "shipped" / name
     names = zipfile.ZipFile(shipped).namelist()
-    assert {"waldelta/__init__.py", "waldelta/pgoutput/__init__.py", "spark_jobs/session.py"} <= set(names)
+    assert {"waldelta/__init__.py", "waldelta/pgoutput/__init__.py", "waldelta/spark/session.py"} <= set(names)
     assert not [name for name in names if not name.startswith(("waldelta/", "spark_jobs/"))]
     assert shipped.parent.stat().st_mode & 0o077 == 0
     assert "spark.driver.host=127.0.0.1" not in submitted

@@ -26,7 +26,7 @@ def test_every_module_is_found_in_the_zip(tmp_path):
         shipped_packages(tmp_path),
         [name for package in (waldelta, spark_jobs) for name in _modules(package)],
     )
-    assert {"waldelta.slot.read.peek", "waldelta.pgoutput.relation", "spark_jobs.stage_tasks"} <= set(names)
+    assert {"waldelta.slot.read.peek", "waldelta.pgoutput.relation", "waldelta.changes.stage.stage_tasks"} <= set(names)
     found = subprocess.run([python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names], cwd=tmp_path,
                            env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=False)  # fmt: skip
     assert found.returncode == 0, found.stderr

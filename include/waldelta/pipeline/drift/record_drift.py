@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from spark_jobs.plan import last_truncates
+from waldelta.changes.decode.target_plan import last_truncates
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.lake.changelog.snapshot_visibility import Snapshot

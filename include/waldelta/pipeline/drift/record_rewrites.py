@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from spark_jobs.plan import refusal
+from waldelta.changes.decode.target_plan import refusal
 from waldelta.config.target_mode import check_change
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from tests.unit.changes.decode.test_decode import T, plain, row
 from tests.unit.slot.test_oldest_pending import written
-from tests.unit.spark_jobs.test_decode_streams import T, plain, row
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.batch_range import Stretches, split_by_relation
 

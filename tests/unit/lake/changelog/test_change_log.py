@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests import pgoutput_encoder as enc
+from tests.unit.changes.decode.test_decode import plain
 from tests.unit.slot.test_oldest_pending import written
-from tests.unit.spark_jobs.test_decode_streams import plain
 from waldelta.errors import SlotGap
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import local_path

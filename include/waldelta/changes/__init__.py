@@ -1,0 +1,1 @@
+"""Turns raw messages into net changes and merges them into targets."""

@@ -1,0 +1,1 @@
+"""Decodes raw messages and collapses them to net changes a key."""

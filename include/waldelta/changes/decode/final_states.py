@@ -1,0 +1,74 @@
+"""Final states: what the changes of some keys leave behind, key by key; what a replay brings its target to.
+
+Stage between decode and differences; pure NumPy and Arrow, like collapse, whose chains it reads. Collapse says how to get
+from the state before the events to the one behind them. A replay's target is behind them already, but for what was
+damaged, so a row is looked for under the key that it has at the end, and every other key that was touched holds no row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from waldelta.changes.decode.collapse import (
+    ACTION_PURGE,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+    DELETE,
+    INSERT,
+    Bools,
+    Chains,
+    EventShape,
+    Ints,
+    Root,
+    identity_codes,
+    in_order,
+    in_order_of,
+    keys_only,
+    rows_left,
+)
+
+
+def final_states(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
+    """One row per key that the events touch, in the columns of collapse's net changes.
+
+    ``action`` is ``upsert`` for a row that the events inserted, ``update`` for one that was there before them (with a
+    flag ``u<i>`` for each value that no event sent), ``purge`` for a key without a row; ``b<k>`` is the key. Events of
+    all keys that rows moved from and to must be among ``events`` (columns as in collapse). A key that only an UPDATE of a
+    missing row would have given a row is left out: PostgreSQL's subscriber skips that UPDATE.
+    ``base_is_empty`` as in collapse().
+    """
+    if not isinstance(base_is_empty, bool):
+        base_is_empty = base_is_empty[in_order_of(events)]
+    events = in_order(events, shape)
+    op = events["op"].to_numpy().astype(np.int64)
+    old, new = identity_codes(events, shape)
+    chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
+    live = chains.live()
+    held = chains.origin[live] == Root.BASE
+    last = chains.touch_event[chains.is_last]
+    # Whatever consumed a key as the last one to touch it left none behind.
+    gone = np.sort(last[chains.destination[last] != chains.touch_key[chains.is_last]])
+    parts = [
+        rows_left(events, shape, chains, ACTION_UPDATE, live[held], base=(live[held], "new")),
+        rows_left(events, shape, chains, ACTION_UPSERT, live[~held], base=(live[~held], "new")),
+        keys_only(events, shape, ACTION_PURGE, gone, "old"),
+    ]
+    return pa.concat_tables(part for part in parts if part is not None)
+
+
+def reached(touched: Ints, source: Ints, destination: Ints) -> Bools:
+    """Which moves (from ``source`` to ``destination``, as codes of keys) concern a touched key, directly or through others.
+
+    >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist()
+    [True, True, False]
+    """
+    size = int(max((codes.max(initial=-1) for codes in (touched, source, destination)), default=-1)) + 1
+    found = np.zeros(size, np.bool_)
+    found[touched] = True
+    while True:
+        hit: Bools = found[source] | found[destination]
+        before = int(found.sum())
+        found[source[hit]] = found[destination[hit]] = True
+        if int(found.sum()) == before:
+            return hit

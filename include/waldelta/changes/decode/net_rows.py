@@ -1,0 +1,97 @@
+"""Net rows: a few staged net changes as Arrow, taken apart and made into others: what rereading and the gate have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from waldelta.arrow import one_array
+from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools
+from waldelta.changes.decode.row_keys import row_keys
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.types.pg_text import pg_text
+
+# Net changes that leave a row behind.
+FRESH = (ACTION_INSERT, ACTION_UPSERT)
+WRITTEN = (*FRESH, ACTION_UPDATE)
+
+
+def as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
+    """Rows that were read from files as the plan has them."""
+    schema = plan.decode.net_schema
+    return rows.select(schema.names).cast(schema).combine_chunks()
+
+
+def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
+    """Each row's key as JSON: the base (``b``) or its present one (``c``)."""
+    shape = plan.decode.shape
+    return row_keys(rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key])
+
+
+def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
+    """Which updates leave their row at another key than the target has it at."""
+    bases, present = (keys_of(rows, plan, which) for which in "bc")
+    others = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)
+    return others & np.array([action == ACTION_UPDATE for action in rows["action"].to_pylist()], np.bool_)
+
+
+def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
+    """The columns that came without a value, by row."""
+    flags = {plan.decode.names[i]: rows[f"u{i}"].to_pylist() for i in plan.decode.shape.toastable}
+    return [[name for name, of_rows in flags.items() if of_rows[n]] for n in range(len(rows))]
+
+
+def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
+    """The values of each row that did come, as JSON."""
+    return values_as_json(rows, plan.decode.names, absent)
+
+
+def values_as_json(rows: pa.Table, names: Sequence[str], absent: Sequence[Sequence[str]]) -> list[str]:
+    """PostgreSQL's text of each value in the columns ``c<i>`` of these names; ``absent`` are left out, by row."""
+    texts = {name: pg_text(one_array(rows[f"c{i}"])) for i, name in enumerate(names)}
+    raws = rows["raw"].to_pylist() if "raw" in rows.column_names else [None] * len(rows)
+    found = []
+    for n, raw in enumerate(raws):
+        verbatim = dict(raw or [])
+        values = {name: verbatim.get(name, of_rows[n]) for name, of_rows in texts.items()}
+        found.append(json.dumps({name: value for name, value in values.items() if name not in absent[n]}))
+    return found
+
+
+def lacking(rows: pa.Table, plan: TargetPlan) -> Bools:
+    """Which rows came without some value."""
+    found = np.zeros(len(rows), np.bool_)
+    for flag in plan.decode.shape.flags:
+        found |= np.asarray(rows[flag])
+    return found
+
+
+def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
+    """These rows as purges of whatever stands at their base key."""
+    rows = with_action(rows, ACTION_PURGE)
+    for name in [*plan.decode.shape.values, "raw"]:
+        rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
+    for name in plan.decode.shape.flags:
+        rows = with_column(rows, name, pa.array([False] * len(rows), pa.bool_()))
+    return rows
+
+
+def without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
+    """These rows as ones that come from none of the target's."""
+    for name in plan.decode.shape.bases:
+        rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
+    return rows
+
+
+def with_action(rows: pa.Table, action: str) -> pa.Table:
+    """These rows with another action."""
+    return with_column(rows, "action", pa.array([action] * len(rows), pa.string()))
+
+
+def with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    """These rows with other values in one column."""
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.schema.field(at), values)

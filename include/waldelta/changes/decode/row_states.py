@@ -1,0 +1,216 @@
+"""Unfold: a target's changes, in commit order, become the rows that a target with a memory gets, none of them folded together.
+
+In the place of collapse, for targets whose mode isn't ``mirror``; pure NumPy and Arrow like it, over the same chains. For
+``history`` each state that a transaction left is a row with the stretch of the stream in which it held; what a transaction
+did to one row between its begin and its commit was seen by nobody and is no state. ``soft_delete`` keeps the last of a
+key's states. For ``changelog`` each change is a row.
+
+A TRUNCATE ends all states at once: keys before and after it are different keys to the chains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    DELETE,
+    INSERT,
+    Chains,
+    EventShape,
+    Ints,
+    Root,
+    identity_codes,
+    in_order,
+    keys_only,
+    newest_known,
+    rows_left,
+)
+from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE, TargetMode
+
+# Of a state: until when it held; null while it does.
+TO_LSN, TO_TS = "to_lsn", "to_ts"
+# Of a change: its place, its transaction, whether it moved the row to another key (whose old one is in ``o<k>``).
+PLACE, XID, MOVED = "place", "xid", "moved"
+_TS = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A TRUNCATE of the table: its place in commit order, its commit's position and time (in microseconds), its transaction."""
+
+    place: int
+    lsn: int
+    at_us: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfolding:
+    """How the changes of a range become rows: the mode, the TRUNCATEs in commit order, and where the copy was taken.
+
+    Whatever comes on top of a copy came after it as far as the target's rows tell: a transaction that the copy doesn't hold may
+    have committed a little before its position, ``floor_lsn``.
+    """
+
+    mode: TargetMode
+    floor_lsn: int = 0
+    truncates: tuple[Truncation, ...] = field(default=())
+
+
+def unfold(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
+    """The rows for the target; the columns of collapse's net changes, and those of ``unfolded_fields``.
+
+    Of states, ``insert`` is one of a new row, ``update`` one of a row that the target has at its base key (skipped when it
+    hasn't), ``delete`` the end, at ``to_lsn``, of the state that the target has open at the base key. Of changes the action is
+    the operation.
+    """
+    events = in_order(events, shape)
+    if unfolding.mode == CHANGELOG:
+        return _changes(events, shape, unfolding)
+    return _states(events, shape, unfolding)
+
+
+def unfolded_fields(shape: EventShape, key_types: list[pa.DataType], mode: TargetMode) -> list[pa.Field]:
+    """The Arrow fields of unfolded rows besides those of net changes."""
+    if mode != CHANGELOG:
+        return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, _TS)]
+    fields = [pa.field(PLACE, pa.int64()), pa.field(XID, pa.int64()), pa.field(MOVED, pa.bool_())]
+    return fields + [pa.field(name, kind) for name, kind in zip(shape.old_keys, key_types, strict=True) if shape.key]
+
+
+def _chains(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> tuple[Chains, Ints, tuple[Ints, Ints]]:
+    """The chains, how many TRUNCATEs came before each event, and the codes of the keys that it found and left."""
+    op = events["op"].to_numpy().astype(np.int64)
+    places = np.array([truncate.place for truncate in unfolding.truncates], np.int64)
+    era = np.searchsorted(places, events["ord"].to_numpy()).astype(np.int64)
+    old, new = identity_codes(events, shape)
+    eras = len(places) + 1
+    source, destination = np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new)
+    chains = Chains(
+        op,
+        np.where(source < 0, -1, source * eras + era),
+        np.where(destination < 0, -1, destination * eras + era),
+        era > 0,
+    )
+    return chains, era, (source, destination)
+
+
+def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
+    chains, era, (source, destination) = _chains(events, shape, unfolding)
+    lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
+    at, emptied_at = _times(events, unfolding)
+    events = _with(_with(events, "lsn", pa.array(lsn)), "commit_ts", pa.array(at).cast(_TS))
+    emptied = np.array([truncate.lsn for truncate in unfolding.truncates], np.int64)
+    end_lsn, end_at = _ends(chains, era, (lsn, emptied), (at, emptied_at))
+    left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
+    if unfolding.mode == SOFT_DELETE:
+        left &= _is_last(destination, left)
+    states = np.flatnonzero(left)
+    known = chains.origin[states] == Root.BASE
+    begun = chains.parent == Root.BASE
+    arrived = chains.unclaimed()
+    found = np.concatenate([np.flatnonzero(begun), arrived[era[arrived] == 0]])
+    is_old = np.arange(len(found)) < int(begun.sum())
+    keys = np.where(is_old, source[found], destination[found])
+    if unfolding.mode == SOFT_DELETE:
+        kept = ~np.isin(keys, destination[states])  # the state that comes takes the place of the one that ends
+        found, is_old = found[kept], is_old[kept]
+    held, fresh = states[known], states[~known]
+    parts = [
+        (rows_left(events, shape, chains, ACTION_UPDATE, held, base=(chains.root[held], "old")), held),
+        (rows_left(events, shape, chains, ACTION_INSERT, fresh, base=None), fresh),
+    ]
+    tables = [_until(rows, end_lsn[chosen], end_at[chosen]) for rows, chosen in parts]
+    for of, name in ((found[is_old], "old"), (found[~is_old], "new")):
+        if (rows := keys_only(events, shape, ACTION_DELETE, of, name)) is not None:
+            tables.append(_until(rows, lsn[of], at[of]))
+    skips = np.flatnonzero(chains.origin == Root.MISSING)
+    if (rows := keys_only(events, shape, ACTION_SKIP, skips, None)) is not None:
+        tables.append(_until(rows, lsn[skips], at[skips]))
+    return pa.concat_tables(tables)
+
+
+def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
+    """The times of the events and of the TRUNCATEs, in microseconds, none before one that comes earlier in the stream.
+
+    Clocks may step back from one commit to the next; a row's states follow each other all the same.
+    """
+    truncates = unfolding.truncates
+    places = np.concatenate([events["ord"].to_numpy(), np.array([truncate.place for truncate in truncates], np.int64)])
+    at = events["commit_ts"].cast(pa.int64()).to_numpy().astype(np.int64)
+    at = np.concatenate([at, np.array([truncate.at_us for truncate in truncates], np.int64)])
+    order = np.argsort(places, kind="stable")
+    at[order] = np.maximum.accumulate(at[order])
+    return at[: len(events)], at[len(events) :]
+
+
+def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ...]:
+    """For each event, when the row that it left behind was changed or went, by each measure of the events and the TRUNCATEs; -1 when it is still so."""
+    stays = np.flatnonzero(chains.destination[chains.touch_event] == chains.touch_key)
+    ended = stays[~chains.is_last[stays]]
+    by = np.full(len(era), -1, np.int64)
+    by[chains.touch_event[ended]] = chains.touch_event[ended + 1]
+    ends = []
+    for of, truncated in when:
+        emptied = np.append(truncated, -1)[era]
+        ends.append(np.where(by >= 0, of[by], emptied))
+    return tuple(ends)
+
+
+def _is_last(keys: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which of the chosen events are the last of their key."""
+    places = np.flatnonzero(chosen)
+    _, first = np.unique(keys[places][::-1], return_index=True)
+    last = np.zeros(len(keys), np.bool_)
+    last[places[len(places) - 1 - first]] = True
+    return last
+
+
+def _until(rows: pa.Table, lsn: Ints, at: Ints) -> pa.Table:
+    open_ended = lsn < 0
+    rows = rows.append_column(TO_LSN, pa.array(lsn, mask=open_ended))
+    return rows.append_column(TO_TS, pa.array(at, mask=open_ended).cast(_TS))
+
+
+def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
+    every = np.arange(len(events))
+    op = events["op"].to_numpy().astype(np.int64)
+    deleted = pa.array(op == DELETE)
+    actions = np.select([op == INSERT, op == DELETE], [ACTION_INSERT, ACTION_DELETE], ACTION_UPDATE)
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.array(actions.tolist(), pa.string())}
+    twins = {i: f"o{k}" for k, i in enumerate(shape.identity)}
+    base = pa.array(np.zeros(len(events), np.bool_))
+    moved, senders = np.zeros(len(events), np.bool_), {}
+    root = every
+    if shape.key and len(events):
+        chains, _, (source, destination) = _chains(events, shape, unfolding)
+        moved = (source >= 0) & (destination >= 0) & (source != destination)
+        senders = {i: newest_known(events[f"u{i}"], chains, every) for i in shape.toastable}
+        root, base = chains.root, pa.array(chains.origin == Root.BASE)
+    for b, o in zip(shape.bases, shape.old_keys, strict=True):
+        columns[b] = pc.if_else(base, events[o].take(root), pa.scalar(None, events.schema.field(o).type))
+    for i, name in enumerate(shape.values):
+        value = events[name].take(senders[i][0]) if i in senders else events[name]
+        columns[name] = pc.if_else(deleted, events[twins[i]], value) if i in twins else value
+    for i in shape.toastable:
+        unknown = senders[i][1] if i in senders else np.asarray(events[f"u{i}"].fill_null(False))
+        columns[f"u{i}"] = pa.array(unknown & (op != DELETE))
+    lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
+    columns |= {"lsn": pa.array(lsn), "commit_ts": events["commit_ts"]}
+    columns |= {PLACE: events["ord"], XID: events[XID], MOVED: pa.array(moved)}
+    for name in shape.old_keys if shape.key else ():
+        columns[name] = pc.if_else(pa.array(moved), events[name], pa.scalar(None, events.schema.field(name).type))
+    return pa.table(columns)
+
+
+def _with(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, values)

@@ -1,0 +1,342 @@
+"""Plan: what it takes to apply a range of batches to one target; read from the change log's timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.decode.decode import DecodePlan
+from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
+from waldelta.changes.decode.route import check_columns, plan_routing
+from waldelta.changes.decode.row_states import Truncation, Unfolding
+from waldelta.config.pipeline_file import SchemaPolicy
+from waldelta.config.target_mode import MIRROR
+from waldelta.config.type_options import TypeOptions
+from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
+from waldelta.lake.changelog.batch_range import Stretch
+from waldelta.lake.changelog.commit_order import Stream, commits
+from waldelta.lake.changelog.row_messages import RowMessages, Volume
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState
+from waldelta.metadata_columns import RELID
+from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.schema_evolution import (
+    Evolution,
+    check_key,
+    other_type,
+    plan_evolution,
+    plan_ignoring,
+    unchanged,
+)
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.type_catalog import INT8, PgType
+from waldelta.types.numeric import NumericAsDouble
+from waldelta.types.type_map import TargetType, column_types
+from waldelta.types.wire.wire_format import wire_name
+
+# Describes types given as (oid, typmod), as type_catalog.read_types does.
+ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]
+# Values of these types have no TOAST table, so they are always sent.
+_FIXED_SIZE = frozenset(
+    {"boolean", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "timestamp_ntz"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlan:
+    """How a range of batches (after the first, up to and with the second) is applied to one target."""
+
+    state: TableState
+    batches: tuple[int, int]
+    volume: Volume
+    decode: DecodePlan
+    truncated: bool
+    # The target's row messages when they are few enough to be decoded by the driver, else None.
+    rows: pa.Table | None
+    # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which ones move a key.
+    may_move: bool
+    # What has to happen to the target's columns first; None: nothing.
+    evolution: Evolution | None
+    # Its row messages apart from others'; None: they lie in the change log alone.
+    split: RowMessages | None = None
+
+    @property
+    def is_emptied(self) -> bool:
+        """Whether all rows that the target had are gone; of one that gathers leaves only those of truncated ones are."""
+        return self.truncated and not self.decode.gathers
+
+    @property
+    def truncated_leaves(self) -> tuple[int, ...]:
+        """Of a target that gathers leaves: those whose rows were truncated."""
+        return tuple(sorted(self.decode.truncated_at)) if self.decode.gathers else ()
+
+
+def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsewhere
+    read_types: ReadTypes,
+    stretch: Stretch,
+    state: TableState,
+    present: PresentTable,
+    policy: SchemaPolicy,
+    options: TypeOptions,
+    *,
+    is_empty: bool = False,
+) -> TargetPlan:
+    """Read the relation's versions and truncations in the range, and what becomes of the target's columns.
+
+    ``present`` is the source's table as the catalogs had it after the range was landed. Raises SchemaChanged when the
+    columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new copy would be exact; so for
+    columns that have other types in the lake by ``options`` now than the copy gave them. ``is_empty``: the target has no rows.
+    """
+    stream = stretch.stream
+    snapshot = Snapshot.parse(state.snapshot)
+    check_prepared(stream, state, snapshot)
+    volume = stretch.volume(state)
+    if state.root_id is None:  # a leaf that is another one has joined as a new one
+        _check_not_recreated(stream, state, present)
+    versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
+    relations = [as_fed(version.relation, state) for version in versions]
+    evolution = _evolution(read_types, state, relations, present, (policy, options), is_empty=is_empty)
+    truncated_at = last_truncates(stream, state, snapshot)
+    decode = plan_decode(read_types, stretch, state, (versions, evolution), policy, options)
+    if state.kept_as == MIRROR:
+        decode = replace(decode, truncated_at=truncated_at)
+    else:  # rows of before a TRUNCATE are part of what the target tells
+        truncates = read_truncations(stream, state, snapshot)
+        decode = replace(decode, unfolding=Unfolding(state.kept_as, state.snapshot_lsn, truncates))
+    may_move = any(version.relation.replica_identity == "f" for version in versions)
+    return TargetPlan(
+        state, stretch.batches, volume, decode, bool(truncated_at), stretch.rows_of(state), may_move,
+        evolution if evolution.changes(state) else None, stretch.split,
+    )  # fmt: skip
+
+
+def plan_decode(
+    read_types: ReadTypes,
+    stretch: Stretch,
+    state: TableState,
+    found: tuple[Sequence[RelationVersion], Evolution],
+    policy: SchemaPolicy,
+    options: TypeOptions,
+) -> DecodePlan:
+    """How the rows of these relation versions become events of a target with the evolution's columns.
+
+    Raises SchemaChanged or NeedsSync as ``plan_target`` does.
+    """
+    versions, evolution = found
+    columns = [column.state for column in evolution.columns]
+    names = tuple(column.name for column in columns)
+    types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
+    targets = _target_types(evolution, types, options)
+    _check_chosen_types(state, evolution, targets, policy)
+    check_columns(state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore")
+    shape = EventShape(
+        column_count=len(names),
+        key=tuple(names.index(name) for name in evolution.key_columns),
+        toastable=tuple(i for i, kind in enumerate(targets.values()) if _may_be_toasted(kind)),
+    )
+    relid = names.index(RELID) if state.root_id is not None else None
+    return DecodePlan(
+        shape,
+        names,
+        tuple(targets.values()),
+        tuple(versions),
+        tuple(_without(places, relid) for places in evolution.positions),
+        tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
+        Snapshot.parse(state.snapshot),
+        stretch.stream.segments,
+        wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
+        routing=plan_routing(row_filter, columns),
+        relid=relid,
+        undescribed=stretch.stream.undescribed,
+    )
+
+
+def as_fed(relation: Relation, state: TableState) -> Relation:
+    """A leaf as a relation of the target that gathers it: its oid is one column more, behind its own."""
+    if state.root_id is None:
+        return relation
+    is_key = any(column.is_key for column in relation.columns)
+    return replace(relation, columns=(*relation.columns, RelationColumn(RELID, INT8, -1, is_key)))
+
+
+def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | None, ...]:
+    """The places of columns in the rows as they are sent: the leaf isn't told there."""
+    return tuple(None if i == relid else at for i, at in enumerate(places))
+
+
+def bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
+    """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
+    # Of many leaves that are all alike, none needs to be looked for.
+    if len({frozenset(version.relation.columns) for version in versions}) <= 1:
+        return sorted(versions, key=attrgetter("since"))
+    found = [
+        version
+        for version in versions
+        if stretch.change_log.has_changes(stretch.stream, [version.relation.relation_id], snapshot, version.describes)
+    ]
+    return sorted(found, key=attrgetter("since"))
+
+
+def _evolution(
+    read_types: ReadTypes,
+    state: TableState,
+    relations: Sequence[Relation],
+    present: PresentTable,
+    rules: tuple[SchemaPolicy, TypeOptions],
+    *,
+    is_empty: bool = False,
+) -> Evolution:
+    policy, options = rules
+    if not relations:
+        return unchanged(state)
+    if state.root_id is None:
+        _check_not_renamed(state, relations[-1], present)
+    if policy == "ignore":
+        check_key(state, present)
+        return plan_ignoring(state, relations)
+    types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
+    try:
+        check_key(state, present)
+        evolution = plan_evolution(state, relations, present, types, options, is_empty=is_empty)
+    except NeedsSync as err:
+        if policy == "fail":
+            raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None
+        raise
+    if policy == "fail" and evolution.changes(state):
+        raise refusal(state, f"its columns changed ({evolution.describe()})")
+    return evolution
+
+
+def _may_be_toasted(kind: TargetType) -> bool:
+    return kind.spark not in _FIXED_SIZE or isinstance(kind, NumericAsDouble)
+
+
+def _target_types(
+    evolution: Evolution, types: dict[tuple[int, int], PgType], options: TypeOptions
+) -> dict[str, TargetType]:
+    named = {c.state.name: types[(c.state.type_oid, c.state.typmod)] for c in evolution.columns}
+    return column_types(named, evolution.key_columns, options)
+
+
+def _check_chosen_types(
+    state: TableState, evolution: Evolution, targets: dict[str, TargetType], policy: SchemaPolicy
+) -> None:
+    """Columns that the plan keeps as they are must still be what the pipeline file says."""
+    for column in evolution.columns:
+        if column.state.spark_type != (now := targets[column.state.name].spark):
+            reason = other_type(column.state.name, column.state.spark_type, now)
+            if policy == "evolve":
+                raise NeedsSync(f"{state.table_name}: {reason}")
+            raise refusal(state, reason)
+
+
+def refusal(state: TableState, what: str) -> SchemaChanged:
+    """What the policy ``fail`` says of a change."""
+    return SchemaChanged(
+        f"{state.table_name}: {what}; its changes wait in the change log: sync this table again (initial sync with "
+        f"tables={state.table_name}), or let it follow by itself with schema_changes: evolve"
+    )
+
+
+def _check_not_renamed(state: TableState, relation: Relation, present: PresentTable) -> None:
+    if _has_its_name(state, TableId(relation.schema, relation.name)):
+        return
+    # A table may have had another name while it was changed, and have its own again by now.
+    name = present.name or TableId(relation.schema, relation.name)
+    if _has_its_name(state, name):
+        return
+    if state.fed_by is not None:
+        raise SchemaChanged(
+            f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source now, and its changes wait in "
+            f"the change log: write from: {name} in the pipeline file, run setup and sync it"
+        )
+    raise SchemaChanged(
+        f"{state.table_name} is called {name} on the source now, and its changes wait in the change log: name {name} in the "
+        f"pipeline file, run setup and sync it, then remove the target of the old name"
+    )
+
+
+def _has_its_name(state: TableState, name: TableId | None) -> bool:
+    """Whether a table is called as the one that the target was copied from."""
+    return str(name) == (state.fed_by or state.table_name)
+
+
+def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
+    """A transaction committed in the range must have its changes in the log, unless the copy holds them."""
+    for lost in stream.segments.missing:
+        if not snapshot.sees(np.array([lost.xid8])).all():
+            raise ApplyError(
+                f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch {lost.decided_in}, but the change "
+                f"log doesn't hold its changes: sync this table again (initial sync with tables={state.table_name})"
+            )
+
+
+def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0) -> dict[int, int]:
+    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't reflect.
+
+    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing: prepared and not decided yet,
+    rolled back, or of a batch before the range, which is in the timeline for another's sake.
+    """
+    found: dict[int, int] = {}
+    for row, place in stream.of_kind("T"):
+        if place < 0 or row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
+            continue
+        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+        for oid in set(truncated.relation_ids) & set(state.relation_ids):
+            found[oid] = max(place, found.get(oid, place))
+    return found
+
+
+def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> tuple[Truncation, ...]:
+    """Every TRUNCATE of this target's relation that its copy doesn't reflect, in commit order."""
+    chosen = pc.equal(stream.timeline["kind"], "T")
+    rows = stream.timeline.filter(chosen)
+    if not len(rows):
+        return ()
+    lsn, at = commits(rows.combine_chunks().to_batches()[0], stream.segments)
+    found = []
+    for row, place, of, us in zip(
+        rows.to_pylist(), stream.places[chosen.to_numpy()].tolist(), lsn.to_pylist(), at.cast(pa.int64()).to_pylist(),
+        strict=True,
+    ):  # fmt: skip
+        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+        seen = place < 0 or snapshot.sees(np.array([row["xid8"]])).all()
+        if not seen and set(truncated.relation_ids) & set(state.relation_ids):
+            found.append(Truncation(place, max(of, state.snapshot_lsn), us, row["xid8"]))
+    return tuple(sorted(found, key=attrgetter("place")))
+
+
+def _check_not_recreated(stream: Stream, state: TableState, present: PresentTable) -> None:
+    """A table dropped and created again has another oid, so its changes would pass by unseen."""
+    if _has_its_name(state, present.name):
+        return  # another table that was changed under this name has given it up since
+    for relation, place in stream.relations:
+        if place < 0:
+            continue
+        if (
+            _has_its_name(state, TableId(relation.schema, relation.name))
+            and relation.relation_id not in state.relation_ids
+            and relation.relation_id > max(state.relation_ids)
+        ):
+            raise NeedsSync(
+                f"{state.table_name} was dropped and created again on the source: sync this table again (initial sync with "
+                f"tables={state.table_name})"
+            )
+
+
+def _types(read_types: ReadTypes, state: TableState, pairs: set[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
+    try:
+        return read_types(pairs)
+    except KeyError as err:
+        raise SchemaChanged(
+            f"{state.table_name}: a column's type was dropped on the source: sync this table again"
+        ) from err

@@ -1,0 +1,1 @@
+"""Merges staged net changes into a target, as one commit."""

@@ -1,0 +1,168 @@
+"""Reshape: give a target the columns that its source has now, in one commit, before the changes that need them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import functions as F
+
+from waldelta.changes.merge.target_table import VARIANT, TargetColumn, prepare_target, replace_target
+from waldelta.errors import NeedsSync
+from waldelta.failpoints import fault_point
+from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.storage import remove_folder, write_parquet
+from waldelta.metadata_columns import COMMIT_TS, LSN, OF_MODES, RAW
+from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.spark_sql import path, quote
+from waldelta.types.type_map import TargetType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def reshape(
+    spark: SparkSession,
+    job: Job,
+    state: TableState,
+    evolution: Evolution,
+    column_types: Sequence[TargetType],
+    commit: tuple[str, int, str],
+) -> None:
+    """Bring a target and its state in the ledger from one set of columns to the next.
+
+    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and a folder to stage
+    values in. Columns without a value for the rows that exist cost a change of metadata; anything else writes the table
+    anew, so that no reader sees a half state. A run killed in between finds its commit and only records the state.
+    """
+    fault_point("reshape.begun")
+    uri = uri_of(job, state.table_name)
+    types = {column.state.name: kind for column, kind in zip(evolution.columns, column_types, strict=True)}
+    app_id, batch, staged = commit
+    metadata = {"verb": "reshape", "since": state.at.isoformat(), "columns": [c.state.name for c in evolution.columns],
+                "change": evolution.describe(), "run_id": job.run_id}  # fmt: skip
+    columns = [_target_column(c, evolution, types) for c in evolution.columns]
+    if evolution.only_adds:
+        _add_columns(spark, uri, evolution, types)
+    elif not _is_done(job, uri, state, metadata):
+        kept = job.pipeline.target.metadata_columns
+        prepare_target(spark, uri, columns)
+        try:
+            frame = _reshaped(spark, uri, evolution, types, staged, metadata_columns=kept)
+            replace_target(spark, uri, frame, (f"{app_id}:reshape", batch), metadata)
+        finally:
+            remove_folder(staged)
+    fault_point("reshape.committed")
+    log.info("table=%s columns changed: %s", state.table_name, evolution.describe())
+    evolved = replace(
+        state, at=now(), run_id=job.run_id, columns=[c.state for c in evolution.columns],
+        key_columns=list(evolution.key_columns), reason=f"columns changed: {evolution.describe()}",
+    )  # fmt: skip
+    job.ledger.append_state(evolved, state)
+    fault_point("reshape.recorded")
+
+
+def _target_column(column: NewColumn, evolution: Evolution, types: dict[str, TargetType]) -> TargetColumn:
+    name = column.state.name
+    return TargetColumn(name, types[name].spark, types[name].arrow, name not in evolution.key_columns)
+
+
+def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) -> bool:
+    """Whether a killed run has committed this already: then the old columns are gone, and only the ledger lacks it.
+
+    Raises NeedsSync when they have changed further since.
+    """
+    for entry in DeltaTable(uri, storage_options=job.storage_options).history(50):
+        done = read_metadata(entry)
+        if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
+            if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):
+                return True
+            raise NeedsSync(f"{state.table_name}: its columns changed again before a change of columns was recorded")
+    return False
+
+
+def _add_columns(spark: SparkSession, uri: str, evolution: Evolution, types: dict[str, TargetType]) -> None:
+    present = {name.lower() for name in spark.read.format("delta").load(uri).columns}
+    added = [c for c in evolution.columns if c.source is None and c.state.name.lower() not in present]
+    if not added:
+        return
+    prepare_target(spark, uri, [_target_column(c, evolution, types) for c in evolution.columns])
+    last = [c.state.name for c in evolution.columns if c.source is not None][-1]
+    listed = []
+    for column in added:
+        listed.append(f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}")
+        last = column.state.name
+    spark.sql(f"alter table {path(uri)} add columns ({', '.join(listed)})")
+
+
+def _reshaped(
+    spark: SparkSession,
+    uri: str,
+    evolution: Evolution,
+    types: dict[str, TargetType],
+    staged: str,
+    *,
+    metadata_columns: bool,
+) -> DataFrame:
+    """The target's rows with the new columns; columns with a value for rows that exist start with that."""
+    frame = spark.read.format("delta").load(uri)
+    fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
+    typed = {name: types[name].from_text(pa.array([fill.encode()], pa.binary())) for name, fill in fills.items()}
+    numbers = {name: k for k, name in enumerate(fills)}
+    if typed:
+        # As a file: the one way in which a value of any type comes through as it is.
+        write_parquet(staged, pa.table({f"f{numbers[name]}": value for name, (value, _) in typed.items()}))
+        frame = frame.crossJoin(F.broadcast(spark.read.parquet(staged)))
+    columns = [
+        _expression(c, numbers, types, metadata_columns=metadata_columns).alias(c.state.name) for c in evolution.columns
+    ]
+    if metadata_columns:
+        raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
+        columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, raws).alias(RAW)]
+        columns += [F.col(name) for name in OF_MODES if name in frame.columns]
+    return frame.select(*columns)
+
+
+def _expression(
+    column: NewColumn, fills: dict[str, int], types: dict[str, TargetType], *, metadata_columns: bool
+) -> Column:
+    name = column.state.name
+    if column.source is None:
+        if name not in fills:
+            return F.lit(None).cast(types[name].spark)
+        fill = F.col(f"f{fills[name]}")
+        return F.parse_json(fill) if types[name].spark == VARIANT else fill
+    source = F.col(quote(column.source))
+    if column.same_type:
+        return source
+    # What the narrower type couldn't hold stands verbatim beside it; a string can.
+    widened = source.cast(types[name].spark)
+    verbatim = metadata_columns and types[name].spark == "string"
+    return F.coalesce(F.col(RAW)[column.source], widened) if verbatim else widened
+
+
+def _raw(evolution: Evolution, fills: dict[str, str]) -> Column:
+    """The verbatim values of columns that stay, under the columns' new names, and those of new columns."""
+    kept = {
+        c.source: c.state.name
+        for c in evolution.columns
+        if c.source is not None and (c.same_type or c.state.spark_type != "string")
+    }
+    raw = F.map_filter(RAW, lambda k, _: k.isin(*kept)) if kept else F.lit(None)
+    renamed = {old: new for old, new in kept.items() if old != new}
+    if renamed:
+        named = F.create_map(*[F.lit(text) for pair in renamed.items() for text in pair])
+        raw = F.transform_keys(raw, lambda k, _: F.coalesce(named[k], k))
+    if fills:
+        new = F.create_map(*[F.lit(text) for pair in fills.items() for text in pair])
+        raw = F.map_concat(F.coalesce(raw, F.create_map().cast("map<string,string>")), new)
+    return F.when(F.size(raw) > 0, raw).cast("map<string,string>")

@@ -1,0 +1,152 @@
+"""What a MERGE (merge.merge_statement) makes of a target's rows and net changes of some of them, by Arrow and NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_UPSERT,
+    Bools,
+    EventShape,
+    Ints,
+    codes_of,
+)
+from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The columns that net changes are written to: those of the source by their names, and ours with ``metadata``."""
+
+    names: Sequence[str]
+    shape: EventShape
+    metadata: bool
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Which column of the net changes each column of the target is written from."""
+        found = {name: f"c{i}" for i, name in enumerate(self.names)}
+        return found | {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.metadata else found
+
+    @property
+    def key_names(self) -> list[str]:
+        """The target's columns that rows are found by, in the order of the net changes' base columns."""
+        return [self.names[i] for i in self.shape.key]
+
+    @property
+    def bases(self) -> list[str]:
+        """And the columns of the net changes that hold their values."""
+        return [f"b{k}" for k in range(len(self.shape.key))]
+
+
+def match(held: pa.Table, net: pa.Table, written: Written) -> Ints:
+    """For each of the target's rows the net change of its key, -1 for none; of both only key columns are needed."""
+    if not written.shape.key:  # only new rows
+        return np.full(len(held), -1, np.int64)
+    pairs = [(held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)]
+    codes = codes_of([pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs])
+    # Nulls are equal to nothing: a new row whose key went elsewhere in the batch has no base.
+    in_target, in_net = (np.ones(n, np.bool_) for n in (len(held), len(net)))
+    for t, s in pairs:
+        in_target &= np.asarray(t.is_valid())
+        in_net &= np.asarray(s.is_valid())
+    change_of = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
+    change_of[codes[len(held) :][in_net]] = np.flatnonzero(in_net)
+    return np.where(in_target, change_of[codes[: len(held)]], -1)
+
+
+def are_new(net: pa.Table, matched: Bools) -> Bools:
+    """Which net changes are new rows, ``matched`` telling those whose key has a row in the target; only actions are needed."""
+    return _has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched
+
+
+def matched_by(of_row: Ints, changes: int) -> Bools:
+    """Which of so many net changes have a row in the target."""
+    found = np.zeros(changes, np.bool_)
+    found[of_row[of_row >= 0]] = True
+    return found
+
+
+def _has_action(net: pa.Table, *actions: str) -> Bools:
+    return np.asarray(pc.is_in(net["action"], value_set=pa.array(actions)))
+
+
+@dataclass(frozen=True)
+class MergedRows:
+    """Rows of a target, net changes, which of these each row meets (match), and those that become new rows."""
+
+    held: pa.Table
+    net: pa.Table
+    of_row: Ints
+    new: Ints
+    written: Written
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether no row keeps some verbatim values among others, whose texts would have to be picked one by one."""
+        shape = self.written.shape
+        if not self.written.metadata or not shape.toastable or not self._updated.any():
+            return True
+        of_row = self.of_row[self._updated]
+        keeps = np.zeros(len(of_row), np.bool_)
+        for flag in shape.flags:
+            keeps |= np.asarray(self.net[flag])[of_row]
+        return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows of the target that were changed, by what became of them."""
+        return {
+            MERGED_INSERTS: len(self.new),
+            MERGED_UPDATES: int(self._updated.sum()),
+            MERGED_DELETES: int(self._deleted.sum()),
+        }
+
+    def rows(self) -> pa.Table:
+        """The rows afterwards, the new ones behind the others."""
+        return self._built(~self._deleted)
+
+    def new_rows(self) -> pa.Table:
+        """The new rows alone."""
+        return self._built(np.zeros(len(self.held), np.bool_))
+
+    def _built(self, stay: Bools) -> pa.Table:
+        schema, sources = self.held.schema, self.written.sources
+        columns = [self._column(field, sources.get(field.name), stay) for field in schema]
+        return pa.table(columns, schema=schema)
+
+    def _column(self, field: pa.Field, source: str | None, stay: Bools) -> pa.ChunkedArray:
+        before = self.held[field.name]
+        if source is None:  # a column that the source doesn't have any more
+            after = pa.chunked_array([pa.nulls(len(self.net), field.type)])
+            return self._chosen(before, after, np.zeros(len(self.held), np.bool_), stay)
+        changed = self._updated
+        if (flag := source.replace("c", "u", 1)) in self.written.shape.flags:
+            untold = np.asarray(self.net[flag])
+            changed = changed & ~np.where(self.of_row >= 0, untold[self.of_row], False) if len(untold) else changed
+        return self._chosen(before, self.net[source].cast(field.type), changed, stay)
+
+    def _chosen(self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools) -> pa.ChunkedArray:
+        """Values of the rows that stay, new ones where ``changed``, and those of new rows behind them."""
+        place = np.where(changed, len(before) + self.of_row, np.arange(len(before)))[stay]
+        both = pa.chunked_array([*before.chunks, *after.chunks], before.type)
+        return both.take(pa.array(np.concatenate([place, len(before) + self.new])))
+
+    @cached_property
+    def _deleted(self) -> Bools:
+        gone = np.append(_has_action(self.net, ACTION_DELETE, ACTION_PURGE), False)
+        return np.asarray(gone[self.of_row])
+
+    @cached_property
+    def _updated(self) -> Bools:
+        return (self.of_row >= 0) & ~self._deleted

@@ -1,0 +1,104 @@
+"""Merge staged: commit a target's staged net changes in the way that suits them: here, file by file in tasks, or by Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import tenacity
+
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.by_driver import changes_copies, merge_here
+from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge.keyless import CopiedColumn, count_statement, rewrite_statement
+from waldelta.changes.merge.statements import (
+    FOUND_DELETES,
+    FOUND_UPDATES,
+    CommitTag,
+    insert_statement,
+    merge_statement,
+    tagged,
+    with_variants,
+)
+from waldelta.changes.merge.states import merge_states
+from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.stage.stage import Staged, check_whole
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.pipeline.task_errors import is_passing
+from waldelta.spark.tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# A MERGE that others' commits got ahead of is run again on what they left, so often in all.
+_ATTEMPTS = 3
+
+
+def merge_staged(
+    spark: SparkSession, job: Job, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]
+) -> CommitTag:
+    """Commit the net changes here, else file by file in tasks, else by Spark, as states always; returns the tag of the commit."""
+    done = None
+    if plan.decode.unfolding is None:
+        done = None if changes.net is None else merge_here(job, plan, changes.net, tag, check)
+        if done is None and changes.files is not None:
+            done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, check)
+    if done is not None:
+        return done
+    # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
+    check()
+    again = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_passing),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        before_sleep=lambda _: log.warning(
+            "table=%s somebody else committed beside the merge: again", plan.state.table_name
+        ),
+        reraise=True,
+    )
+    if plan.decode.unfolding is not None:
+        return again(merge_states, spark, uri_of(job, plan.state.table_name), plan, changes, tag)
+    if changes.net is None and changes.files is not None:
+        check_whole(spark, changes)
+    return again(_merge, spark, job, changes.source, plan, tag, check)
+
+
+def _merge(
+    spark: SparkSession, job: Job, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]
+) -> CommitTag:
+    """Commit the net changes; returns the tag they were committed under.
+
+    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (take_over_target).
+    """
+    uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
+    names = plan.decode.names
+    source = with_variants(source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT])
+    by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
+    columns = [by_name[name] for name in names]
+    found = {}
+    if changes_copies(plan, tag):
+        counted = spark.sql(
+            count_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=plan.truncated_leaves)
+        ).collect()
+        by_action = {row["action"]: row["rows"] for row in counted}
+        found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
+        tag = replace(tag, counts=tag.counts | found)
+        check()  # counting takes as long as it takes
+    cut = plan.truncated_leaves
+    if any(found.values()) or (cut and not plan.decode.shape.key):
+        statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=cut)
+    elif plan.is_emptied or not plan.decode.shape.key:
+        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_emptied)
+    else:
+        statement = merge_statement(
+            uri, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
+        )
+    with tagged(spark, tag):
+        spark.sql(statement).collect()
+    return tag

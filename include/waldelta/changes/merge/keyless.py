@@ -1,0 +1,185 @@
+"""Merge for tables without a key: copies of equal rows are taken out of the target or changed, in one commit.
+
+No MERGE can take one of two equal rows, so the target is rewritten. Rows are equal where every published column is, as
+PostgreSQL's subscriber compares them: nulls are equal, so are -0 and 0, all NaN, and 1.0 and 1.00. Among equal rows
+those go first that are written just as the source's, so that the target keeps what the source keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
+from waldelta.changes.decode.collapse_keyless import PLACE
+from waldelta.changes.merge.statements import of_leaves
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.spark_sql import path, quote
+
+_FLOATS = ("float", "double")
+_FLOAT_ARRAY = re.compile(r"array<(float|double)>")
+# What a numeric without a scale is called, and what it is in the lake.
+_NUMERIC = ("numeric", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedColumn:
+    """A column of a target without a key: its name, its type in the lake, and PostgreSQL's name of its type."""
+
+    name: str
+    spark_type: str
+    type_name: str
+
+
+def count_statement(
+    target: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
+) -> str:
+    """How many staged updates and deletes find their row: a row of ``action, rows`` for each action that has any."""
+    return (
+        f"with {_chosen(path(target), source, columns, metadata_columns, truncated)}\n"
+        "select r.action, count(*) as rows\n"
+        "from chosen as t\n"
+        "join numbered as r on t.alike = r.alike and t.n = r.n\n"
+        "group by r.action"
+    )
+
+
+def rewrite_statement(
+    target: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
+) -> str:
+    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation ``source``.
+
+    ``truncated`` are the leaves whose rows are gone before, by oid.
+    """
+    names, _ = _named(columns, metadata_columns=metadata_columns)
+    rows = rewritten_rows(path(target), source, columns, metadata_columns=metadata_columns, truncated=truncated)
+    return f"insert overwrite {path(target)} ({', '.join(names)})\n{rows}"
+
+
+def rewritten_rows(
+    base: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    *,
+    metadata_columns: bool,
+    truncated: Sequence[int] = (),
+) -> str:
+    """The SELECT of relation ``base`` with the net changes applied, in the order of the target's columns."""
+    held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
+    if metadata_columns:
+        held, staged = [*held, "lsn", "commit_ts", "raw"], [*staged, "lsn", "commit_ts", "raw"]
+    changed = [f"case when r.action is null then t.{v} else r.{c} end" for v, c in zip(held, staged, strict=True)]
+    return (
+        f"with {_chosen(base, source, columns, metadata_columns, truncated)}\n"
+        f"select {', '.join(f't.{v}' for v in held)}\n"
+        "from held as t\n"
+        "left anti join wanted as w on t.alike = w.alike\n"
+        "union all\n"
+        f"select {', '.join(changed)}\n"
+        "from chosen as t\n"
+        "left join numbered as r on t.alike = r.alike and t.n = r.n\n"
+        f"where r.action is null or r.action = '{ACTION_UPDATE}'\n"
+        "union all\n"
+        f"select {', '.join(f's.{c}' for c in staged)}\n"
+        f"from {source} as s\n"
+        f"where s.action = '{ACTION_INSERT}'"
+    )
+
+
+def different_rows(target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """How many rows ``target`` lacks of relation ``rows`` (as rewritten_rows gives them), and how many it has too many."""
+    names, aliases = _named(columns, metadata_columns=metadata_columns)
+    held = ", ".join(f"{name} as {alias}" for name, alias in zip(names, aliases, strict=True))
+    forms = _forms("v", columns, "raw" if metadata_columns else None)
+    moment = ", lsn, commit_ts" if metadata_columns else ""
+    return (
+        f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1 as n from {path(target)}),\n"
+        f"formed as (select n, {forms}{moment} from both),\n"
+        f"counted as (select sum(n) as n from formed group by exact{moment})\n"
+        "select coalesce(sum(case when n > 0 then n end), 0) as lacking, coalesce(-sum(case when n < 0 then n end), 0) as many\n"
+        "from counted"
+    )
+
+
+def replace_statement(target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+    """The INSERT OVERWRITE by relation ``rows``, as rewritten_rows gives them."""
+    names, aliases = _named(columns, metadata_columns=metadata_columns)
+    return f"insert overwrite {path(target)} ({', '.join(names)})\nselect {', '.join(aliases)} from {rows}"
+
+
+def _named(columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> tuple[list[str], list[str]]:
+    """The target's columns as it has them, and as statements number them."""
+    own = ([LSN, COMMIT_TS, RAW], ["lsn", "commit_ts", "raw"]) if metadata_columns else ([], [])
+    return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[1]
+
+
+def _chosen(
+    base: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool, truncated: Sequence[int]
+) -> str:
+    """Staged removals and the target's rows they may take, numbered within equal rows.
+
+    The target's columns are renamed by position, since a source's column may have any name. Comparing structs, nulls
+    are equal and floats by value; ``exact`` tells apart what is equal but written differently.
+    """
+    held = [f"{quote(column.name)} as v{i}" for i, column in enumerate(columns)]
+    if metadata_columns:
+        held += [f"{LSN} as lsn", f"{COMMIT_TS} as commit_ts", f"{RAW} as raw"]
+    there = f" as o where not coalesce({of_leaves('o', truncated)}, false)" if truncated else ""
+    raws = ("raw", "base_raw") if metadata_columns else (None, None)
+    return (
+        f"plain as (select {', '.join(held)} from {base}{there}),\n"
+        f"held as (select *, {_forms('v', columns, raws[0])} from plain),\n"
+        f"removals as (select *, {_forms('b', columns, raws[1])} from {source}"
+        f" where action in ('{ACTION_UPDATE}', '{ACTION_DELETE}')),\n"
+        f"numbered as (select *, row_number() over (partition by alike order by {PLACE}) as n from removals),\n"
+        "wanted as (select distinct alike from removals),\n"
+        "wanted_exact as (select exact, count(*) as copies from removals group by exact),\n"
+        "candidates as (select t.*, row_number() over (partition by t.exact order by t.exact) as copy\n"
+        "  from held as t left semi join wanted as w on t.alike = w.alike),\n"
+        "chosen as (select t.*, row_number() over (partition by t.alike order by coalesce(t.copy <= x.copies, false) desc)"
+        " as n\n"
+        "  from candidates as t left join wanted_exact as x on t.exact = x.exact)"
+    )
+
+
+def _forms(prefix: str, columns: Sequence[CopiedColumn], raw: str | None) -> str:
+    values = [f"{prefix}{i}" for i in range(len(columns))]
+    alike = [_alike(value, column) for value, column in zip(values, columns, strict=True)]
+    exact = [_exact(value, column) for value, column in zip(values, columns, strict=True)]
+    if raw is not None:
+        alike.append(_entries(raw))
+        exact.append(_entries(raw))
+    return f"struct({', '.join(alike)}) as alike, struct({', '.join(exact)}) as exact"
+
+
+def _alike(value: str, column: CopiedColumn) -> str:
+    if column.spark_type.startswith("map<"):
+        return _entries(value)
+    if (column.type_name, column.spark_type) == _NUMERIC:
+        shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
+        return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
+    return value
+
+
+def _exact(value: str, column: CopiedColumn) -> str:
+    if column.spark_type in _FLOATS:
+        return f"cast({value} as string)"
+    if _FLOAT_ARRAY.fullmatch(column.spark_type):
+        return f"transform({value}, x -> cast(x as string))"
+    return _entries(value) if column.spark_type.startswith("map<") else value
+
+
+def _entries(value: str) -> str:
+    """A map, which has no equality, as something that has."""
+    return f"array_sort(map_entries({value}))"

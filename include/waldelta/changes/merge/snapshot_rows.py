@@ -1,0 +1,36 @@
+"""Merge rows: staged rows, whole as a snapshot of the source has them, into a target with a key, as one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged, with_variants
+from waldelta.changes.merge.target_table import VARIANT
+from waldelta.snapshot.read_table import TableCopy
+from waldelta.spark_sql import parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def staged_names(copy: TableCopy) -> list[str]:
+    """What the columns of a copy's rows are called when they are staged: by place, like collapse's net changes."""
+    metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
+    return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
+
+
+def merge_rows(
+    spark: SparkSession, target: str, copy: TableCopy, key: Sequence[str], folder: str, tag: CommitTag
+) -> None:
+    """Merge what is staged in ``folder`` into the table at ``target``: ``action``, ``b<k>`` for the key's columns, the staged names.
+
+    Delta's settings are the session's while this runs: nothing else may commit through it.
+    """
+    names = [name for name, _ in copy.columns]
+    shape = EventShape(len(names), tuple(names.index(column) for column in key), ())
+    variants = [f"c{i}" for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
+    source = with_variants(parquet(folder), variants)
+    with tagged(spark, tag):
+        spark.sql(merge_statement(target, source, names, shape, metadata_columns=copy.lsn is not None)).collect()

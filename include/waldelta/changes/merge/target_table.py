@@ -1,0 +1,247 @@
+"""Target tables: their columns from a published table, their creation, and replacing their whole content."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+
+from waldelta.changes.merge.statements import ROWS_PER_FILE
+from waldelta.config.type_options import TypeOptions
+from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
+from waldelta.lake.storage import remove_empty_log, sync_commit
+from waldelta.lake.write_errors import not_written
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
+from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
+from waldelta.postgres.catalog import PublishedTable
+from waldelta.snapshot.read_table import METADATA_COLUMNS
+from waldelta.spark_sql import ddl, path, quote
+from waldelta.types.type_map import column_types
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql.types import StructType
+
+VARIANT = "variant"
+_METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
+# Parquet's own names can't hold these, so a table that has one is written with column mapping.
+_UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
+_MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+_GENERATION = "waldelta.generation"
+_DELETION_VECTORS = "delta.enableDeletionVectors"
+_FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
+_ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of a target; only key columns aren't nullable."""
+
+    name: str
+    spark_type: str
+    arrow: pa.DataType
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a commit wrote."""
+
+    version: int
+    rows: int
+    bytes: int
+
+
+def target_columns(table: PublishedTable, options: TypeOptions, metadata_columns: bool) -> list[TargetColumn]:
+    """The columns of a table's target: the published ones in attnum order, then ours.
+
+    Raises ConfigError for names that Delta, which ignores case, can't keep apart.
+    """
+    types = column_types({c.name: c.type for c in table.columns}, table.key_columns, options)
+    columns = [
+        TargetColumn(name, kind.spark, kind.arrow, name not in table.key_columns) for name, kind in types.items()
+    ]
+    for clash in clashes(types, metadata_columns=metadata_columns):
+        raise ConfigError(f"{table.id}: {clash}")
+    if metadata_columns:
+        columns += [TargetColumn(name, _METADATA_TYPES[name], arrow, True) for name, arrow in METADATA_COLUMNS.items()]
+    return columns
+
+
+def target_ddl(columns: Sequence[TargetColumn]) -> str:
+    """The columns as CREATE TABLE takes them."""
+    return ", ".join(f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns)
+
+
+def target_schema(columns: Sequence[TargetColumn]) -> str:
+    """The columns as the DDL of a DataFrame's schema."""
+    fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
+    return ddl(pa.schema(fields))
+
+
+def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFrame:
+    """The frame with columns, given as (name, Spark type), as the target holds them: Arrow carries a variant as text."""
+    variants = {name for name, kind in columns if kind == VARIANT}
+    if not variants:
+        return frame
+    chosen = [F.col(quote(name)) for name in frame.columns]
+    return frame.select(
+        *(F.parse_json(c).alias(name) if name in variants else c for name, c in zip(frame.columns, chosen, strict=True))
+    )
+
+
+def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn]) -> None:
+    """Create the target, empty, when there is none; raises TargetNotWritable.
+
+    Only CREATE TABLE gives Delta NOT NULL columns: a DataFrame's are all nullable once written.
+    """
+    try:
+        existing = _read_schema(spark, uri)
+        if existing is None:
+            remove_empty_log(uri)
+            properties = _MAPPING if needs_mapping(columns) else {}
+            spark.sql(f"create table {path(uri)} ({target_ddl(columns)}) using delta{_tblproperties(properties)}")
+        elif needs_mapping(columns) and not needs_mapping(existing.fields):
+            listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
+            spark.sql(f"alter table {path(uri)} set tblproperties {listed}")
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise TargetNotWritable(
+            f"{uri} can't be written ({first_line(err)}): check target.root and the rights of whoever runs Spark"
+        ) from None
+
+
+def writes_deletion_vectors(table: DeltaTable) -> bool:
+    """Whether commits mark rows as gone instead of writing their files anew; a new target's don't."""
+    return table.metadata().configuration.get(_DELETION_VECTORS, "false").lower() == "true"
+
+
+def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
+    """Have later commits mark rows as gone, or no longer; marks that are there stay readable either way."""
+    spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
+
+
+def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
+    """Have Delta keep for so long what an earlier version needs: the log, and files, which a VACUUM without RETAIN goes by.
+
+    Delta forgets after this time that a file was removed, and a VACUUM takes it for nobody's then, whatever it is told to retain.
+    """
+    files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
+    wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
+    usual = {_FILE_RETENTION: f"interval {_FILE_HOURS} hours", _LOG_RETENTION: f"interval {_LOG_HOURS} hours"}
+    kept = usual | table.metadata().configuration
+    if any(kept[name] != value for name, value in wanted.items()):
+        spark.sql(f"alter table {path(uri)} set{_tblproperties(wanted)}")
+
+
+def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
+    """Commit which generation the target is: whoever still writes an earlier one conflicts with it."""
+    spark.sql(f"alter table {path(uri)} set{_tblproperties({_GENERATION: str(generation)})}")
+
+
+def replace_target(
+    spark: SparkSession,
+    uri: str,
+    frame: DataFrame,
+    txn: tuple[str, int],
+    metadata: Mapping[str, Any],
+) -> Written:
+    """Replace the target's content, and its schema when that differs, in one commit; durable when it returns.
+
+    Raises the error a task named, LateWriter when somebody else committed meanwhile.
+    """
+    user_metadata = json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
+    writer = _writer(frame, txn, user_metadata)
+    if (option := _schema_option(_read_schema(spark, uri), frame.schema)) is not None:
+        writer = _writer(plainly_typed(frame), txn, user_metadata).option(option, "true")
+    try:
+        writer.save(uri)
+    except Exception as err:
+        raise write_error(uri, err) from None
+    written = _read_commit(spark, uri, user_metadata)
+    sync_commit(uri, written.version)
+    return written
+
+
+def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataFrameWriter:
+    app_id, version = txn
+    return (
+        frame.write.format("delta")
+        .mode("overwrite")
+        .option("txnAppId", app_id)
+        .option("txnVersion", version)
+        .option("userMetadata", user_metadata)
+        .option("maxRecordsPerFile", ROWS_PER_FILE)
+    )
+
+
+def plainly_typed(frame: DataFrame) -> DataFrame:
+    """The same columns, of types as SQL names them.
+
+    A Connect client sends strings with an explicit collation, which would become part of the table's schema; delta-rs
+    can't open such a table.
+    """
+    return frame.select(
+        *(F.expr(f"cast({quote(f.name)} as {f.dataType.simpleString()})").alias(f.name) for f in frame.schema.fields)
+    )
+
+
+def write_error(uri: str, err: Exception) -> WaldeltaError:
+    """What went wrong while a target was written, by name: an error of a task, another writer, or the lake."""
+    if (named := named_error(err)) is not None:
+        return named
+    if is_conflict(err):
+        return LateWriter(f"{uri} was changed by somebody else while it was replaced: run the sync again")
+    return not_written(f"{uri} can't be written ({first_line(err)})", err)
+
+
+def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> Written:
+    history = spark.sql(f"describe history {path(uri)} limit 20")
+    mine = history.where(history.userMetadata == user_metadata).select("version", "operationMetrics").collect()
+    if not mine:
+        # Delta skips a repeated txnVersion without a word.
+        raise LateWriter(f"{uri}: the commit isn't in the table's history: run the sync again")
+    version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
+    return Written(version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0)))
+
+
+def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
+    try:
+        return spark.read.format("delta").load(uri).schema
+    except AnalysisException as err:
+        if _ABSENT.search(str(err)):
+            return None
+        raise
+
+
+def _schema_option(existing: StructType | None, wanted: StructType) -> str | None:
+    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes all nullable.
+
+    Tried on Delta 4.4: overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is refused
+    afterwards, CREATE OR REPLACE with other columns at a path too. createOrReplace can bring a CHECK constraint in the same
+    commit, which is no NOT NULL in the schema and asks more of every writer.
+    """
+    held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
+    added = {field.name: field.dataType for field in wanted.fields}
+    if held == added:
+        return None
+    return "mergeSchema" if held.items() <= added.items() else "overwriteSchema"
+
+
+def needs_mapping(columns: Sequence[Any]) -> bool:
+    """Whether a name is one that Parquet can't hold, so that the files' columns have others."""
+    return any(_UNMAPPABLE.search(column.name) for column in columns)
+
+
+def _tblproperties(properties: Mapping[str, str]) -> str:
+    listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    return f" tblproperties ({listed})" if listed else ""

@@ -1,0 +1,19 @@
+"""Spark's daemon of Python workers, with what every task of ours needs imported before it forks the workers.
+
+Spark starts it instead of ``pyspark.daemon`` where executors share the driver's machine (spark.python.daemon.module):
+a worker that reads the slot ends with its task, and the next one would pay for the imports again, half a second a run.
+"""
+
+from __future__ import annotations
+
+import adbc_driver_postgresql.dbapi  # noqa: F401
+import pandas as pd  # noqa: F401 - pyspark's worker takes it for Arrow
+import pyspark.sql.pandas.serializers  # noqa: F401
+from pyspark.daemon import manager
+
+import waldelta.changes.merge.by_file
+import waldelta.changes.stage.stage_tasks
+import waldelta.slot.read.peek  # noqa: F401
+
+if __name__ == "__main__":
+    manager()

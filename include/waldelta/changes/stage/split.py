@@ -1,0 +1,168 @@
+"""Split: what many targets wait for, lying mixed in the change log, is read once by tasks, which write it anew by relation.
+
+A row group of the log holds whatever was committed at that time. To read one table's messages is to read every group that has
+any, all of its columns: of many tables, the whole range once for each.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from waldelta.changes.stage.stage_tasks import BYTES_PER_DECODE, ROWS_PER_DECODE
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder, rooted
+from waldelta.pgoutput.transactions import Ints
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.task_errors import named_error
+from waldelta.spark.tasks import run_tasks, shares
+from waldelta.spark.writable import write_error
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Tables that wait for the same row group, by bytes on the average, from which on it pays to write it anew: that costs about as
+# much as reading it twice.
+WORTH_IT = 4
+# Relations of fewer messages share a row group: its columns' headers, and a reader's request for them, cost as much.
+ROWS_PER_GROUP = 2_048
+# The largest that is written, so that readers hold no more than that at once.
+GROUP_ROWS, GROUP_BYTES = 131_072, 16 << 20
+_TOLD = pa.schema([("path", pa.string())])
+
+
+@dataclass
+class Split(RowMessages):
+    """The row messages of a range, in files sorted by relation."""
+
+    uri: str
+    storage_options: dict[str, str] | None
+    paths: Sequence[str] = field(repr=False)
+
+    def dataset(self) -> ds.Dataset | None:
+        """All its files; None when there are no messages."""
+        return self._dataset
+
+    @cached_property
+    def _dataset(self) -> ds.Dataset | None:
+        # Kept: each file's footer is read once, not once for each table.
+        if not self.paths:
+            return None
+        files, layout = rooted(self.uri, self.storage_options), ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+        fragments = [layout.make_fragment(path, files) for path in self.paths]
+        return ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was opened: tasks read what they are told to."""
+        return {name: value for name, value in self.__dict__.items() if name != "_dataset"}
+
+
+@contextmanager
+def splitting(
+    spark: SparkSession, job: Job, change_log: ChangeLog, waiting: Callable[[Stream], Collection[int]]
+) -> Iterator[Callable[[Stream], Split | None]]:
+    """What splits a range, where that is worth it for the relations that wait for it; a range's files go when the next one's come.
+
+    That raises TargetNotWritable when they can't be written.
+    """
+    folders: list[str] = []
+
+    def split_up(stream: Stream) -> Split | None:
+        _remove(folders)
+        if not is_worth_it(change_log, stream, waiting(stream)):
+            return None
+        folders.append(staging_folder(job.pipeline.target.root, "messages", 0, stream.segments.upto, job.run_id))
+        try:
+            return split(spark, change_log, stream, folders[0])
+        except Exception as err:
+            raise named_error(err) or write_error(folders[0], err) or err from err
+
+    try:
+        yield split_up
+    finally:
+        _remove(folders)
+
+
+def _remove(folders: list[str]) -> None:
+    while folders:
+        remove_folder(folders.pop())
+
+
+def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[int]) -> bool:
+    """Whether so many of these relations have messages in the same row groups, told by their statistics alone."""
+    ids = np.sort(np.fromiter(relation_ids, np.int64))
+    if len(ids) < WORTH_IT:
+        return False
+    weighed = total = 0
+    for group in change_log.groups(all_row_messages(stream.segments)):
+        (held,) = group.row_groups
+        bounds = held.statistics.get("relation_id")
+        least, most = (bounds["min"], bounds["max"]) if bounds else (ids[0], ids[-1])
+        waiting = int(np.searchsorted(ids, most, "right") - np.searchsorted(ids, least, "left"))
+        weighed, total = weighed + waiting * held.total_byte_size, total + held.total_byte_size
+    return weighed >= WORTH_IT * max(total, 1)
+
+
+def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: str) -> Split:
+    """Write the row messages of a range into files of a folder, each sorted by relation, in the order of the log within one."""
+    began = time.monotonic()
+    chosen, options = all_row_messages(stream.segments), change_log.storage_options
+    dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
+    base, _, name = folder.rpartition("/")
+
+    def write(number: int) -> pa.Table:
+        # Of this attempt alone: an earlier one, taken for lost, may still be writing.
+        path = f"part-{number}-{uuid.uuid4().hex}.parquet"
+        files = rooted(base, options)
+        files.create_dir(name)
+        parts = list(change_log.read(dealt[number], chosen, ROW_SCHEMA.names))
+        with (
+            files.open_output_stream(f"{name}/{path}") as sink,
+            pq.ParquetWriter(sink, ROW_SCHEMA, compression="lz4") as writer,
+        ):
+            for group in _groups(pa.Table.from_batches(parts, ROW_SCHEMA)):
+                writer.write_table(group, row_group_size=GROUP_ROWS)
+        return pa.table([[path]], schema=_TOLD)
+
+    told = run_tasks(spark, len(dealt), _TOLD, write)
+    log.info("messages of many tables written anew by table, %.1f s", time.monotonic() - began)
+    return Split(folder, options, [row["path"] for row in told])
+
+
+def _groups(rows: pa.Table) -> Iterator[pa.Table]:
+    """The rows by relation, a row group at a time: one relation's, or those of several that have few."""
+    rows = rows.combine_chunks()  # once: to take some rows of many pieces is to do it each time
+    relation_id = rows["relation_id"].to_numpy()
+    order = np.argsort(relation_id, kind="stable")
+    most = max(1, min(GROUP_ROWS, GROUP_BYTES * len(rows) // max(rows.nbytes, 1)))
+    for begin, end in _cuts(relation_id[order], most):
+        yield rows.take(pa.array(order[begin:end]))
+
+
+def _cuts(relation_id: Ints, most: int) -> Iterator[tuple[int, int]]:
+    """Where row groups of sorted relations begin and end."""
+    if not len(relation_id):
+        return
+    starts = np.flatnonzero(relation_id[1:] != relation_id[:-1]) + 1
+    begin, least = 0, min(ROWS_PER_GROUP, most)
+    for end in [*map(int, starts), len(relation_id)]:
+        if end - begin >= least or end == len(relation_id):
+            for first in range(begin, end, most):
+                yield first, min(first + most, end)
+            begin = end

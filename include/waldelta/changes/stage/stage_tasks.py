@@ -1,0 +1,206 @@
+"""Stage in tasks: a larger range is decoded and collapsed by Spark's Python tasks, which read and write the files themselves.
+
+Rows that became Spark's on their way from the change log to the merge, twice and once through its shuffle, would cost three
+times what decoding and collapsing them costs. So the tasks of one job decode pieces of the change log into buckets by key, as
+Arrow files, and those of the next collapse one bucket each. What is handed over is counted: a folder's listing may be an old
+one, and an Arrow stream that ends too early reads as a whole one. Chains of moved keys cross any partitioning by key, so a range
+with moves is one bucket.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
+
+from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.buckets import buckets_of
+from waldelta.changes.stage.net_files import rows_at_once
+from waldelta.errors import StagedLost
+from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
+from waldelta.lake.storage import rooted
+from waldelta.pipeline.task_errors import first_line
+from waldelta.quantities import counted
+from waldelta.spark.tasks import run_tasks, shares
+from waldelta.types.base import TargetType
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# One task collapses about this many rows, or this many bytes of them; more mean more tasks. It holds them all, three times over.
+ROWS_PER_TASK = 500_000
+BYTES_PER_TASK = 128 << 20
+# And decodes at least so many rows or bytes: a file for each bucket is written by each.
+ROWS_PER_DECODE = 250_000
+BYTES_PER_DECODE = 64 << 20
+# What the tasks that collapse tell, and those that decode into buckets.
+COUNTS = pa.schema(
+    [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
+)
+DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Staged net changes by action, how many of them have verbatim values, and whether a new row lacks a large value."""
+
+    by_action: dict[str, int]
+    verbatim: int
+    incomplete: bool
+
+
+def stage_in_tasks(spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str) -> Counted:
+    """Write the net changes as Parquet into ``folder``; ``messages`` has at least what the plan is about."""
+    chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
+    dealt = shares(messages.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
+    buckets = tasks_of(plan)
+    decode_plan, options = plan.decode, messages.storage_options
+    base, _, net = folder.rpartition("/")
+    events = f"{net}-events"
+
+    def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
+        return decode_all(messages.read(share, chosen, CHANGE_COLUMNS), decode_plan)
+
+    def divide(number: int) -> pa.Table:
+        # Of this attempt alone: an earlier one, taken for lost, may still be writing.
+        name = f"{number}-{uuid.uuid4().hex}.arrow"
+        paths = [f"{events}/{bucket}/{name}" for bucket in range(buckets)]
+        rows = _write_events(rooted(base, options), paths, decoded(dealt[number]), decode_plan)
+        return pa.table([[name], [rows]], schema=DIVIDED)
+
+    def collapse_all(number: int) -> pa.Table:
+        parts = [part for share in dealt for part in decoded(share)]
+        return _collapse(parts, decode_plan, rooted(base, options), f"{net}/part-{number}.parquet")
+
+    if buckets == 1:
+        return added_up(run_tasks(spark, 1, COUNTS, collapse_all))
+    told = run_tasks(spark, len(dealt), DIVIDED, divide)
+    # Every task gets all of it, a file of each decoding task for each bucket.
+    names, rows = [row["name"] for row in told], np.array([row["rows"] for row in told], np.int64)
+    rows = rows.reshape(len(names), buckets)
+
+    def collapse_bucket(number: int) -> pa.Table:
+        files = rooted(base, options)
+        written = {f"{events}/{number}/{name}": int(n) for name, n in zip(names, rows[:, number], strict=True) if n}
+        return _collapse(_read_events(files, written), decode_plan, files, f"{net}/part-{number}.parquet")
+
+    return added_up(run_tasks(spark, buckets, COUNTS, collapse_bucket))
+
+
+def tasks_of(plan: TargetPlan) -> int:
+    """How many tasks collapse a range: chains of moved keys cross any partitioning by key."""
+    return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
+
+
+def tasks_for(volume: Volume) -> int:
+    """How many tasks hold so much."""
+    return max(1, -(-volume.rows // ROWS_PER_TASK), -(-volume.bytes // BYTES_PER_TASK))
+
+
+def added_up(counted: Iterable[Any]) -> Counted:
+    """What count() told of all parts."""
+    counted = list(counted)
+    by_action: dict[str, int] = {}
+    for row in counted:
+        by_action[row["action"]] = by_action.get(row["action"], 0) + row["rows"]
+    return Counted(by_action, sum(row["verbatim"] for row in counted), any(row["incomplete"] for row in counted))
+
+
+def _write_events(
+    files: FileSystem, paths: Sequence[str], parts: Iterator[pa.RecordBatch], plan: DecodePlan
+) -> list[int]:
+    """Write events as Arrow files, one for each bucket; how many rows each has."""
+    rows = np.zeros(len(paths), np.int64)
+    with ExitStack() as opened:
+        sinks = []
+        for path in paths:
+            files.create_dir(path.rpartition("/")[0])
+            stream = opened.enter_context(files.open_output_stream(path))
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            sinks.append(opened.enter_context(pa.ipc.new_stream(stream, plan.event_schema, options=options)))
+        for part in parts:
+            events = pa.Table.from_batches([part])
+            bucket_of = buckets_of(_identities(events, plan), len(paths))
+            order = np.argsort(bucket_of, kind="stable")
+            counts = np.bincount(bucket_of, minlength=len(paths))
+            rows, ends = rows + counts, np.cumsum(counts)
+            events = events.take(pa.array(order))
+            for sink, begin, end in zip(sinks, [0, *ends[:-1]], ends, strict=True):
+                if end > begin:
+                    sink.write_table(events.slice(begin, end - begin))
+    return rows.tolist()
+
+
+def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
+    """Texts of the columns that tell rows from each other, alike for equal values."""
+    texts = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
+    kinds = [plan.types[i] for i in plan.shape.identity]
+    return [
+        like_equal_numbers(text, kind) if is_spelt_freely(kind) else text
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
+
+
+def is_spelt_freely(kind: TargetType) -> bool:
+    """Whether equal values may have several texts: of floats -0 is 0, of numeric 1.0 is 1.00."""
+    return bool(pa.types.is_floating(kind.arrow) or pa.types.is_decimal(kind.arrow))
+
+
+def like_equal_numbers(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedArray:
+    """Texts of numbers, alike for equal values."""
+    parts = [kind.from_text(part)[0] for part in texts.chunks]
+    if pa.types.is_floating(kind.arrow):
+        parts = [pc.add(part, pa.scalar(0.0, kind.arrow)) for part in parts]
+    return pa.chunked_array([part.cast(pa.string()).cast(pa.binary()) for part in parts], pa.binary())
+
+
+def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.RecordBatch]:
+    """The events of one bucket, by its files and how many rows each has; raises StagedLost unless they are all there."""
+    parts: list[pa.RecordBatch] = []
+    for path, rows in written.items():
+        try:
+            with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
+                read = list(events)
+        except (OSError, pa.ArrowException) as err:
+            raise StagedLost(f"staged events can't be read again: {path}: {first_line(err)}: run again") from None
+        if (found := sum(map(len, read))) != rows:
+            raise StagedLost(
+                f"staged events are gone: {path} has {counted(found, 'row')} of {rows:,} that were written: run again"
+            )
+        parts += read
+    return parts
+
+
+def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSystem, path: str) -> pa.Table:
+    """Write the net changes of events as a file, and count them."""
+    files.create_dir(path.rpartition("/")[0])
+    net = plan.net_schema.empty_table()
+    if parts:
+        net = collapse_events(pa.Table.from_batches(parts, plan.event_schema), plan)
+    # Readers take no more than a row group at once.
+    pq.write_table(net, path, filesystem=files, row_group_size=rows_at_once(net))
+    return count(net, plan)
+
+
+def count(net: pa.Table, plan: DecodePlan) -> pa.Table:
+    """Net changes by action, as Counted has them."""
+    if not len(net):
+        return COUNTS.empty_table()
+    lacks = np.zeros(len(net), np.bool_)
+    for flag in plan.shape.flags:
+        lacks |= np.asarray(net[flag])
+    lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
+    told = pa.table({"action": net["action"], "verbatim": net["raw"].is_valid().cast(pa.int64()), "incomplete": lacks})
+    counted = told.group_by("action").aggregate([([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")])
+    names = ("action", "count_all", "verbatim_sum", "incomplete_max")
+    return counted.select(names).rename_columns(COUNTS.names).cast(COUNTS)

@@ -1,0 +1,65 @@
+"""Work on several targets at once, each piece on a Spark session that no other uses meanwhile.
+
+Settings and temporary views belong to a session, and Great Expectations gives all its queries' views one name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from waldelta.spark.session import has_siblings, sibling_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Small targets are bound by round trips, not by cores: more at once than two cores have.
+MOST_AT_ONCE = 4
+
+
+class SessionPool:
+    """The given session and as many siblings as ``pieces`` of work call for; ends them when it is left."""
+
+    def __init__(self, spark: SparkSession, pieces: int) -> None:
+        self._first, self._size = spark, max(1, min(pieces, MOST_AT_ONCE)) if has_siblings(spark) else 1
+        self._free: SimpleQueue[SparkSession] = SimpleQueue()
+        self._leave = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as unwind:
+            self._free.put(self._first)
+            for number in range(1, self._size):
+                self._free.put(unwind.enter_context(sibling_session(self._first, number)))
+            self._leave = unwind.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave.__exit__(kind, err, trace)
+
+    def map(self, work: Callable[[SparkSession, T], R], items: Sequence[T]) -> list[R]:
+        """The results in the items' order; the first error is raised, and what hasn't begun then never does."""
+
+        def run(item: T) -> R:
+            session = self._free.get()
+            try:
+                return work(session, item)
+            finally:
+                self._free.put(session)
+
+        if self._size == 1:
+            return [run(item) for item in items]
+        executor = ThreadPoolExecutor(self._size, "targets")
+        try:
+            return list(executor.map(run, items))
+        finally:
+            # Not waited for: when the run is being ended, leaving the pool interrupts what still runs.
+            executor.shutdown(wait=False, cancel_futures=True)

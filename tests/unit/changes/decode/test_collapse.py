@@ -1,0 +1,182 @@
+"""Collapse: tables of cases, and random batches against a plain simulation of a table."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from waldelta.changes.decode.collapse import EventShape, collapse, event_schema, net_schema
+
+SHAPE = EventShape(column_count=3, key=(0,), toastable=(2,))
+TYPES = [pa.int64(), pa.string(), pa.string()]
+CASES = yaml.safe_load((Path(__file__).parents[3] / "cases" / "collapse.yml").read_text())
+
+
+def events_table(events) -> pa.Table:
+    rows = [
+        {
+            "ord": place, "op": ord(op), "o0": old, "c0": new, "c1": value, "c2": None if toast == "~" else toast,
+            "u2": toast == "~", "lsn": place, "commit_ts": None,
+        }
+        for place, (op, old, new, value, toast) in enumerate(events)
+    ]  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=event_schema(SHAPE, TYPES))
+
+
+def net_rows(net: pa.Table) -> list[tuple]:
+    return [(r["action"], r["b0"], r["c0"], r["c1"], "~" if r["u2"] else r["c2"]) for r in net.to_pylist()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_collapse_cases(case):
+    """Each case's events become exactly its net changes, in the schema that the merge expects."""
+    empty = case.get("base_is_empty", False)
+    net = collapse(
+        events_table(case["events"]), SHAPE, base_is_empty=empty if isinstance(empty, bool) else np.array(empty)
+    )
+    assert net.schema.equals(net_schema(SHAPE, TYPES))
+    by_text = repr
+    assert sorted(net_rows(net), key=by_text) == sorted((tuple(row) for row in case["net"]), key=by_text)
+
+
+def apply_one_by_one(target: dict, events) -> dict:
+    """What PostgreSQL's subscriber does: every event on its own, missing rows skipped."""
+    rows = dict(target)
+    for op, old, new, value, toast in events:
+        if op == "I":
+            rows[new] = (value, toast)
+        elif old in rows:
+            _, kept = rows.pop(old)
+            if op == "U":
+                rows[new] = (value, kept if toast == "~" else toast)
+    return rows
+
+
+def apply_net(target: dict, net: pa.Table) -> dict:
+    """What the MERGE does: all matches are made against the target as it was."""
+    removed, added = set(), {}
+    for action, base, key, value, toast in net_rows(net):
+        if action in ("delete", "purge"):
+            removed.add(base)
+        elif action == "update" and base in target:
+            removed.add(base)
+            added[key] = (value, target[base][1] if toast == "~" else toast)
+        elif action in ("insert", "upsert"):
+            removed.add(base)
+            assert toast != "~"
+            assert key not in added, "two rows with one key"
+            added[key] = (value, toast)
+    return {key: row for key, row in target.items() if key not in removed} | added
+
+
+def random_events(rng: random.Random, target: dict, count: int) -> list:
+    """A consistent stream: inserts of free keys, moves onto free keys, updates and deletes of rows that are there."""
+    live, events = set(target), []
+    for number in range(count):
+        free = [key for key in range(12) if key not in live]
+        op = rng.choice("IUUMD")
+        if op == "I" and free:
+            key = rng.choice(free)
+            live.add(key)
+            events.append(("I", None, key, f"i{number}", f"t{number}"))
+        elif live and (op != "M" or free):
+            key = rng.choice(sorted(live))
+            toast = rng.choice(["~", f"t{number}"])
+            if op == "D":
+                live.remove(key)
+                events.append(("D", key, None, None, None))
+            else:
+                new = rng.choice(free) if op == "M" else key
+                live.remove(key)
+                live.add(new)
+                events.append(("U", key, new, f"u{number}", toast))
+    return events
+
+
+def test_random_batches_equal_a_plain_simulation():
+    """Whatever a consistent source does, collapse and merge leave what applying every change alone leaves."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(400):
+        target = {key: (f"b{key}", f"bt{key}") for key in rng.sample(range(12), rng.randrange(0, 8))}
+        events = random_events(rng, target, rng.randrange(1, 25))
+        if not events:
+            continue
+        net = collapse(events_table(events), SHAPE)
+        assert apply_net(target, net) == apply_one_by_one(target, events), (seed, target, events)
+
+
+def test_updates_of_rows_the_target_lacks_are_skipped():
+    """A target that lacks a row (it was filtered, or cut off) doesn't gain it by an update."""
+    events = [("U", 1, 1, "a", "x"), ("U", 1, 1, "b", "~")]
+    assert apply_net({}, collapse(events_table(events), SHAPE)) == {}
+
+
+def test_random_batches_with_rows_that_never_arrived():
+    """Changes of rows that the batch itself shows to be missing are nothing to the rows that are there."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(400):
+        events: list = []
+        held: dict = {}
+        for number in range(rng.randrange(1, 25)):
+            op, old, new = rng.choice("IUUMD"), rng.randrange(6), rng.randrange(6)
+            event = {"I": ("I", None, new, f"i{number}", f"t{number}"), "D": ("D", old, None, None, None)}.get(
+                op, ("U", old, new if op == "M" else old, f"u{number}", rng.choice(["~", f"t{number}"]))
+            )
+            # A row that is in the way would stop the subscriber.
+            if event[0] != "D" and event[2] in held and event[1] != event[2] and (op == "I" or old in held):
+                continue
+            held = apply_one_by_one(held, [event])
+            events.append(event)
+        if events:
+            net = collapse(events_table(events), SHAPE, base_is_empty=True)
+            assert apply_net({}, net) == held, (seed, events)
+
+
+def test_a_second_application_changes_nothing():
+    """Net changes without moves can be merged twice, as after a crash between merge and watermark."""
+    events = [("I", None, 1, "a", "x"), ("U", 2, 2, "b", "~"), ("D", 3, None, None, None)]
+    net = collapse(events_table(events), SHAPE)
+    once = apply_net({2: ("o", "t"), 3: ("o", "t")}, net)
+    assert apply_net(once, net) == once
+
+
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        (pa.float64(), [0.0, -0.0]),
+        (pa.float64(), [float("nan"), float("nan")]),
+        (pa.string(), ["a", "a"]),
+        (pa.binary(), [b"\x00", b"\x00"]),
+    ],
+)
+def test_keys_that_postgresql_holds_equal_are_one_key(kind, values):
+    """-0 equals 0 and NaN equals NaN, so both events belong to one row."""
+    shape = EventShape(column_count=1, key=(0,))
+    rows = [
+        {"ord": 0, "op": ord("I"), "o0": None, "c0": values[0], "lsn": 0, "commit_ts": None},
+        {"ord": 1, "op": ord("D"), "o0": values[1], "c0": None, "lsn": 1, "commit_ts": None},
+    ]
+    net = collapse(pa.Table.from_pylist(rows, schema=event_schema(shape, [kind])), shape)
+    assert net["action"].to_pylist() == ["purge"]
+
+
+def test_keys_of_several_columns():
+    """Keys are equal only when all of their columns are."""
+    shape = EventShape(column_count=3, key=(0, 1))
+    types = [pa.int64(), pa.string(), pa.string()]
+    rows = [
+        {"ord": 0, "op": ord("U"), "o0": 1, "o1": "a", "c0": 1, "c1": "a", "c2": "x"},
+        {"ord": 1, "op": ord("U"), "o0": 1, "o1": "b", "c0": 1, "c1": "b", "c2": "y"},
+        {"ord": 2, "op": ord("U"), "o0": 1, "o1": "a", "c0": 1, "c1": "a", "c2": "z"},
+    ]
+    table = pa.Table.from_pylist([{**r, "lsn": 0, "commit_ts": None} for r in rows], schema=event_schema(shape, types))
+    assert sorted(collapse(table, shape)["c2"].to_pylist()) == ["y", "z"]

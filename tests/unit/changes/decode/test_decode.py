@@ -1,0 +1,244 @@
+"""From messages as the server sends them to events in commit order: streamed, prepared, and described by which Relation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pytest
+
+from tests import pgoutput_encoder as enc
+from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
+from waldelta.changes.decode.relation_versions import read_versions
+from waldelta.errors import DecodeError
+from waldelta.lake.changelog.change_log import landmarks
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog.row_messages import ROW_KINDS
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog.transaction_counts import COLUMNS, PreparedRows, Tally, Transactions
+from waldelta.pgoutput.envelope import Envelope
+from waldelta.pgoutput.transactions import resolve
+from waldelta.postgres.type_catalog import PgType
+from waldelta.slot.read.peek import TIMELINE_KINDS
+from waldelta.types.type_map import target_type
+
+T, TS = 16400, 1_700_000_000_000_000
+NARROW = [("id", 23, -1, True), ("v", 25, -1, False)]
+WIDE = [*NARROW, ("n", 23, -1, False)]
+BOTH_WAYS = [("v", 25, -1, False), ("id", 23, -1, True)]
+
+
+def row(key, xid=None, value="x"):
+    return enc.insert(T, [str(key), value], xid=xid)
+
+
+def described(columns=NARROW, xid=None):
+    return enc.relation(T, "public", "t", columns, xid=xid)
+
+
+def plain(xid, *messages, lsn=100):
+    return [(xid, m) for m in (enc.begin(lsn, TS, xid), *messages, enc.commit(lsn, lsn + 1, TS))]
+
+
+def chunk(xid, *messages):
+    return [(xid, m) for m in (enc.stream_start(xid), *messages, enc.stream_stop())]
+
+
+def commit(xid, lsn=500):
+    return [(xid, enc.stream_commit(xid, lsn, lsn + 1, TS + 1))]
+
+
+def aborted(xid, subxid):
+    return [(subxid, enc.stream_abort(xid, subxid))]
+
+
+def prepared(xid, *messages, gid="g"):
+    messages = (enc.begin_prepare(140, 150, TS, xid, gid), *messages, enc.prepare(140, 150, TS, xid, gid))
+    return [(xid, m) for m in messages]
+
+
+def decided(xid, gid="g", lsn=700):
+    return [(xid, enc.commit_prepared(lsn, lsn + 1, TS + 2, xid, gid))]
+
+
+def change_log(*batches):
+    """The batches, each one call's messages, as the change log holds them."""
+    parts = []
+    for number, messages in enumerate(batches, 1):
+        xids, data = zip(*messages, strict=True)
+        enveloped = Envelope(1000, 4).add(np.arange(len(data)), np.array(xids), enc.messages(*data))
+        parts.append(
+            pa.table(enveloped.columns, schema=enveloped.schema).append_column("batch", pa.array([number] * len(data)))
+        )
+    return pa.concat_tables(parts)
+
+
+def stream_of(log, after=0):
+    last = max(log["batch"].to_pylist())
+    timeline = log.filter(pa.compute.is_in(log["kind"], pa.array(TIMELINE_KINDS)))
+    return Stream(timeline, resolve(landmarks(timeline), after, last))
+
+
+def plan_of(log, after=0, names=("id", "v")):
+    """How the rows behind a batch are decoded."""
+    stream = stream_of(log, after)
+    types = [target_type(PgType(23, -1, "integer")), target_type(PgType(25, -1, "text"))]
+    versions = tuple(read_versions(stream, [T]))
+    # As planned for a column that is found by its name alone.
+    positions = tuple(
+        tuple([c.name for c in v.relation.columns].index(name) if name in [c.name for c in v.relation.columns] else None
+              for name in names)
+        for v in versions
+    )  # fmt: skip
+    return DecodePlan(
+        EventShape(2, (0,)),
+        names,
+        tuple(types),
+        versions,
+        positions,
+        (None, None),
+        Snapshot(0, 0),
+        stream.segments,
+        wire_names=("", ""),
+    )
+
+
+def events(log, after=0, names=("id", "v")):
+    """Decoded events in commit order: key, value, commit position."""
+    plan = plan_of(log, after, names)
+    rows = log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS))).select(CHANGE_COLUMNS).combine_chunks()
+    found = [event for part in rows.to_batches() for table in decode(part, plan) for event in table.to_pylist()]
+    ordered = sorted(found, key=lambda event: event["ord"])
+    return [(int(event["c0"]), event["c1"].decode(), event["lsn"]) for event in ordered]
+
+
+def test_streamed_rows_come_at_their_commit_with_its_position():
+    """A savepoint rolled back leaves nothing; plain rows of others come before."""
+    log = change_log(
+        chunk(7, described(xid=7), row(1, 7), row(2, 8))
+        + plain(9, described(), row(3))
+        + aborted(7, 8)
+        + chunk(7, row(4, 7))
+        + commit(7)
+        + plain(10, row(5), lsn=600)
+    )
+    assert events(log) == [(3, "x", 100), (1, "x", 500), (4, "x", 500), (5, "x", 600)]
+
+
+def test_a_relation_sent_in_a_streamed_transaction_is_known_to_others_after_its_commit():
+    """pgoutput doesn't send it again."""
+    log = change_log(chunk(7, described(xid=7), row(1, 7)) + commit(7) + plain(9, row(2), lsn=600))
+    assert events(log) == [(1, "x", 500), (2, "x", 600)]
+
+
+def test_a_prepared_transaction_of_an_earlier_batch_is_described_by_that_batch():
+    """Also where a Stream Commit there, long applied, made the relation known."""
+    log = change_log(
+        chunk(7, described(xid=7), row(1, 7)) + commit(7) + prepared(9, row(2)),
+        plain(10, described(BOTH_WAYS), enc.insert(T, ["y", "3"])) + decided(9),
+    )
+    assert events(log, after=1) == [(3, "y", 100), (2, "x", 700)]
+
+
+def test_a_change_of_columns_within_a_streamed_transaction_is_its_own():
+    """Others are read by the old Relation until the new one has committed."""
+    log = change_log(
+        plain(5, described(), row(1))
+        + chunk(7, described(BOTH_WAYS, xid=7), enc.insert(T, ["a", "2"], xid=7))
+        + plain(9, row(3))
+        + chunk(7, enc.insert(T, ["b", "4"], xid=7))
+        + commit(7)
+        + plain(10, enc.insert(T, ["c", "5"]), lsn=600)
+    )
+    assert events(log) == [(1, "x", 100), (3, "x", 100), (2, "a", 500), (4, "b", 500), (5, "c", 600)]
+
+
+def test_a_change_of_columns_that_was_rolled_back_is_forgotten():
+    """In a savepoint: the relation comes again. In a whole transaction: others never hear of it."""
+    log = change_log(
+        chunk(7, described(xid=7), row(1, 7), described(BOTH_WAYS, xid=8), enc.insert(T, ["a", "2"], xid=8))
+        + aborted(7, 8)
+        + chunk(7, described(xid=7), row(3, 7))
+        + commit(7)
+        + plain(9, row(4), lsn=600)
+        + chunk(11, described(BOTH_WAYS, xid=11), enc.insert(T, ["a", "5"], xid=11))
+        + aborted(11, 11)
+        + plain(12, row(6), lsn=700)
+    )
+    assert events(log) == [(1, "x", 500), (3, "x", 500), (4, "x", 600), (6, "x", 700)]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        plain(9, row(1)) + plain(10, described(), row(2)) + plain(11, described(BOTH_WAYS), enc.insert(T, ["a", "3"])),
+        plain(9, described(), row(1)) + chunk(7, row(2, 7), described(BOTH_WAYS, xid=7)) + commit(7),
+        prepared(9, described(), row(1))
+        + chunk(7, described(BOTH_WAYS, xid=7))
+        + chunk(8, row(2, 8))
+        + commit(8)
+        + commit(7),
+    ],
+    ids=["before the first", "of another transaction", "of another stream"],
+)
+def test_a_row_that_nothing_describes_is_an_error(messages):
+    """Never left out in silence."""
+    with pytest.raises(DecodeError, match=f"no Relation message before it: relation {T}"):
+        events(change_log(messages))
+
+
+def test_a_malformed_message_is_named_with_its_place():
+    """Which message of which batch, and its transaction; the change log still has its bytes."""
+    cut = row(2)[:-1]
+    log = change_log(plain(9, described(), row(1), lsn=0x300), plain(10, described(), row(1), cut, row(3), lsn=0x500))
+    with pytest.raises(DecodeError) as caught:
+        events(log)
+    where = "message 3 of batch 2, of the transaction committed at 0/500; the change log keeps it"
+    assert str(caught.value).startswith(r"malformed Insert message: new[1].length at byte ")
+    assert where in str(caught.value)
+    assert f"{len(cut)} bytes: {cut.hex(' ')}" in str(caught.value)
+
+
+def tally(log):
+    counted = Tally(1, landmarks(log))
+    for part in log.select(COLUMNS).to_batches(max_chunksize=2):
+        counted.add(part)
+    return counted.landed()
+
+
+def test_the_tally_is_the_plain_account_of_a_streamed_batch():
+    """Void chunks and rolled back savepoints don't count, nor does a streamed transaction of nothing published."""
+    log = change_log(
+        chunk(7, described(xid=7), row(1, 7), row(2, 8), enc.truncate([T], xid=7))
+        + plain(9, described(), row(3), enc.delete(T, key=["1", None]))
+        + aborted(7, 8)
+        + commit(7, 500)
+        + chunk(20)
+        + commit(20, 600)
+        + chunk(21, described(xid=21), row(4, 21))
+        + [(0, enc.message(650, "beat", b"", transactional=False))]
+    )
+    landed = tally(log)
+    assert landed.transactions == Transactions(
+        commits=2, inserts=2, deletes=1, truncates=1, xid_sum=16, end_lsn_sum=101 + 501
+    )
+    assert (landed.end_lsn, landed.by_relation) == (650, {T: {"I": 2, "D": 1}})
+
+
+def test_rows_of_prepared_transactions_are_counted_by_transaction():
+    """So that those rolled back meanwhile can be left out of a comparison."""
+    log = change_log(
+        prepared(9, described(), row(1), row(2), gid="a")
+        + chunk(7, described(xid=7), row(3, 7), row(4, 8))
+        + aborted(7, 8)
+        + [(7, enc.stream_prepare(175, 180, TS, 7, "b"))]
+        + decided(9, "a")
+        + [(7, enc.rollback_prepared(180, 190, TS, TS, 7, "b"))]
+    )
+    found = tally(log).transactions
+    assert found == Transactions(
+        prepares=2, prepared_commits=1, prepared_rollbacks=1, xid_sum=9 + 7 + 9 + 7, end_lsn_sum=150 + 180 + 701 + 190,
+        in_prepared=(PreparedRows(7, inserts=1), PreparedRows(9, inserts=2)),
+    )  # fmt: skip
+    assert found.without({7}).in_prepared == (PreparedRows(9, inserts=2),)

@@ -1,0 +1,337 @@
+"""Merging file by file in tasks: the same as without them, in many files of which only those that are concerned change."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from tests.unit.changes.merge.test_by_driver import (
+    NAMES,
+    SCHEMA,
+    SIX_ROWS,
+    UNKNOWN,
+    check_random_batches,
+    fine,
+    held,
+    job,
+    net_of,
+    plan,
+    rows,
+    table,
+    table_uri,
+    tag,
+    write,
+)
+from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.merge import by_file as module
+from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.stage import net_files
+from waldelta.changes.stage.net_files import packed, unpacked
+from waldelta.errors import LockHeld, StagedLost
+from waldelta.lake.storage import local_path, write_parquet
+from waldelta.snapshot.read_table import RAW_TYPE
+
+__all__ = ["job"]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Tasks and parts of a few rows."""
+    monkeypatch.setattr(module, "ROWS_PER_TASK", 3)
+    monkeypatch.setattr(net_files, "ROWS_PER_PART", 2)
+    monkeypatch.setattr(net_files, "ROWS_PER_READ", 1)
+
+
+def one_by_one(count, schema, task) -> list[dict]:
+    """Tasks, one after the other, in this process; each is done twice, as Spark may."""
+    told = []
+    for number in range(count):
+        task(number)
+        told += task(number).cast(schema).to_pylist()
+    return told
+
+
+def staged(job, net, parts=3) -> str:
+    """Net changes in several files."""
+    folder = f"{job.pipeline.target.root}/staged/{random.randrange(1 << 60)}"
+    size = -(-len(net) // parts) or 1
+    for number in range(parts):
+        write_parquet(folder, net.slice(number * size, size), number)
+    return folder
+
+
+def merged(job, events, batch=1, raw=None, check=fine, run=one_by_one, **options) -> CommitTag | None:
+    net = net_of(events, raw)
+    counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
+    planned = replace(tag(batch), counts=counted)
+    return merge_files(run, job, plan(**options), staged(job, net), planned, check)
+
+
+def write_files(job, *files) -> None:
+    """A target of so many files."""
+    write(job, SCHEMA.empty_table())
+    for held_rows in files:
+        write_deltalake(table_uri(job), rows(*held_rows), mode="append")
+
+
+def names_of(job) -> set[str]:
+    return set(pa.table(table(job).get_add_actions(flatten=True))["path"].to_pylist())
+
+
+def test_random_batches_equal_a_plain_simulation(job):
+    """In however many files."""
+    check_random_batches(job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 30)
+
+
+def test_what_the_commit_tells(job):
+    """As merge_here does."""
+    write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
+    events = [
+        ("U", 1, 1, "a2", "~"), ("U", 2, 9, "b2", "B2"), ("D", 3, None, None, None), ("I", None, 4, "d", "D"),
+        ("U", 7, 7, "lacking", "x"), ("D", 8, None, None, None),
+    ]  # fmt: skip
+    done = merged(job, events)
+    cut = read_commit(job, plan().state, done)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 2)
+    found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
+    assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
+    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [(0.5, 0), (0.5, 1), (None, 3)]
+    version = table(job).version()
+    assert merged(job, events) is not None, "a repeated batch"
+    assert table(job).version() == version
+    assert read_commit(job, plan().state, tag()) == cut
+
+
+def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
+    """Others whose bounds exclude it aren't even read."""
+    write_files(job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")])
+    (before, opened), of = (names_of(job), []), module._open
+    monkeypatch.setattr(module, "_open", lambda target, files, file: opened.append(file) or of(target, files, file))
+    assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
+    kept = names_of(job) & before
+    assert (len(kept), len(names_of(job))) == (2, 3)
+    assert {file.path for file in opened} == before - {path_of(job, 20)}
+
+
+def path_of(job, least) -> str:
+    """The file whose least id this is."""
+    told = pa.table(table(job).get_add_actions(flatten=True))
+    (path,) = told.filter(pc.field("min.Id") == least)["path"].to_pylist()
+    return path
+
+
+def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
+    """However many files are read, each of which may hold any of them."""
+    monkeypatch.setattr(module, "BYTES_PER_TASK", 1)
+    write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(40)))
+    told = []
+
+    def run(*given):
+        told.append(one_by_one(*given))
+        return told[-1]
+
+    changes = [("U", n, n, "c", "C") for n in range(500)]
+    assert merged(job, changes, run=run) is not None
+    matched = [len(row["matched"]) for row in told[0] if row["matched"] is not None]
+    assert (len(matched), sum(matched)) == (40, 4 * 40)
+    assert sum(values == ("c", "C") for values in held(job).values()) == 40
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 64, 1000])
+def test_which_changes_are_told_in_the_fewest_bytes(count):
+    """As bits or as numbers."""
+    for chosen in {0, 1, count // 40, count // 8, count}:
+        which = np.zeros(count, np.bool_)
+        which[random.sample(range(count), min(chosen, count))] = True
+        told = packed(which)
+        assert len(told) <= min(-(-count // 8), 4 * int(which.sum()))
+        assert unpacked(told, count).tolist() == np.flatnonzero(which).tolist()
+
+
+def test_new_rows_alone_leave_all_files(job):
+    write_files(job, [(1, "a", "A")])
+    before = names_of(job)
+    assert merged(job, [("I", None, 4, "d", "D"), ("I", None, 5, "e", "E")]) is not None
+    assert before < names_of(job)
+    assert set(held(job)) == {1, 4, 5}
+
+
+def test_a_truncate_leaves_the_new_rows_alone(job):
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    done = merged(job, [("I", None, 2, "new", "N")], truncated=True)
+    assert held(job) == {2: ("new", "N")}
+    assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
+
+
+def test_new_rows_without_a_key(job):
+    """They are added beside those that are equal."""
+    write_files(job, [(1, "a", "A")])
+    assert merged(job, [("I", None, 1, "a", "A")], shape=EventShape(3, ())) is not None
+    assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
+
+
+def test_nothing_to_change_still_is_a_commit(job):
+    """It is the target's watermark. A file whose rows are all gone has no successor."""
+    write_files(job, [(1, "a", "A")])
+    assert merged(job, [("D", 8, None, None, None)]) is not None
+    assert merged(job, [("D", 1, None, None, None)], 2) is not None
+    assert (names_of(job), table(job).transaction_version("app")) == (set(), 2)
+
+
+@pytest.mark.parametrize("case", [name for name in UNKNOWN if name != "too many rows"])
+def test_what_is_left_to_spark(job, case):
+    """It is told before anything is written."""
+    arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
+    arrange(job)
+    before = table(job).version()
+    event = options.pop("event", ("I", None, 4, "d", "D"))
+    assert merged(job, [event], **options) is None
+    assert table(job).version() == before
+
+
+def files_of(job) -> set:
+    return set(local_path(table_uri(job)).glob("*.parquet"))
+
+
+def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkeypatch):
+    """The task tells it: Spark would repeat one that fails. New rows aren't held."""
+    write_files(job, *([(k + n, "a", "A") for n in range(3)] for k in (1, 4)))
+    files, ended = files_of(job), []
+
+    def run(count, *given):
+        told = one_by_one(count, *given)
+        ended.append(count)
+        return told
+
+    monkeypatch.setattr(module, "MOST_NET_BYTES", 1)
+    assert merged(job, [("U", k, k, "c", "C") for k in (1, 4)], run=run) is None
+    assert (ended, files_of(job)) == ([2], files)
+    assert merged(job, [("I", None, 7, "d", "D")]) is not None
+
+
+@pytest.mark.parametrize("rounds", [1, 2], ids=["of files written anew", "of new rows"])
+@pytest.mark.parametrize("err", [StagedLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"])
+def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rounds):
+    """What the target holds, and what others have under way in its folder, stays."""
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    (local_path(table_uri(job)) / "part-other.parquet").touch()
+    files, done = files_of(job), []
+
+    def run(*given):
+        told = one_by_one(*given)
+        done.append(1)
+        if len(done) == rounds:
+            assert files_of(job) > files
+            raise err
+        return told
+
+    events = [("U", 1, 1, "c", "C"), ("U", 2, 2, "d", "D"), ("I", None, 3, "e", "E")]
+    with pytest.raises(StagedLost) if isinstance(err, StagedLost) else nullcontext():
+        assert merged(job, events, run=run) is None
+    assert (files_of(job), len(done)) == (files, rounds)
+
+
+def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
+    """As when an OPTIMIZE and a VACUUM come between."""
+    write_files(job, [(1, "a", "A")], [(2, "b", "B")])
+    read = module._files
+
+    def vacuumed(*given):
+        found = read(*given)
+        (local_path(table_uri(job)) / found[-1].path).unlink()
+        return found
+
+    monkeypatch.setattr(module, "_files", vacuumed)
+    assert merged(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
+
+
+def test_changes_that_are_not_all_there_are_left_to_spark(job):
+    """Which fails for lack of its source."""
+    net = net_of([("I", None, 4, "d", "D")])
+    planned = replace(tag(), counts={"upsert": 2})
+    assert merge_files(one_by_one, job, plan(), staged(job, net), planned, fine) is None
+
+
+def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
+    """Of the version that was committed."""
+    monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 2)
+    for batch in (1, 2):
+        merged(job, [("I", None, batch, "v", "w")], batch)
+    assert [path.name[19:20] for path in (local_path(table_uri(job)) / "_delta_log").glob("*.checkpoint.parquet")] == [
+        "2"
+    ]
+
+
+def test_no_reader_skips_a_value_that_is_no_number(job):
+    """Arrow's bounds of a column leave NaN out, and for Spark it is the greatest."""
+    number = SCHEMA.get_field_index("gone")
+    with_nan = rows((1, "a", "A"), (2, "b", "B")).set_column(
+        number, SCHEMA.field(number), pa.array([float("nan"), 1.0])
+    )
+    write(job, with_nan)
+    merged(job, [("U", 2, 2, "c", "C")])
+    (name,) = names_of(job)
+    group = pq.read_metadata(local_path(table_uri(job)) / name).row_group(0)
+    bounded = {group.column(k).path_in_schema for k in range(group.num_columns) if group.column(k).is_stats_set}
+    assert "gone" not in bounded
+    assert "Id" in bounded
+
+
+def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
+    """And what was written by then isn't there."""
+    with_raw = rows((1, "a", "A")).set_column(6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE))
+    write(job, with_raw)
+    files = files_of(job)
+    assert merged(job, [("U", 1, 1, "b", "~")]) is None
+    assert files_of(job) == files
+    assert merged(job, [("U", 1, 1, "b", "B")], raw=[(NAMES[1], "y")]) is not None
+    assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
+
+
+def test_whoever_may_not_write_any_more_does_not(job):
+    def taken() -> None:
+        raise LockHeld("by another run")
+
+    with pytest.raises(LockHeld):
+        merged(job, [("I", None, 4, "d", "D")], check=taken)
+    assert held(job) == {}
+
+
+def test_somebody_elses_commit_is_not_overwritten(job):
+    """Whoever was first stands; what is merged here is left to Spark, which merges into that."""
+    write_files(job, [(1, "a", "A")])
+
+    def late() -> None:
+        write(job, rows((5, "theirs", "x")))
+
+    assert merged(job, [("U", 1, 1, "b", "B")], check=late) is None
+    assert held(job) == {5: ("theirs", "x")}
+    # Theirs, and what they replaced.
+    assert len(files_of(job)) == 2
+
+
+def test_files_carry_statistics(job):
+    """By which other readers skip them too."""
+    write_files(job, [(1, "a", "A")])
+    merged(job, [("U", 1, 1, "b", "B"), ("I", None, 7, "c", "C")])
+    entry = local_path(table_uri(job)) / "_delta_log" / f"{table(job).version():020d}.json"
+    adds = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
+    told = {
+        (s["numRecords"], s["minValues"]["Id"], s["maxValues"]["the `v`"])
+        for a in adds
+        if (s := json.loads(a["stats"]))
+    }
+    assert told == {(1, 1, "b"), (1, 7, "c")}
+    for add in adds:
+        assert pq.read_metadata(local_path(table_uri(job)) / add["path"]).num_rows == 1

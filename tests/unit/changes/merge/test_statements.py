@@ -1,0 +1,72 @@
+"""The statements of the merge, as text: every name quoted, every column set."""
+
+from __future__ import annotations
+
+from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.merge.keyless import CopiedColumn, rewrite_statement
+from waldelta.changes.merge.statements import insert_statement, merge_statement
+from waldelta.spark_sql import quote
+
+SHAPE = EventShape(column_count=3, key=(1,), toastable=(2,))
+NAMES = ("v", "the `key`", "it's")
+
+
+def test_merge_statement():
+    """The row is found by its base key, takes its new key, and keeps what came as unchanged TOAST."""
+    assert merge_statement("file:///l/s/t", "src", NAMES, SHAPE, metadata_columns=False) == (
+        "merge into delta.`file:///l/s/t` as t\n"
+        "using src as s\n"
+        "on t.`the ``key``` = s.b0\n"
+        "when matched and s.action in ('delete', 'purge') then delete\n"
+        "when matched then update set t.`v` = s.c0, t.`the ``key``` = s.c1, "
+        "t.`it's` = case when s.u2 then t.`it's` else s.c2 end\n"
+        "when not matched and s.action in ('insert', 'upsert') then\n"
+        "  insert (`v`, `the ``key```, `it's`) values (s.c0, s.c1, s.c2)"
+    )
+
+
+def test_truncated_leaves():
+    """Rows of a truncated leaf go unless a change brings them back; without a key they aren't there any more."""
+    cut = {"metadata_columns": False, "truncated": (7, 9)}
+    merged = merge_statement("u", "src", NAMES, SHAPE, **cut)
+    assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
+    rewritten = rewrite_statement("u", "src", [CopiedColumn("_wd_relid", "bigint", "bigint")], **cut)
+    assert "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9), false))" in rewritten
+
+
+def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
+    """_wd_raw is what came now, and what stood there for the columns that stay."""
+    statement = merge_statement("u", "src", NAMES, SHAPE, metadata_columns=True)
+    assert "map_filter(t._wd_raw, (k, v) -> (k = 'it\\'s' and s.u2))" in statement
+    assert statement.endswith("values (s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw)")
+
+
+def test_insert_statement():
+    """Without a key rows are added; after a TRUNCATE they replace what was there."""
+    added = insert_statement("u", "src", NAMES, metadata_columns=False, overwrite=False)
+    assert added.startswith("insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src")
+    replaced = insert_statement("u", "src", NAMES, metadata_columns=True, overwrite=True)
+    assert replaced.startswith("insert overwrite delta.`u`")
+    assert "_wd_raw" in replaced
+
+
+def test_names_cannot_end_a_statement():
+    """A backtick in a name stays inside the name."""
+    assert quote("a` ; drop table x; --") == "`a`` ; drop table x; --`"
+
+
+def test_rewrite_statement():
+    """Without a key, columns are compared by position, whatever they are called, and maps by their entries."""
+    columns = [CopiedColumn("the `row", "string", "text"), CopiedColumn("n", "string", "numeric"),
+               CopiedColumn("h", "map<string,string>", "hstore")]  # fmt: skip
+    statement = rewrite_statement("u", "src", columns, metadata_columns=True)
+    assert statement.startswith(
+        "insert overwrite delta.`u` (`the ``row`, `n`, `h`, _wd_lsn, _wd_commit_ts, _wd_raw)\n"
+        "with plain as (select `the ``row` as v0, `n` as v1, `h` as v2, _wd_lsn as lsn, "
+    )
+    assert "array_sort(map_entries(v2)), array_sort(map_entries(raw))) as exact" in statement
+    assert "array_sort(map_entries(b2)), array_sort(map_entries(base_raw))) as exact" in statement
+    assert statement.endswith(
+        "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action = 'insert'"
+    )
+    assert "raw" not in rewrite_statement("u", "src", columns, metadata_columns=False)

@@ -1,0 +1,58 @@
+"""Net files: what is read of them, and how much memory that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, PyFileSystem
+
+from waldelta.changes.stage import net_files
+from waldelta.changes.stage.net_files import NetFiles, at_places
+from waldelta.lake.storage import rooted
+
+ROWS = pa.Table.from_batches([pa.record_batch({"n": [k], "text": ["x" * 1_000_000]}) for k in range(40)])
+
+
+@pytest.fixture
+def pool() -> Iterator[pa.MemoryPool]:
+    """One that knows the most that was taken of it."""
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool := pa.proxy_memory_pool(before))
+    yield pool
+    pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("places", [[], [0], [3, 17, 39], list(range(40))], ids=len)
+def test_a_few_of_many_large_rows_take_the_memory_of_these_few(pool, places):
+    """A merge holds its net changes, and takes some of them for each few rows of its files."""
+    found = at_places(ROWS, np.array(places, np.int64))
+    assert found["n"].to_pylist() == places
+    assert pool.max_memory() < (len(places) + 2) * 1_000_000
+
+
+class Marked(FSSpecHandler):
+    """A folder of an object store, in which S3A has put an object that marks it as one."""
+
+    def __init__(self, files: FileSystem, marker: FileInfo) -> None:
+        self.fs, self.marker = files, marker
+
+    def get_file_info_selector(self, selector):
+        return [self.marker, *self.fs.get_file_info(selector)]
+
+    def open_input_file(self, path):
+        return self.fs.open_input_file(path)
+
+
+@pytest.mark.parametrize("kind", [FileType.File, FileType.Directory], ids=lambda kind: kind.name)
+def test_a_folder_with_a_marker_object(tmp_path, monkeypatch, kind):
+    """Its entry has no name: a folder is all that there is in S3, so a store lists it among the objects in it."""
+    for name, rows in (("part-1.parquet", 2), ("part-0.parquet", 3), ("_SUCCESS", 1), (".part-0.crc", 1)):
+        pq.write_table(pa.table({"n": list(range(rows))}), tmp_path / name)
+    marker = FileInfo("", kind, size=0)
+    monkeypatch.setattr(net_files, "rooted", lambda uri, options: PyFileSystem(Marked(rooted(uri, options), marker)))
+    found = NetFiles.of(tmp_path.as_uri(), None)
+    assert (found.paths, found.rows) == (["part-0.parquet", "part-1.parquet"], [3, 2])

@@ -1,0 +1,141 @@
+"""Messages of many tables, written anew by table: each gets its own, in the order of the log, by however few reads."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests import pgoutput_encoder as enc
+from tests.seeds import chosen_seed
+from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
+from tests.unit.slot.test_oldest_pending import written
+from waldelta.changes.stage import split
+from waldelta.lake.changelog import batch_range as stretch
+from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.row_messages import row_messages
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+
+TABLES = list(range(16400, 16412))
+
+
+def run_here(_, count, told, task):
+    return [row for number in range(count) for row in task(number).cast(told).to_pylist()]
+
+
+def insert(oid, key, xid=None):
+    return enc.insert(oid, [str(key), "x"], xid=xid)
+
+
+def mixed_batches(rng, transactions=40):
+    """Batches in which every table has rows of plain, streamed and prepared transactions, some of which are rolled back."""
+    batches, keys = [], iter(range(1_000_000))
+    for _ in range(3):
+        messages = []
+        for xid in range(7, 7 + transactions):
+            streamed = rng.random() < 0.3
+            rows = [
+                insert(rng.choice(TABLES), next(keys), xid if streamed else None) for _ in range(rng.randrange(1, 30))
+            ]
+            if streamed:
+                messages += chunk(xid, *rows) + (commit(xid) if rng.random() < 0.7 else aborted(xid, xid))
+            elif rng.random() < 0.2:
+                messages += prepared(xid, *rows, gid=f"g{xid}") + decided(xid, gid=f"g{xid}")
+            else:
+                messages += plain(xid, *rows)
+        batches.append(messages)
+    return batches
+
+
+@pytest.fixture
+def split_here(monkeypatch):
+    monkeypatch.setattr(split, "run_tasks", run_here)
+    monkeypatch.setattr(split, "ROWS_PER_DECODE", 300)  # several files
+    monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
+    monkeypatch.setattr(split, "GROUP_ROWS", 50)
+
+
+@pytest.mark.usefixtures("split_here")
+def test_each_table_has_its_rows_in_the_order_of_the_log(tmp_path):
+    """Read here, or piece by piece as tasks do, which get what reads them as a copy."""
+    rng = random.Random(chosen_seed())
+    log = written(tmp_path, *mixed_batches(rng))
+    stream = log.stream(0, 3)
+    made = split.split(None, log, stream, (tmp_path / "staging" / "messages").as_uri())
+    assert len(made.paths) > 1
+    for ids in ([oid] for oid in TABLES):
+        expected = log.rows(stream, 1 << 30, ids)
+        found = made.rows(stream, 1 << 30, ids)
+        assert found.to_pylist() == expected.to_pylist()
+        assert len(found)
+        assert made.unseen(stream, ids, Snapshot(0, 0)) == log.unseen(stream, ids, Snapshot(0, 0))
+        chosen = row_messages(stream.segments, ids, Snapshot(0, 0))
+        pieces, copied = made.pieces(chosen), pickle.loads(pickle.dumps(made))
+        by_tasks = [row for part in copied.read(pieces, chosen, ["batch", "seq"]) for row in part.to_pylist()]
+        of_log = log.read(log.pieces(chosen), chosen, ["batch", "seq"])
+        assert by_tasks == [row for part in of_log for row in part.to_pylist()]
+        # Of the rows that it shares row groups with, few.
+        assert sum(piece.rows for piece in pieces) < 3 * len(found) + 40 * len(made.paths)
+    assert made.rows(stream, 1 << 30, [1]).to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "most", "cuts"),
+    [
+        ([], 100, []),
+        ([1] * 5, 100, [(0, 5)]),
+        ([1] * 25 + [2] * 25, 100, [(0, 25), (25, 50)]),
+        ([1] * 5 + [2] * 5 + [3] * 15, 100, [(0, 25)]),  # few ones share a group
+        ([1] * 25 + [2] * 5, 100, [(0, 25), (25, 30)]),
+        ([1] * 50, 20, [(0, 20), (20, 40), (40, 50)]),
+        ([1] * 3, 1, [(0, 1), (1, 2), (2, 3)]),  # values of megabytes
+    ],
+)
+def test_row_groups(monkeypatch, ids, most, cuts):
+    monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
+    assert list(split._cuts(np.array(ids, np.int64), most)) == cuts
+
+
+@pytest.mark.parametrize(
+    ("batches", "worth_it"),
+    [
+        ([[insert(oid, 1) for oid in TABLES]], True),
+        ([[insert(oid, 1)] for oid in TABLES], False),  # a batch of each
+        ([[insert(oid, 1) for oid in TABLES[: split.WORTH_IT - 1]]], False),
+        ([[insert(1, 1), insert(99_999, 1)]], False),  # tables that nobody waits for, around all that do
+    ],
+    ids=["mixed", "one after the other", "few", "others'"],
+)
+def test_whether_it_is_worth_it(tmp_path, batches, worth_it):
+    log = written(tmp_path, *(plain(7, *messages) for messages in batches))
+    waiting = {oid for oid in TABLES if any(insert(oid, 1) in messages for messages in batches)}
+    assert split.is_worth_it(log, log.stream(0, len(batches)), waiting) is worth_it
+
+
+@pytest.mark.usefixtures("split_here")
+def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(stretch, "SMALL_ROWS", 60)
+    few, many = TABLES[0], TABLES[1]
+    rows = [insert(few, key) for key in range(9)] + [insert(oid, key) for key in range(100) for oid in TABLES[1:]]
+    log, job = written(tmp_path, plain(7, *rows), plain(8, insert(few, 9))), lake_job(tmp_path)
+    with split.splitting(None, job, log, lambda _: TABLES) as split_up:
+        found = Stretches(log, log.sizes(0, 2), split_up).between(0, 1)
+        state_of = {oid: SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (few, many)}
+        assert len(found.rows_of(state_of[few])) == 9
+        assert found.rows_of(state_of[many]) is None
+        assert found.volume(state_of[few]).rows == 9
+        assert found.volume(state_of[many]).rows == 100
+        assert found.volume(state_of[many]).bytes < log.bytes_at_most(found.stream) / 2
+        assert staged(tmp_path) == 1
+    assert staged(tmp_path) == 0
+
+
+def lake_job(folder):
+    return SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(root=folder.as_uri())), run_id="r")
+
+
+def staged(folder):
+    return len(list((folder / "_waldelta" / "staging").glob("*")))
