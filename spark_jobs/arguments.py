@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from waldelta.decisions import DECISIONS
 from waldelta.errors import ConfigError
-from waldelta.replay import REPLAY
+from waldelta.stages.repair.replay.interval import REPLAY
 
 # A quoted name may have commas of its own.
 _LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')

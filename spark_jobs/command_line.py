@@ -21,14 +21,14 @@ from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
-from waldelta.replay import REPLAY
 from waldelta.spark.settings import log_level
+from waldelta.stages.repair.replay.interval import REPLAY
 
 if TYPE_CHECKING:
     import argparse
 
     from waldelta.pipeline.run_result import RunResult
-    from waldelta.setup import SetupPlan
+    from waldelta.stages.setup.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
 

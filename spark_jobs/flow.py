@@ -42,8 +42,6 @@ from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published
 from waldelta.quantities import counted
-from waldelta.quarantined import tell_anew
-from waldelta.replay import REPLAY, is_replay, read_span
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import breaks_recorded, describe, gaps_recorded
@@ -52,12 +50,14 @@ from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import check_slot, committed_upto, left_on_primary, slot_position, standby_warnings
+from waldelta.stages.check.gate.quarantined_rows import tell_anew
+from waldelta.stages.repair.replay.interval import REPLAY, is_replay, read_span
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.applied import Applied
-    from spark_jobs.sync_result import SyncResult
+    from waldelta.stages.apply.outcome import Applied
+    from waldelta.stages.sync.copied_table import SyncResult
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ _LEFT = (
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position; whole steps of a backlog are applied meanwhile."""
-    from spark_jobs.applied import Applied
-    from spark_jobs.overlap import applying
+    from waldelta.stages.apply.concurrent import applying
+    from waldelta.stages.apply.outcome import Applied
 
     meanwhile = Applied()
     with applying(spark, job, meanwhile, partial(_tell_looked, result, meanwhile)) as overlap:
@@ -85,7 +85,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 def _land(
     spark: SparkSession, job: Job, result: RunResult, stage: StageResult, on_landed: Callable[[Landed], object]
 ) -> None:
-    from spark_jobs.drain import drain
+    from waldelta.stages.land.drain import drain
 
     result.unreadable = None
     try:
@@ -128,8 +128,8 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
     So SlotUnreadable, which landing met: no table gets what was committed behind that.
     """
-    from spark_jobs.apply import apply
-    from spark_jobs.recopy import recopy
+    from waldelta.stages.apply.apply import apply
+    from waldelta.stages.repair.recopy import recopy
 
     result.told_applied = False  # an earlier attempt's word
     with breaks_recorded(job):
@@ -175,7 +175,7 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
     """Write logical messages, when asked for; an error, by what it concerns, is told once the tables have got their changes."""
     if not job.pipeline.source.options.messages:
         return {}
-    from spark_jobs.messages import write_messages
+    from waldelta.stages.apply.logical_messages import write_messages
 
     try:
         write_messages(spark, job)
@@ -213,9 +213,9 @@ def _check(
     stage: StageResult,
     tables: Sequence[str],
 ) -> None:
-    from spark_jobs.quality import Left, check
-    from spark_jobs.quick_targets import quick_targets
-    from spark_jobs.source_rules import read_rules
+    from waldelta.stages.check.check import Left, check
+    from waldelta.stages.check.quick_targets import quick_targets
+    from waldelta.stages.check.suite.source_constraints import read_rules
 
     fault_point("check.begun")
     result.passed = []
@@ -291,7 +291,7 @@ def replay(
         stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
 
     def mend_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        from spark_jobs.replay import replay as mend
+        from waldelta.stages.repair.replay.replay import replay as mend
 
         span = read_span(job)
         if span.is_empty:
@@ -325,8 +325,8 @@ def run_sync(
     only_due: bool = False,
 ) -> RunResult:
     """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for it), then check them."""
-    from spark_jobs.sync import sync
-    from spark_jobs.verbatim import count_verbatim
+    from waldelta.stages.sync.sync import sync
+    from waldelta.stages.sync.verbatim_count import count_verbatim
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         copied, failed = _synced(lambda: sync(spark, job, tables, reason, only_due=only_due))
@@ -362,10 +362,10 @@ def run_resync(
     A slot is fine when what waits in it could be read, and has landed.
     ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
     """
-    from spark_jobs.land_through import land_backlog
-    from spark_jobs.sync import sync
     from waldelta.changes.decode.route import translate
-    from waldelta.resync import renew_slot
+    from waldelta.stages.land.land_until import land_backlog
+    from waldelta.stages.setup.renew_slot import renew_slot
+    from waldelta.stages.sync.sync import sync
 
     def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         gap = renew_slot(job, translate, accept_server=accept_server)

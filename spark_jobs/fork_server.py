@@ -42,8 +42,8 @@ KILL_AFTER_S = 3.0
 _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
 _NEEDED = (
-    "pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "spark_jobs.quality", "spark_jobs.drain",
-    "spark_jobs.apply", "spark_jobs.sync", "waldelta.changes.merge.by_driver", "waldelta.changes.merge.by_file", "waldelta.pipeline.run_result",
+    "pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "waldelta.stages.check.check", "waldelta.stages.land.drain",
+    "waldelta.stages.apply.apply", "waldelta.stages.sync.sync", "waldelta.changes.merge.by_driver", "waldelta.changes.merge.by_file", "waldelta.pipeline.run_result",
 )  # fmt: skip
 
 
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str]) -> int:
     code = code_stamp()  # first: an upgrade while the modules are being imported must show
     for name in _NEEDED:
         importlib.import_module(name)
-    importlib.import_module("spark_jobs.expectation_import").import_everything()
+    importlib.import_module("waldelta.stages.check.great_expectations.lazy_import").import_everything()
     if threading.active_count() > 1:
         log.error("a module has started threads, which no fork survives: %s", threading.enumerate())
         return 1

@@ -248,8 +248,8 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"
         return
-    from spark_jobs.quality import Left, check
-    from spark_jobs.source_rules import read_rules
+    from waldelta.stages.check.check import Left, check
+    from waldelta.stages.check.suite.source_constraints import read_rules
 
     tables = [state.table_name for state in synced_states(job)]
     left = Left(rules=read_rules(job, result, tables), is_upkeep=True)
@@ -262,7 +262,7 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
 
 
 def _reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
-    from spark_jobs.data_docs import prune_reports
+    from waldelta.stages.check.reports.data_docs import prune_reports
 
     removed = prune_reports(job.pipeline, job.pipeline.quality.keep_reports)
     stage.detail = f"{counted(removed, 'report')} removed"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from waldelta.pipeline.run_result import RunResult
-    from waldelta.setup import SetupPlan
+    from waldelta.stages.setup.setup import SetupPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Pipeline:
         from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
         from waldelta.lake.storage import find_unwritable
-        from waldelta.setup import plan_setup
+        from waldelta.stages.setup.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
         self._check_store(job, spark)
@@ -66,7 +66,7 @@ class Pipeline:
         Where the lake is on S3, ``spark`` is asked for its log store; without one a session is opened for that.
         """
         from waldelta.changes.decode.route import translate
-        from waldelta.setup import apply_setup
+        from waldelta.stages.setup.setup import apply_setup
 
         job = self.job(run_id)
         self._check_store(job, spark)
@@ -74,8 +74,8 @@ class Pipeline:
             return apply_setup(connection, job, translate)
 
     def _check_store(self, job: Job, spark: SparkSession | None) -> None:
-        from waldelta.lake_preflight import check_store
         from waldelta.spark.session import read_log_store
+        from waldelta.stages.setup.preflight.lake import check_store
 
         check_store(self.file.target, partial(read_log_store, spark), job.storage_options)
 
@@ -165,7 +165,7 @@ class Pipeline:
 
     def quarantined(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
         """The rows that all targets, or these, lack, as ``quarantine`` prints them; without Spark."""
-        from waldelta.quarantined import list_quarantined
+        from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
         return list_quarantined(self.job(), tables)
 
@@ -206,7 +206,7 @@ class Pipeline:
         run_id: str | None = None,
     ) -> list[dict[str, Any]]:
         """Say of these rows (ids), or of all of these tables, that the targets are to lack them; without Spark."""
-        from waldelta.quarantined import discard_quarantined
+        from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
 
         return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
 
@@ -215,7 +215,7 @@ class Pipeline:
     ) -> list[dict[str, Any]]:
         """Let runs go on without these messages that can't be read (ids of ``quarantined``), which stay in quarantine. Without Spark."""
         from waldelta.pipeline.targets.unreadable_messages import skip_messages
-        from waldelta.quarantined import current_user
+        from waldelta.stages.check.gate.quarantined_rows import current_user
 
         return skip_messages(self.job(run_id), messages, by=by or current_user(), reason=reason)
 
@@ -223,7 +223,7 @@ class Pipeline:
         self, tables: Collection[str], reason: str | None = None, by: str | None = None, run_id: str | None = None
     ) -> list[dict[str, Any]]:
         """Let what has landed for these tables pass their gates with ``stop``; the next run merges it. Without Spark."""
-        from waldelta.release import release_tables
+        from waldelta.stages.check.gate.release import release_tables
 
         return release_tables(self.job(run_id), tables, by=by, reason=reason)
 
@@ -239,7 +239,7 @@ class Pipeline:
 
     def teardown(self, run_id: str | None = None) -> list[str]:
         """Drop the slot and the publications that this pipeline made; the lake stays. Says what was dropped."""
-        from waldelta.setup import teardown
+        from waldelta.stages.setup.setup import teardown
 
         job = self.job(run_id)
         with job.connect("teardown") as connection:
@@ -247,7 +247,7 @@ class Pipeline:
 
     def orphans(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
         """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``, on what was dropped of them."""
-        from waldelta.orphans import drop_orphans, find_orphans
+        from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
 
         job = self.job()
         with job.connect("orphans") as connection, job.connect_slot("orphans", connection) as slot_connection:

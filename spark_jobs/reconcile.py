@@ -12,12 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from spark_jobs.drain import Drained
 from spark_jobs.flow import Stage, all_failures, continued, report_stage, run_stages
-from spark_jobs.land_through import land_backlog, land_through
-from spark_jobs.reconcile_table import Feeding, Found, compare, why_not_compared
-from spark_jobs.repair import Again, reread_rows
-from spark_jobs.repair_end import end_killed_repairs
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
 from waldelta.lake.ledger.reconciliations import (
@@ -43,9 +38,14 @@ from waldelta.pipeline.targets.watermarks import Watermarks
 from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres.connection import describe, named_loss
 from waldelta.quantities import counted
-from waldelta.quarantined import current_user, tell_anew
 from waldelta.slot.failover import check_source
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.stages.check.gate.quarantined_rows import current_user, tell_anew
+from waldelta.stages.land.drain import Drained
+from waldelta.stages.land.land_until import land_backlog, land_through
+from waldelta.stages.repair.reconcile.compare_table import Feeding, Found, compare, why_not_compared
+from waldelta.stages.repair.repair import Again, reread_rows
+from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -340,7 +340,7 @@ def _obstacle(found: Found) -> str | None:
 
 def _write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
     """Where its pages are listed; None when there is nothing to tell, or no folder for them on this machine."""
-    from spark_jobs.data_docs import list_reconciliation
+    from waldelta.stages.check.reports.data_docs import list_reconciliation
 
     try:
         index = list_reconciliation(job.pipeline, found) if found else None

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
-from spark_jobs.repair import Again, reread_rows
-from spark_jobs.repair_end import end_killed_repairs
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
 from waldelta.lake.ledger.records import TableState
@@ -26,7 +24,9 @@ from waldelta.pipeline.targets.lifecycle import Due, states
 from waldelta.pipeline.targets.target_sources import Target, read_unbarred
 from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
-from waldelta.quarantined import current_user, rows_to_accept
+from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
+from waldelta.stages.repair.repair import Again, reread_rows
+from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.write_copy import write_copy
+from waldelta.stages.sync.write import write_copy
 
 
 def before_rows(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
@@ -17,4 +17,4 @@ def before_rows(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -
         action()
         return write_copy(*given)
 
-    monkeypatch.setattr("spark_jobs.sync.write_copy", write)
+    monkeypatch.setattr("waldelta.stages.sync.sync.write_copy", write)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_jobs.land import land
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound
+from waldelta.stages.land.land import land
 
 
 def land_only(spark, job, batch):

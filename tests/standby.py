@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.idle import look
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.land.idle_check import look
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 

@@ -140,7 +140,7 @@ class WaldeltaJobOperator(BaseOperator):
 
     def _judges_store(self) -> bool:
         """Whether preflight asks Spark for its log store, which is set where the Spark connection leads."""
-        from waldelta.lake_preflight import is_judged
+        from waldelta.stages.setup.preflight.lake import is_judged
 
         return self.verb in _JUDGING_STORE and is_judged(self.pipeline.target)
 

@@ -270,8 +270,8 @@ def _maintenance(job: _Job) -> DAG:
 
 def _look(pipeline: PipelineFile, context: Any) -> bool:
     """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves the slot alone."""
-    from waldelta.idle import look
-    from waldelta.replay import is_replay, read_span
+    from waldelta.stages.land.idle_check import look
+    from waldelta.stages.repair.replay.interval import is_replay, read_span
     from waldelta_airflow.connections import source_conninfo
 
     with named_failures():

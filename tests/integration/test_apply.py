@@ -9,17 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import spark_jobs.apply as apply_module
-import spark_jobs.untold as untold_module
 import waldelta.changes.merge.choose as merge_module
 import waldelta.changes.stage.stage as stage_module
 import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.job as job_module
-from spark_jobs import fed
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
+import waldelta.stages.apply.apply as apply_module
+import waldelta.stages.apply.unreported as untold_module
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.going_on import insert_that_goes_on
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.changes.stage import stage_tasks
@@ -32,6 +28,10 @@ from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed
 from waldelta.spark.tasks import run_tasks
+from waldelta.stages.apply import select_targets as fed
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
 
@@ -346,7 +346,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     def killed(*_):
         raise Killed
 
-    monkeypatch.setattr("spark_jobs.apply.read_commit", killed)
+    monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
     with pytest.raises(Killed):
         apply(spark, job)
     monkeypatch.undo()

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from spark_jobs.land import land
 from tests.pipelines import pipeline_file
 from waldelta.errors import ApplyError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import PeekBound
 from waldelta.spark.tasks import run_tasks
+from waldelta.stages.land.land import land
 
 pytestmark = pytest.mark.spark
 

@@ -15,13 +15,13 @@ from spark_jobs.maintain import run_maintain
 from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotGap
-from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.slot.gaps import open_gaps
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.flow import consume
-from spark_jobs.source_rules import read_rules
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.check_constraints import CheckConstraint, ChecksRead, read_check_constraints
-from waldelta.enum_labels import read_enum_labels
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
 from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.stages.check.constraints.check_constraints import CheckConstraint, ChecksRead, read_check_constraints
+from waldelta.stages.check.constraints.enum_labels import read_enum_labels
+from waldelta.stages.check.suite.source_constraints import read_rules
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

@@ -22,7 +22,7 @@ from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRo
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.quarantined import discard_quarantined, list_quarantined
+from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.status import read_status
 
 # What is left to the interpreter's end would go wrong.

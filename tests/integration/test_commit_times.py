@@ -8,11 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume, run_resync
-from spark_jobs.sync import sync
 from tests.pipelines import pipeline_file
-from waldelta.idle import look
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
@@ -20,8 +17,11 @@ from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
-from waldelta.setup import apply_setup
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.setup import apply_setup
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -9,13 +9,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_jobs.compare import compare_target, difference
-from spark_jobs.sync import sync
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lake.storage import target_uri
 from waldelta.pipeline.job import Job
 from waldelta.postgres.server_position import read_position
+from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.spark
 

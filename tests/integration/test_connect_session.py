@@ -162,7 +162,7 @@ import json, os, sys
 import psycopg
 from spark_jobs.flow import consume
 from waldelta.spark.session import open_session
-from spark_jobs.sync import sync
+from waldelta.stages.sync.sync import sync
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import PipelineFile
 

@@ -12,7 +12,6 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge as consume_module
-from spark_jobs.drain import drain
 from spark_jobs.flow import land_stage
 from spark_jobs.pipeline import Pipeline
 from tests.landing import land_only, wrongly_counted
@@ -23,11 +22,12 @@ from waldelta.errors import (
     SlotStuck,
     SourceUnreachable,
 )
-from waldelta.idle import look
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
 from waldelta.slot.acknowledge import confirmed_lsn, consume
 from waldelta.slot.recovery import never_compared, slot_move
 from waldelta.slot.verify import slot_count
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

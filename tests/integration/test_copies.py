@@ -9,14 +9,14 @@ from collections import Counter
 import pytest
 from psycopg import sql
 
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
@@ -152,7 +152,7 @@ def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, mon
     def killed(*_):
         raise Killed
 
-    monkeypatch.setattr("spark_jobs.apply.read_commit", killed)
+    monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
     with pytest.raises(Killed):
         apply(spark, job)
     monkeypatch.undo()

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.flow import consume, run_validate
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.declared_types import read_declared_types
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.stages.check.constraints.declared_types import read_declared_types
+from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.flow import consume, run_validate
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.lake.ledger.profiles import Profiles
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

@@ -11,13 +11,9 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from spark_jobs import land_through
-from spark_jobs.drain import drain
-from spark_jobs.land import land
 from tests.landing import land_only, landed_end, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
 from tests.waiting import wait_until
-from waldelta import idle
 from waldelta.config.pipeline_file import Publication
 from waldelta.errors import (
     BiteTooLarge,
@@ -31,7 +27,6 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.idle import look
 from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import slot_lock
@@ -39,6 +34,11 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.read.peek import LANDING_SCHEMA, reader_name
 from waldelta.slot.slot import check_received
+from waldelta.stages.land import idle_check as idle
+from waldelta.stages.land import land_until as land_through
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.land import land
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -144,7 +144,7 @@ def windows(monkeypatch, job, killed_at=0):
             raise SourceUnreachable("killed")
         return land(spark, conninfo, source, bound, *rest)
 
-    monkeypatch.setattr("spark_jobs.drain.land", seen)
+    monkeypatch.setattr("waldelta.stages.land.drain.land", seen)
     return asked
 
 
@@ -162,7 +162,7 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeyp
             drain(spark, wide)
     assert asked == [16, 8, 4]
     assert caplog.text.count("the server was too slow: next bite") == 2
-    with caplog.at_level("INFO", "spark_jobs.drain"):
+    with caplog.at_level("INFO", "waldelta.stages.land.drain"):
         drained = drain(spark, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
@@ -263,7 +263,7 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
         asked.append(1)
         raise StandbyAway("conflict with recovery")
 
-    monkeypatch.setattr("spark_jobs.drain.land", in_the_way)
+    monkeypatch.setattr("waldelta.stages.land.drain.land", in_the_way)
     with pytest.raises(StandbyAway):
         drain(None, job)
     assert len(asked) == 5  # 16, 8, 4, 2, 1 MB

@@ -6,8 +6,8 @@ import pytest
 
 from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.idle import look
 from waldelta.pipeline.job import load_job
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

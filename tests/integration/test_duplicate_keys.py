@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
-from spark_jobs.table_profile import profile_here
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
+from waldelta.stages.check.measure.profile import profile_here
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.drain import drain
 from spark_jobs.pipeline import Pipeline
 from tests.standby import (
     SCHEMA,
@@ -28,12 +27,13 @@ from tests.standby import (
     there,
 )
 from waldelta.errors import NotPrimary, SourceChanged
-from waldelta.idle import look
 from waldelta.lsn import Lsn
-from waldelta.orphans import find_orphans
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.slot.slot import read_slot
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.orphan_slots import find_orphans
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

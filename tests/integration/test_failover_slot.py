@@ -7,8 +7,8 @@ import pytest
 from tests.integration.test_setup import PLANES, events, job_for
 from waldelta.errors import PreflightFailed
 from waldelta.postgres.connection import connect
-from waldelta.setup import apply_setup, plan_setup
 from waldelta.slot.slot import read_slot
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

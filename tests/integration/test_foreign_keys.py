@@ -12,16 +12,16 @@ from deltalake import write_deltalake
 
 from spark_jobs.flow import consume, run_validate
 from spark_jobs.maintain import run_maintain
-from spark_jobs.orphans import find_orphans, orphans_here
-from spark_jobs.references import Reference, Side, _comparison
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.foreign_keys import read_foreign_keys
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.stages.check.constraints.foreign_keys import read_foreign_keys
+from waldelta.stages.check.measure.orphan_rows import find_orphans, orphans_here
+from waldelta.stages.check.measure.references import Reference, Side, _comparison
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

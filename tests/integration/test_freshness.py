@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from spark_jobs.flow import consume, run_validate
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -38,7 +38,7 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     size = "at most 20 MB of WAL behind the source"
     fresh = {seconds: (True, "warning"), hours: (True, "critical"), size: (True, "warning")}
     assert of_run(lake, "fresh") == fresh
-    from spark_jobs import source_rules
+    from waldelta.stages.check.suite import source_constraints as source_rules
 
     # Two hours later nothing has happened on the source: a run that finds that out is up to date.
     database.execute("insert into t values (2)")

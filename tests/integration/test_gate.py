@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-import spark_jobs.replay as replay_module
+import waldelta.stages.repair.replay.replay as replay_module
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.retry import run_accept, run_retry
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
@@ -21,15 +20,16 @@ from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.quarantined import discard_quarantined, list_quarantined
-from waldelta.release import release_tables
-from waldelta.replay import read_span
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.decided import read_decided
 from waldelta.review.freshness import read_changed
 from waldelta.review.glance import read_glance
 from waldelta.review.stopped import read_stopped
 from waldelta.review.verdicts import read_latest_checks
+from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
+from waldelta.stages.check.gate.release import release_tables
+from waldelta.stages.repair.replay.interval import read_span
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -561,7 +561,7 @@ def test_what_keeps_no_row_out_is_met(gated, database):
 
 def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row; until they are gone."""
-    monkeypatch.setattr("spark_jobs.gate.MOST_SET_ASIDE", 3)
+    monkeypatch.setattr("waldelta.stages.check.gate.gate.MOST_SET_ASIDE", 3)
     made = gated()
     made.own(RULE.format("quarantine"))
     sync(made.spark, made.job)
@@ -643,7 +643,7 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
         raise SystemExit(1)
 
     with monkeypatch.context() as patched:
-        patched.setattr("spark_jobs.apply.merge_staged", die)
+        patched.setattr("waldelta.stages.apply.apply.merge_staged", die)
         with pytest.raises(SystemExit):
             made.run("first")
     assert made.told() == [(QUARANTINED, "1", False)]

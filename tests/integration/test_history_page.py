@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

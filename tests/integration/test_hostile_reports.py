@@ -15,11 +15,6 @@ from great_expectations.expectations.registry import get_expectation_impl, list_
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 
-from spark_jobs import lake_expectations  # noqa: F401 - registers ours
-from spark_jobs.data_docs import list_reconciliation, open_context
-from spark_jobs.quality import check
-from spark_jobs.report_view import check_page
-from spark_jobs.verdict import QualityReport
 from tests.browser import open_browser
 from tests.pipelines import pipeline_file
 from tests.plugin_app import plugin_app, serve
@@ -28,8 +23,13 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.reconciliations import Reconciliation
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.lake.storage import target_uri
-from waldelta.reconcile.rows import ColumnDifference, RowDifference
-from waldelta.report_list import ReportEntry, add_entry, read_entries
+from waldelta.stages.check.check import check
+from waldelta.stages.check.great_expectations import custom as lake_expectations  # noqa: F401 - registers ours
+from waldelta.stages.check.reports.data_docs import list_reconciliation, open_context
+from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
+from waldelta.stages.check.reports.result_view import check_page
+from waldelta.stages.check.suite.verdict import QualityReport
+from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.drain import drain
 from spark_jobs.flow import report_stage
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta import idle
-from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.slot import read_slot
+from waldelta.stages.land import idle_check as idle
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
 
 pytestmark = pytest.mark.pg
 

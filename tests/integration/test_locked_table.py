@@ -9,14 +9,10 @@ from dataclasses import replace
 import pytest
 from psycopg.pq import TransactionStatus
 
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
-from waldelta.idle import look
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.target_sources import read_unbarred
@@ -25,6 +21,10 @@ from waldelta.postgres.catalog import TableId
 from waldelta.postgres.lock_waits import read_barred
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.snapshot.publication_version import read_version, settle
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -41,7 +41,11 @@ def job(database, lake, monkeypatch):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
-    for where in ("spark_jobs.fed", "spark_jobs.source_rules", "spark_jobs.source_values"):
+    for where in (
+        "waldelta.stages.apply.select_targets",
+        "waldelta.stages.check.suite.source_constraints",
+        "waldelta.stages.apply.source_values",
+    ):
         monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
     return job
 
@@ -233,7 +237,7 @@ def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
 
 def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypatch):
     """As any other locked table: by name, while the others are copied."""
-    monkeypatch.setattr("spark_jobs.sync.ATTEMPTS", 1)
+    monkeypatch.setattr("waldelta.stages.sync.sync.ATTEMPTS", 1)
     database.execute("insert into free values (1, 'a'); insert into t values (1, 'a')")
     # Before the snapshot, the sync waits for every older transaction, whatever that has locked.
     with (

@@ -10,22 +10,22 @@ import pytest
 
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume, run_resync
-from spark_jobs.sync import sync
 from tests.integration.test_privileges_page import lose
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
-from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
-from waldelta.resync import renew_slot
-from waldelta.setup import apply_setup, plan_setup, teardown
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 from waldelta.slot.slot import create_slot, read_slot
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.renew_slot import renew_slot
+from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
+from waldelta.stages.sync.sync import sync
 from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg
@@ -122,9 +122,9 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
 
     again = replace(job, run_id="again")
     for step, run in (
-        ("waldelta.setup.fault_point", lambda: run_resync(spark, again, ["public.kept"])),
-        ("spark_jobs.sync._check_not_removed", lambda: run_resync(spark, again, ["public.kept"])),
-        ("spark_jobs.sync._check_not_removed", lambda: consume(spark, again)),
+        ("waldelta.stages.setup.setup.fault_point", lambda: run_resync(spark, again, ["public.kept"])),
+        ("waldelta.stages.sync.sync._check_not_removed", lambda: run_resync(spark, again, ["public.kept"])),
+        ("waldelta.stages.sync.sync._check_not_removed", lambda: consume(spark, again)),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(step, kill)

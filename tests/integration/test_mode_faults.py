@@ -24,7 +24,6 @@ from deltalake import DeltaTable
 from spark_jobs.flow import consume
 from spark_jobs.reconcile import Order, run_reconcile
 from spark_jobs.retry import run_accept
-from spark_jobs.sync import sync
 from tests.integration.test_target_modes import NAMES, as_of, check_intervals, held, replayed, source
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
@@ -35,7 +34,8 @@ from tests.soak.scene import kill_driver, wait_until
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.quarantined import list_quarantined
+from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -300,6 +300,6 @@ def test_a_release_after_a_kill(spark, database, tmp_path, when):
 
 
 def _release(job, tables):
-    from waldelta.release import release_tables
+    from waldelta.stages.check.gate.release import release_tables
 
     return release_tables(job, tables, by="ann")

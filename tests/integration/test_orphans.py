@@ -7,9 +7,9 @@ import yaml
 
 from spark_jobs.command_line import main
 from waldelta.errors import ConfigError, LockHeld
-from waldelta.orphans import drop_orphans, find_orphans
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.postgres.connection import connect
+from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
 
 pytestmark = pytest.mark.pg
 

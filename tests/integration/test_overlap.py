@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs import apply as apply_module
 from spark_jobs import flow
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SchemaChanged, SourceUnreachable
-from waldelta.idle import look
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed, RunResult
+from waldelta.stages.apply import apply as apply_module
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -13,7 +13,7 @@ from spark_jobs.compare import compare_target
 from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import PreflightFailed
-from waldelta.idle import look
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

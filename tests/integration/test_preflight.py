@@ -19,8 +19,8 @@ from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres.connection import connect
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.preflight import WITHIN_UTF8
-from waldelta.setup import apply_setup, plan_setup
+from waldelta.stages.setup.preflight.source import WITHIN_UTF8
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 
@@ -360,7 +360,7 @@ def test_standby(tmp_path_factory, postgres, lake):
 def test_pooler(database, conn, lake, monkeypatch):
     """A pooler makes up the backend's pid."""
     database.execute(PLAIN)
-    monkeypatch.setattr("waldelta.source_facts.is_pooled", lambda client_pid, server_pid: True)
+    monkeypatch.setattr("waldelta.stages.setup.facts.source_facts.is_pooled", lambda client_pid, server_pid: True)
     assert "connection pooler" in refused(
         database, conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
     )

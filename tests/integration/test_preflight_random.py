@@ -12,7 +12,7 @@ import pytest
 from tests.integration.test_setup import job_for
 from tests.seeds import chosen_seed
 from waldelta.postgres.connection import connect
-from waldelta.setup import plan_setup
+from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -13,8 +13,8 @@ from spark_jobs.pipeline import Pipeline
 from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed, PrivilegeMissing
-from waldelta.idle import look
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -9,18 +9,18 @@ from itertools import count
 
 import pytest
 
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
 from spark_jobs.maintain import run_maintain
-from spark_jobs.messages import write_messages
-from spark_jobs.sync import sync
 from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConfigError
-from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.apply.logical_messages import write_messages
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

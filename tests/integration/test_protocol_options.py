@@ -8,12 +8,8 @@ from threading import Event
 
 import pytest
 
-import spark_jobs.messages as messages_module
-from spark_jobs.apply import apply
-from spark_jobs.drain import drain
+import waldelta.stages.apply.logical_messages as messages_module
 from spark_jobs.flow import consume
-from spark_jobs.messages import write_messages
-from spark_jobs.sync import sync
 from tests.integration.test_protocol import (
     STREAMING,
     TABLES,
@@ -27,10 +23,14 @@ from tests.integration.test_protocol import (
     run,
 )
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.idle import look
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.setup import plan_setup
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.apply.logical_messages import write_messages
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.setup import plan_setup
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.test_setup import job_for
-from waldelta import younger
 from waldelta.errors import PreflightFailed, PublicationGone
-from waldelta.idle import look
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect
-from waldelta.setup import apply_setup, plan_setup
 from waldelta.slot.read.peek import PeekBound, call, peek
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup import publication_trial as younger
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

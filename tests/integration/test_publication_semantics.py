@@ -380,7 +380,7 @@ def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch
             assert len(both.ours("public.t", ("id",))) == 2
             assert database.execute("select id from t") == [(1,)]
             with monkeypatch.context() as impatient:
-                impatient.setattr("spark_jobs.sync.settle", lambda *asked: settle(*asked[:2], 0.1))
+                impatient.setattr("waldelta.stages.sync.sync.settle", lambda *asked: settle(*asked[:2], 0.1))
                 with pytest.raises(RunFailed, match=f"pid {pid}"):
                     both.pipeline.sync(spark, ["public.t"])
         finally:

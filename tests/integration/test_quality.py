@@ -10,8 +10,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from spark_jobs.data_docs import prune_reports
-from spark_jobs.quality import Left, check
 from tests.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.errors import ConfigError, QualityFailed, StateError
@@ -19,6 +17,8 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut, now
 from waldelta.lake.storage import target_uri
+from waldelta.stages.check.check import Left, check
+from waldelta.stages.check.reports.data_docs import prune_reports
 
 pytestmark = pytest.mark.spark
 

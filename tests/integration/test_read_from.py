@@ -27,12 +27,12 @@ from tests.standby import (
 from waldelta.background import beside
 from waldelta.config.pipeline_file import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
-from waldelta.idle import look
 from waldelta.lake.ledger.records import now
-from waldelta.orphans import drop_orphans, find_orphans
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.slot.standby import committed_upto, slot_position
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

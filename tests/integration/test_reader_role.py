@@ -15,7 +15,7 @@ from tests.integration.test_setup import job_for
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.grants import sql_name
 from waldelta.postgres.connection import connect
-from waldelta.setup import plan_setup
+from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -13,8 +13,6 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs import land_through as land_module
-from spark_jobs import repair as repair_module
 from spark_jobs.pipeline import Pipeline
 from tests.bookkeeping import read_expectation_results
 from tests.fix_postgres import AT_HAND, new_database
@@ -31,6 +29,8 @@ from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRo
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.land import land_until as land_module
+from waldelta.stages.repair import repair as repair_module
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -9,12 +9,10 @@ from datetime import timedelta
 import pytest
 from deltalake import DeltaTable
 
-import spark_jobs.sync as sync_module
+import waldelta.stages.sync.sync as sync_module
 from spark_jobs.flow import consume, run_sync
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
-from waldelta.idle import look
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -23,6 +21,8 @@ from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import Operations, read_changed
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import sync
 from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg

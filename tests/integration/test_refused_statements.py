@@ -7,10 +7,10 @@ import pytest
 
 from tests.integration.test_preflight import PLAIN
 from tests.integration.test_setup import job_for
-from waldelta.idle import look
 from waldelta.postgres.connection import connect
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.setup import apply_setup
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg
 

@@ -9,9 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs import replay as replay_module
 from spark_jobs.flow import consume, replay
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
 from waldelta.lake.ledger.quarantine import Quarantine
@@ -19,9 +17,11 @@ from waldelta.lake.ledger.records import now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.replay import read_span
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import read_changed
+from waldelta.stages.repair.replay import replay as replay_module
+from waldelta.stages.repair.replay.interval import read_span
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -177,7 +177,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     assert (versions(job), set(some.tables)) == (before, {"public.t", "public.keyless"})
     assert not any(table.changed for table in some.tables.values())
 
-    monkeypatch.setattr("spark_jobs.replay.LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("waldelta.stages.repair.replay.replay.LOCK_TIMEOUT_S", 0.0)
     with target_lock(job, "public.own"), pytest.raises(RunFailed, match="held by another run"):
         replay(spark, replace(job, run_id="beside", **interval), tables=["public.own"])
 

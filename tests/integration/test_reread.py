@@ -9,11 +9,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.repair_end import end_killed_repairs
 from spark_jobs.retry import run_retry
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.changes.merge.snapshot_rows import merge_rows
@@ -32,9 +29,12 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.lifecycle import Due, read_published
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.quarantined import discard_quarantined, list_quarantined
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.freshness import read_changed
+from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
+from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 from waldelta.status import read_status
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -88,7 +88,7 @@ def source_rows(database, table="t"):
 
 def quarantine_rows(spark, database, job, count):
     """So many rows that no source could complete when they were applied; by now it could."""
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, {count}) g")
     sync(spark, job)
@@ -137,7 +137,7 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
 
 def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):
     """One statement for a bounded number of keys."""
-    monkeypatch.setattr("spark_jobs.reread.ROWS_PER_READ", 10)
+    monkeypatch.setattr("waldelta.stages.apply.complete_rows.ROWS_PER_READ", 10)
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
     sync(spark, job)
     database.execute("update t set a = 'x'; delete from t where id = 7; insert into t values (7, 'x', 'new')")
@@ -154,7 +154,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     drain(spark, job)
     database.execute("delete from t where id = 1")
     drained = replace(job, run_id="first")
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     cut = apply(spark, drained).steps[0].targets[0]
     assert target_rows(spark, job) == source_rows(database)
@@ -179,7 +179,7 @@ def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     database.execute("update t set a = 'x'")
     drain(spark, job)
     database.execute("update t set id = 5, m = 5")
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     assert apply(spark, replace(job, run_id="first")).failures == {}
     assert target_rows(spark, job) == []
@@ -216,7 +216,7 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
         database.execute(statement)
     drain(spark, job)
     database.execute("alter table t rename column big to hidden")
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     assert apply(spark, replace(job, run_id="first")).failures == {}
     rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)}
@@ -280,7 +280,7 @@ def retry_until(moment, spark, job, monkeypatch):
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("spark_jobs.repair.fault_point", at)
+        patched.setattr("waldelta.stages.repair.repair.fault_point", at)
         patched.setattr("waldelta.changes.stage.folders.remove_folder", lambda _: None)
         run_retry(spark, job, by="Ann")
 
@@ -316,7 +316,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
 
     # The MERGE fails: at once all is as it was.
     with monkeypatch.context() as patched:
-        patched.setattr("spark_jobs.repair.merge_rows", fails)
+        patched.setattr("waldelta.stages.repair.repair.merge_rows", fails)
         with pytest.raises(RunFailed, match="no space left"):
             retry("failed")
     is_as_before()
@@ -425,7 +425,7 @@ def test_a_stale_row_at_the_key_goes(spark, database, job):
     database.execute("delete from t where id = 1; update t set id = 1, a = 'x' where id = 2")
     drain(spark, job)
     database.execute("delete from t")
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     assert apply(spark, job).failures == {}
     assert target_rows(spark, job) == []
@@ -446,7 +446,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
     def killed(*_):
         raise Killed
 
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     monkeypatch.setattr("waldelta.changes.merge.choose._merge", killed)
     with pytest.raises(Killed):
@@ -477,7 +477,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, databas
         run(spark, job, "the next")
         real(*args, **options)
 
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     if fate == "killed":
         monkeypatch.setattr("waldelta.changes.merge.choose._merge", killed)
@@ -508,7 +508,7 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(spark, database, j
     sync(spark, job)
     database.execute("alter system set synchronous_standby_names = 'absent'")
     database.execute("select pg_reload_conf()")
-    from spark_jobs.apply import apply
+    from waldelta.stages.apply.apply import apply
 
     waiting = database.connect(autocommit=True)
     try:
@@ -516,7 +516,7 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(spark, database, j
         waiting.pgconn.send_query(b"update t set a = 'x'")
         wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
         drain(spark, job)
-        monkeypatch.setattr("spark_jobs.source_values.VISIBLE_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("waldelta.stages.apply.source_values.VISIBLE_TIMEOUT_S", 0.1)
         assert isinstance(apply(spark, job).failures["public.t"], TransactionsStillOpen)
         assert told(job) == []
     finally:

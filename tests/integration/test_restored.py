@@ -15,11 +15,11 @@ import psycopg
 import pytest
 
 from demo.embedded_postgres import EmbeddedPostgres
-from spark_jobs.drain import drain
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConsumeMismatch, SourceChanged
-from waldelta.idle import look
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

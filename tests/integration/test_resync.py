@@ -6,11 +6,11 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -80,7 +80,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, dat
             monkeypatch.undo()
             DeltaTable(uri_of(job, "public.t")).update(updates={"v": "'of another time'"}, predicate="id > 4")
 
-    monkeypatch.setattr("spark_jobs.snapshot_diff.fault_point", late)
+    monkeypatch.setattr("waldelta.stages.sync.snapshot_diff.fault_point", late)
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
     # One that finds nothing is committed too: else such a copy would come in its place, and nobody hear of it.

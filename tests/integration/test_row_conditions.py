@@ -7,14 +7,14 @@ import json
 import pytest
 from pyspark.sql import functions as F
 
-from spark_jobs.expectation_suite import PlannedExpectation, SourceRules, SuitePlan
-from spark_jobs.quality import Left, check
-from spark_jobs.quick_check import quick_outcomes
-from spark_jobs.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
 from tests.integration.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.lake.storage import target_uri
+from waldelta.stages.check.check import Left, check
+from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
+from waldelta.stages.check.quick_check import quick_outcomes
+from waldelta.stages.check.suite.plan import PlannedExpectation, SourceRules, SuitePlan
 
 pytestmark = pytest.mark.spark
 
@@ -159,7 +159,7 @@ OWN = "expectations: [{type: expect_column_values_to_be_between, kwargs: {column
 @pytest.mark.parametrize("own", [None, OWN])
 def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
     """Of rows, keys and columns, with the results kept as of any check; nothing is rendered, and Great Expectations isn't asked."""
-    monkeypatch.setattr("spark_jobs.quality.import_great_expectations", None)
+    monkeypatch.setattr("waldelta.stages.check.check.import_great_expectations", None)
     lake.target(row_filter=row_filter)
     if own:
         lake.own(own)
@@ -180,7 +180,7 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
         ColumnState("amount", 1700, 786438, "numeric(12,2)", "decimal(12,2)", not_null=True),
     ]
     lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
-    monkeypatch.setattr("spark_jobs.quality.quick_outcomes", None)
+    monkeypatch.setattr("waldelta.stages.check.check.quick_outcomes", None)
     rules = {"public.t": SourceRules(labels={"origin": ("JFK", "LGA")})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None

@@ -20,9 +20,9 @@ from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import read_types
 from waldelta.row_filter import resolve_filter
 from waldelta.row_filter.spark.translate import spark_condition
-from waldelta.setup import plan_setup
 from waldelta.snapshot.read_table import raw_map
 from waldelta.spark_sql import ddl
+from waldelta.stages.setup.setup import plan_setup
 from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.standby import SCHEMA, accepted_resync, ask, configure, held, insert, pipeline_on, servers, there, until
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
-from waldelta.idle import look
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak]
 

@@ -9,13 +9,13 @@ import pytest
 
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.integration.test_apply import BIG, source_rows
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

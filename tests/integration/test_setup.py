@@ -17,7 +17,6 @@ import pytest
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
-from waldelta import setup, setup_slot
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import (
     LateWriter,
@@ -29,13 +28,15 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.orphans import find_orphans
 from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.pipeline.job import Job
 from waldelta.postgres.connection import connect
-from waldelta.publication import Statement, read_publications
-from waldelta.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
 from waldelta.slot.slot import create_slot, read_slot
+from waldelta.stages.setup import setup
+from waldelta.stages.setup import slot_setup as setup_slot
+from waldelta.stages.setup.facts.publications import Statement, read_publications
+from waldelta.stages.setup.orphan_slots import find_orphans
+from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
 
 pytestmark = pytest.mark.pg
 
@@ -416,7 +417,7 @@ def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(database, co
 
 def test_locked_table(database, conn, lake, tables, monkeypatch):
     """Set-up gives up after its attempts, names who holds the lock, and leaves nothing."""
-    monkeypatch.setattr("waldelta.publication.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("waldelta.stages.setup.facts.publications.LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
     for entry in ({"name": "public.planes"}, {"name": "public.planes", "where": "tail > 'N'"}):

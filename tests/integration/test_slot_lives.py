@@ -11,9 +11,9 @@ from deltalake import write_deltalake
 from tests.integration.test_setup import job_for
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.postgres.server_position import read_position
-from waldelta.setup import apply_setup, teardown
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import create_slot
+from waldelta.stages.setup.setup import apply_setup, teardown
 
 pytestmark = pytest.mark.pg
 

@@ -7,13 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from spark_jobs.drain import Drained, drain
 from spark_jobs.flow import land_stage
-from spark_jobs.land import land
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta import idle
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
-from waldelta.idle import look
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult
@@ -23,6 +19,10 @@ from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded, open_gaps
 from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.verify.verify import check_landed
+from waldelta.stages.land import idle_check as idle
+from waldelta.stages.land.drain import Drained, drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.land import land
 
 pytestmark = pytest.mark.pg
 
@@ -68,7 +68,7 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
 
     upto = database.execute("select pg_current_wal_flush_lsn()")[0][0]
     write(database)
-    monkeypatch.setattr("spark_jobs.drain.land", land_late)
+    monkeypatch.setattr("waldelta.stages.land.drain.land", land_late)
     with pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"), gaps_recorded(job):
         drain(spark, job)
     monkeypatch.undo()
@@ -136,7 +136,7 @@ def reading(database, job, application_name):
 def landing(job):
     """The stage without what needs Spark."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("spark_jobs.drain.drain", lambda *_: Drained(Lsn(0), Lsn(0)))
+        patched.setattr("waldelta.stages.land.drain.drain", lambda *_: Drained(Lsn(0), Lsn(0)))
         land_stage(None, job, RunResult("consume", "r"), StageResult("running", 0.0))
 
 

@@ -6,10 +6,10 @@ import pytest
 
 import waldelta.changes.stage.split as split_module
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 

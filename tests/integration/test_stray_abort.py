@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
-from waldelta.idle import look
 from waldelta.lake.ledger.records import now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unread
 from waldelta.slot.read.peek import call, whole
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

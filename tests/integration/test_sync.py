@@ -13,8 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark import TaskContext
 
 import spark_jobs
-import spark_jobs.sync as sync_module
-from spark_jobs.sync import sync
+import waldelta.stages.sync.sync as sync_module
 from tests.copies import before_rows
 from tests.going_on import insert_that_goes_on
 from tests.waiting import wait_until
@@ -37,6 +36,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.server_position import read_position
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

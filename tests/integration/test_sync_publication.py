@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import spark_jobs.sync as sync_module
+import waldelta.stages.sync.sync as sync_module
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.copies import before_rows
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -12,11 +12,11 @@ import pytest
 
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.seeds import chosen_seed
 from waldelta.background import beside
 from waldelta.pipeline.job import load_job
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

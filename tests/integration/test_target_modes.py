@@ -9,15 +9,9 @@ from threading import current_thread
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs import copy_states
-from spark_jobs.apply import apply
 from spark_jobs.compare import compare_target
-from spark_jobs.drain import drain
 from spark_jobs.flow import consume
-from spark_jobs.quality import check
-from spark_jobs.replay import replay
 from spark_jobs.retry import run_retry
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
@@ -25,7 +19,13 @@ from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.quarantined import list_quarantined
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.check.check import check
+from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+from waldelta.stages.land.drain import drain
+from waldelta.stages.repair.replay.replay import replay
+from waldelta.stages.sync import write_states as copy_states
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -179,7 +179,7 @@ def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkey
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("spark_jobs.apply.fault_point", fault_point)
+        patch.setattr("waldelta.stages.apply.apply.fault_point", fault_point)
         with pytest.raises(Killed):
             consume(spark, job)
     consume(spark, job)

@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 from spark_jobs.compare import compare_target
 from spark_jobs.flow import consume
 from spark_jobs.pipeline import Pipeline
-from spark_jobs.sync import sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
@@ -19,6 +18,7 @@ from waldelta.lake.ledger.quarantine import REREAD, Quarantine
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

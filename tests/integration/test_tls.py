@@ -11,7 +11,6 @@ import pytest
 
 from demo.embedded_postgres import EmbeddedPostgres
 from spark_jobs.flow import consume
-from spark_jobs.sync import sync
 from tests.fix_postgres import INSTALLED, InstalledPostgres
 from tests.pipelines import bare_slot, pipeline_file
 from tests.tls import Authority, tls_before
@@ -19,6 +18,7 @@ from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.connection import connect, connect_arrow, conninfo_from_environment
+from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.integration.test_pipeline_life import assert_equal, pipeline_on
 from tests.integration.test_setup import job_for
-from waldelta.idle import look
 from waldelta.postgres.connection import connect
 from waldelta.postgres.unpublished_tables import unpublished
-from waldelta.setup import apply_setup
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg
 

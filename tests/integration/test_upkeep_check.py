@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 
 from spark_jobs.flow import consume, run_sync
 from spark_jobs.maintain import run_maintain
-from spark_jobs.sync import sync
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.changes.merge.statements import session_settings
@@ -21,6 +20,7 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -118,7 +118,7 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
 
 def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(spark, database, lake, monkeypatch):
     """Great Expectations would look at each for a second."""
-    monkeypatch.setattr("spark_jobs.quick_targets._MOST_PAGES", 1)
+    monkeypatch.setattr("waldelta.stages.check.quick_targets._MOST_PAGES", 1)
     database.execute("create table t(id int primary key); create table u(id int primary key, v int check (v > 0))")
     database.execute("insert into t values (1); insert into u values (1, 1)")
     file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})

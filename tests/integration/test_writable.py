@@ -7,7 +7,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from spark_jobs.drain import drain
 from spark_jobs.pipeline import Pipeline
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import PreflightFailed, TargetNotWritable
@@ -15,6 +14,7 @@ from waldelta.lake.storage import CHANGES, bookkeeping_uri, find_unwritable
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.spark.session import read_log_store
 from waldelta.spark.writable import find_unwritable_in_task
+from waldelta.stages.land.drain import drain
 
 pytestmark = pytest.mark.pg
 

@@ -25,9 +25,9 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.pipeline.task_errors import describe_error
-from waldelta.reconcile.rows import ColumnDifference, RowDifference
-from waldelta.report_list import ReportEntry, add_entry
 from waldelta.slot.health import SlotReading
+from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

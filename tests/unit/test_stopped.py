@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 
 from tests.bookkeeping import minutes, pipeline, result, run
-from waldelta.gate_verdicts import STOP
 from waldelta.lake.ledger.expectation_results import append_expectation_results
 from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.glance import read_glance
 from waldelta.review.stopped import read_stopped
+from waldelta.stages.check.gate.verdicts import STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
 DOWN = json.dumps({"stages": {"land": {}}, "error": {"class": "SourceUnreachable", "message": "no connection"}})

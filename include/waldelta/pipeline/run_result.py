@@ -25,8 +25,8 @@ from waldelta.quantities import counted
 from waldelta.slot.health import SlotReading
 
 if TYPE_CHECKING:
-    from spark_jobs.sync_result import SyncResult
-    from spark_jobs.verdict import QualityReport
+    from waldelta.stages.check.suite.verdict import QualityReport
+    from waldelta.stages.sync.copied_table import SyncResult
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {

@@ -14,7 +14,6 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotMissing, StateError
-from waldelta.gate_verdicts import QUARANTINE, STOP
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
@@ -23,11 +22,12 @@ from waldelta.lake.ledger.records import Release, TableState
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import Watermarks
 from waldelta.quantities import counted
-from waldelta.release import landed_upto
 from waldelta.review.attention import Attention
 from waldelta.review.bookkeeping import Bookkeeping
 from waldelta.review.history import LANDING, RunLine, latest_run, read_runs
 from waldelta.review.results import read_result
+from waldelta.stages.check.gate.release import landed_upto
+from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
 
 # How far back is looked for a run that came as far as its apply stage.
 _REACH = timedelta(days=7)

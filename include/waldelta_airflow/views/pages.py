@@ -21,7 +21,6 @@ from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.report_page import run_table
 from waldelta.review.attention import Attention, shortened, worst_first
 from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
 from waldelta.review.freshness import fed_tables, read_changed, read_states
@@ -30,6 +29,7 @@ from waldelta.review.history import LagPoint, lag_points, read_runs
 from waldelta.review.run_details import read_run, verbs_of
 from waldelta.review.table_details import read_table_details
 from waldelta.review.verdicts import expectations_map, missed_earlier, tables_map
+from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.dags import dag_of_verb, read_dag_run
 from waldelta_airflow.views.pipelines import Schedule, cdc_dag, read_schedules

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from waldelta.lake.ledger.records import now
-from waldelta.report_page import POLICY
+from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.views.words import FILTERS, MARKS, ago
 from waldelta_airflow.web import PREFIX
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.report_list import CheckedRun, ReportEntry, checked_runs, entry_of, read_entries
-from waldelta.report_page import static_index
+from waldelta.stages.check.reports.index import CheckedRun, ReportEntry, checked_runs, entry_of, read_entries
+from waldelta.stages.check.reports.page import static_index
 
 
 def served_report(pipeline: PipelineFile, path: str) -> Path | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.expectation_suite import plan_suite
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger.records import TableState, now
+from waldelta.stages.check.suite.plan import plan_suite
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
 REFUSED = [

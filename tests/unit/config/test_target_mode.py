@@ -10,7 +10,7 @@ from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
 from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.postgres.catalog import Relation, TableId
-from waldelta.target_preflight import Planned, PlannedTargets, judge_modes
+from waldelta.stages.setup.preflight.targets import Planned, PlannedTargets, judge_modes
 
 
 def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:

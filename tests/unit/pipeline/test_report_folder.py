@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spark_jobs.data_docs import list_reconciliation, prune_reports
 from tests.pipelines import pipeline_file
 from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
 from waldelta.pipeline.report_folder import docs_folder, judge_docs
+from waldelta.stages.check.reports.data_docs import list_reconciliation, prune_reports
 
 STORES = (
     "s3a://bucket/lake",

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from spark_jobs.verdict import QualityReport
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.stages.check.suite.verdict import QualityReport
 
 
 def shown(result: RunResult, stage: str | None = None) -> str:

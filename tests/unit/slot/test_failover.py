@@ -16,7 +16,6 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job, identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
-from waldelta.replay import within_history
 from waldelta.slot.acknowledge import SlotIdentity
 from waldelta.slot.failover import (
     Promotion,
@@ -28,6 +27,7 @@ from waldelta.slot.failover import (
     record_promotion,
 )
 from waldelta.slot.slot import SlotState, check_health
+from waldelta.stages.repair.replay.interval import within_history
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

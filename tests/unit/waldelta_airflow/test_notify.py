@@ -12,8 +12,8 @@ from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from waldelta.errors import ApplyError, PrivilegeMissing, SlotGap, SnapshotLost, SyncFailed, WaldeltaError
-from waldelta.idle import Look
 from waldelta.remedies import REMEDIES
+from waldelta.stages.land.idle_check import Look
 from waldelta_airflow.factory import create_dags
 from waldelta_airflow.job_result import JobResult, named_failures
 from waldelta_airflow.notify import describe_failure
@@ -140,7 +140,9 @@ class Task:
 def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, job, monkeypatch):
     """By the look and by landing, to whoever is told of the slot's errors; once an hour, and no notifier fails the run."""
     dag, kept = dags_with("[SlotError]")["shop_cdc"], {}
-    monkeypatch.setattr("waldelta.idle.look", lambda _: Look(True, "changes", 0, critical=("it is lost soon",)))
+    monkeypatch.setattr(
+        "waldelta.stages.land.idle_check.look", lambda _: Look(True, "changes", 0, critical=("it is lost soon",))
+    )
     job.does(
         result={"status": "succeeded", "stages": {"land": {"status": "succeeded"}}, "slot_critical": ["lost soon"]}
     )

@@ -26,9 +26,9 @@ from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
 from waldelta.lake.ledger.records import Release, Run, TableState, TargetCut, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.reconcile.rows import ColumnDifference, RowDifference
-from waldelta.report_list import ReportEntry, add_entry
 from waldelta.review.stopped import Stopped, Unmet
+from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views.dags import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.report_list import ReportEntry, add_entry
+from waldelta.stages.check.reports.index import ReportEntry, add_entry
 from waldelta_airflow.views.reports import reports_of, served_report
 from waldelta_airflow.web import DeferredApp
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late
 from waldelta.lake.storage import bookkeeping_uri
-from waldelta.reconcile.rows import ColumnDifference, RowDifference
+from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
 

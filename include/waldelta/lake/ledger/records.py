@@ -210,7 +210,7 @@ class TableState:
     foreign_commits: list[ForeignCommit] = field(default_factory=list)
     # What the target keeps (see waldelta.config.target_mode), when it isn't a mirror.
     mode: str | None = None
-    # Whether the target lacks rows on purpose (see waldelta.skipped_copy); None: it doesn't.
+    # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: it doesn't.
     copy_skipped: bool | None = None
 
     table: ClassVar[str] = "tables"

@@ -1,0 +1,1 @@
+"""The stages of a run, one folder each: setup, land, sync, check, apply, repair."""

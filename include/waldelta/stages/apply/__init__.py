@@ -1,0 +1,1 @@
+"""Stage apply: merges landed changes into targets, in apply batches."""

@@ -1,0 +1,333 @@
+"""Apply: landed batches go into the targets, each target by its own watermark, each batch range as one commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from waldelta.changes.decode.message_search import find_unreadable
+from waldelta.changes.decode.net_rows import WRITTEN
+from waldelta.changes.decode.target_plan import TargetPlan, plan_target
+from waldelta.changes.merge.alter_columns import reshape
+from waldelta.changes.merge.choose import merge_staged
+from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
+from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.merge.states import complete_states
+from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage.split import splitting
+from waldelta.changes.stage.stage import stage
+from waldelta.config.target_mode import CHANGELOG
+from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
+from waldelta.failpoints import fault_point
+from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.metadata_columns import clashes
+from waldelta.pipeline.advisory_locks import LockSessions, target_lock
+from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.schema_evolution import Evolution
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.shared_connection import SharedConnection
+from waldelta.pipeline.targets.external_commits import Watch
+from waldelta.pipeline.targets.lifecycle import record_removed
+from waldelta.pipeline.targets.needs_copy import mark
+from waldelta.pipeline.targets.unreadable_messages import record_unreadable
+from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.task_errors import of_table, writing_error
+from waldelta.postgres.type_catalog import KnownTypes
+from waldelta.stages.apply.complete_rows import reread
+from waldelta.stages.apply.outcome import Applied, isolated, to_be_fed
+from waldelta.stages.apply.publish_cut import finish_step
+from waldelta.stages.apply.select_targets import Fed, read_fed, read_settled
+from waldelta.stages.apply.steps import measures, plan_steps, told_steps
+from waldelta.stages.apply.unreported import left_untold, unreported
+from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
+from waldelta.stages.check.gate.verdicts import tell_passed
+from waldelta.stages.sync.skipped_copy import is_empty
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# A MERGE that others' commits got ahead of is run again on what they left, so often in all.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What every target of a run is applied with; ``watermarks`` is how far each is by now, ``sizes`` how much each batch has."""
+
+    spark: SparkSession
+    job: Job
+    held: Watermarks
+    watermarks: dict[str, int]
+    sizes: dict[int, int]
+    stretches: Stretches
+    present: Mapping[str, PresentTable]
+    watch: Watch
+    gates: dict[str, TableGate]
+    quarantine: Quarantine
+    locks: LockSessions
+    types: KnownTypes
+    goes_on: Callable[[], None]
+
+
+def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
+    """Bring every synced target up to the last landed batch, publishing a cut whenever all of them got there.
+
+    Small batches are applied together, up to twice batch.max_changes and twice batch.wal_window_mb at once. A failing table doesn't hold up the others;
+    it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
+    is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied. ``landed_as_of``: all
+    transactions below this one (xid8) have landed. A table that stays locked against readers fails as TableBusy where
+    its catalogs can't be read without that lock: where it has a row filter.
+    """
+    applied = Applied()
+    # Before the catalogs are read, which have to be those of behind it.
+    last = job.change_log(job.slot_identity()).last_batch()
+    fed = read_fed(spark, job, landed_as_of, applied)
+    if last is not None:
+        _feed(spark, job, fed, last, applied, Pace())
+    applied.retold += left_untold(job, fed.left)
+    try:
+        applied.removed = record_removed(job, fed.left)
+    except WaldeltaError as err:  # what was applied is told all the same, and the next run records it
+        log.warning("what isn't published any more can't be recorded now: %s", err)
+    return applied
+
+
+def apply_meanwhile(
+    spark: SparkSession, job: Job, upto: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
+) -> int:
+    """Bring targets a step nearer to a landed batch while more is landing, but for those of which something is to be told first.
+
+    Returns the batch they have come to: before ``upto`` where some are farther behind. What that does is told by the apply behind the
+    landing, as what a killed run has committed: if there is none, by the next run's.
+    ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
+    """
+    goes_on()
+    return _feed(spark, job, read_settled(job), upto, applied, Pace(1, goes_on))
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many steps are applied at the most, and what raises when nobody waits for them any more."""
+
+    steps: int | None = None
+    goes_on: Callable[[], None] = lambda: None
+
+    @property
+    def is_meanwhile(self) -> bool:
+        """Whether more is landing, so that some steps are all there are."""
+        return self.steps is not None
+
+
+def _is_behind_copies(
+    change_log: ChangeLog, ends: Sequence[int], states: Sequence[TableState], applied: Applied
+) -> bool:
+    """Whether no target of a step holds more than the step, and a cut can be made there: one that was copied later does, until its copy's
+    position has landed.
+    """
+    if not ends or not applied.is_complete:
+        return False
+    end = change_log.landed_end(ends[-1])
+    return all(state.snapshot_lsn <= end for state in states)
+
+
+def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, pace: Pace) -> int:
+    """Bring these targets up to a batch, step by step; returns the one that they have come to."""
+    identity = job.slot_identity()
+    change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
+    with _begun(spark, job, fed, last, applied, Watch(job, cut), pace) as run:
+        watermarks, sizes = run.watermarks, run.sizes
+        for state in to_be_fed(states, applied):
+            _look(run, state, run.held.versions[state.table_name], applied)
+        ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
+        is_all = fed.is_all and (not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied))
+        untold = dict(fed.mended)
+        if is_all or not pace.is_meanwhile:  # else there is no cut, and who follows tells
+            known = [state for state in states if state.table_name in watermarks]
+            untold |= unreported(job, identity, known, cut, applied)
+        for upto in told_steps(sizes, ends or [last] * bool(untold)):
+            behind = is_all and all(watermark <= upto for watermark in watermarks.values())
+            # Told by a cut that is published, where there is to be one.
+            told = untold if behind or upto == (ends or [last])[-1] else {}
+            # Those with the same batches before them one after the other: they read them together.
+            in_turn = sorted(to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
+            done = [_apply_step(run, state, upto, told, applied) for state in in_turn]
+            cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
+            applied.steps.append(finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
+        # Of those that are given up, too.
+        applied.retold += untold.values()
+    return (ends or [last])[-1]
+
+
+@contextmanager
+def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
+    spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, watch: Watch, pace: Pace
+) -> Iterator[_Run]:
+    """What the targets are applied with up to a batch, from where they stand."""
+    held = Watermarks(job, job.slot_identity())
+    change_log, watermarks = job.change_log(held.identity), _watermarks(job, held, fed.states, applied)
+    fed_from = [watermarks[state.table_name] for state in to_be_fed(fed.states, applied)]
+    sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
+    gates, types = read_gates(job, fed.states), KnownTypes(planning.use)
+
+    def waiting(stream: Stream) -> list[int]:
+        fed_now = to_be_fed(fed.states, applied)
+        late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
+        return [oid for state in late for oid in state.relation_ids]
+
+    with splitting(spark, job, change_log, waiting) as split, planning, locks, _telling(watch, applied):
+        stretches = Stretches(change_log, sizes, split)
+        yield _Run(
+            spark, job, held, watermarks, sizes, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on,
+        )  # fmt: skip
+
+
+@contextmanager
+def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        applied.foreign = sorted({*applied.foreign, *watch.told})
+
+
+def _apply_step(
+    run: _Run, state: TableState, upto: int, untold: dict[str, TargetCut], applied: Applied
+) -> TargetCut | None:
+    """Bring one target up to a batch; None of one that fails."""
+    name, watermarks = state.table_name, run.watermarks
+    run.goes_on()
+    with isolated(run.job, state, applied):
+        cut = _apply_locked(run, state, (watermarks[name], upto))
+        if (before := untold.pop(name, None)) is not None:
+            cut = before + cut
+        applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
+        # What was committed beside the run, before the cut says up to where all is told.
+        _look(run, state, cut.version, applied)
+        return cut
+    return None
+
+
+def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
+    with isolated(run.job, state, applied):
+        applied.warnings += run.watch.look(state, version)
+
+
+def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied) -> dict[str, int]:
+    """The last batch of each target; those that can't be fed go into the failures."""
+    watermarks: dict[str, int] = {}
+    for state in states:
+        with isolated(job, state, applied):
+            reached = applied.reached.get((state.table_name, state.generation), 0)
+            watermarks[state.table_name] = max(held.of(state), reached)
+    return watermarks
+
+
+def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> TargetCut:
+    began = time.monotonic()
+    with target_lock(run.job, state.table_name, run.locks) as lock:
+        present = check_same_copy(run.job, state)
+        # Another run may have applied some of it since the watermarks were read.
+        after = max(batches[0], run.held.of(present))
+
+        def check() -> int:
+            run.goes_on()
+            lock.check()
+            return run.held.still(present, after)
+
+        try:
+            cut = _apply_target(run, present, (after, batches[1]), check)
+        except NeedsSync as err:
+            named = of_table(err, state.table_name)
+            if run.job.pipeline.target.recopies(state.table_name):
+                # Read once more: its columns may have been recorded meanwhile.
+                mark(run.job, check_same_copy(run.job, present), str(named))
+            raise named from err
+    fault_point("apply.applied")
+    log.info(
+        "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
+        state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
+    )  # fmt: skip
+    return cut
+
+
+def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], int]) -> TargetCut:
+    """``check`` gives the target's watermark, and raises when this run may not write any more: a second writer of inserts would double them."""
+    job = run.job
+    if batches[0] >= batches[1]:
+        return read_untouched(job, state)
+    target, stretch = job.pipeline.target, run.stretches.between(*batches)
+    policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
+    plan = None
+    try:
+        # What a table with copy: false had as columns before its sync is no matter while its target has no rows.
+        begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
+        present = run.present[state.table_name]
+        plan = plan_target(run.types, stretch, state, present, policy, options, is_empty=begins)
+        if not plan.volume.rows and not plan.truncated:
+            return read_untouched(job, state)
+        return _apply_plan(run, plan, check)
+    except DecodeError as err:
+        unread = find_unreadable(run.stretches.change_log, state, batches, plan)
+        raise record_unreadable(job, unread, err) if unread is not None else err from err
+
+
+def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> TargetCut:
+    job, state, batches, target = run.job, plan.state, plan.batches, run.job.pipeline.target
+    looked = run.watch.looked_upto(state)
+    tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
+    staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
+    try:
+        with staged_in(run.spark, staged):
+            tag = _bring(run, plan, tag, staged, check)
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        check()  # what another run does to whoever lost the target to it says less than that it did
+        raise writing_error(state.table_name, err) from err
+    return read_commit(job, state, tag)
+
+
+def _bring(run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Callable[[], int]) -> CommitTag:
+    """Stage the net changes in a folder, and commit them; returns the tag they were committed under."""
+    job, state = run.job, plan.state
+    check()  # what is staged may be the staging of whoever has the target now
+    take_over_target(run.spark, job, state, run.quarantine, check)
+    if plan.evolution is not None:
+        _check_names(job, state, plan.evolution)
+        reshape(run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills"))
+        evolved = [column.state for column in plan.evolution.columns]
+        plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
+    changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
+    judged = judge_of(run.spark, job, plan, run.gates)
+    if state.kept_as != CHANGELOG:  # which says what was sent
+        changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
+    elif judged is not None:
+        changes = judged(changes).staged
+    if plan.decode.unfolding is not None:
+        changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
+    fault_point("apply.staged")
+    check()
+    if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
+        tell_passed(job, state.table_name)
+    fault_point("apply.merging")
+    tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), check)
+    fault_point("apply.merged")
+    return tag
+
+
+def _check_names(job: Job, state: TableState, evolution: Evolution) -> None:
+    names = [column.state.name for column in evolution.columns]
+    for clash in clashes(names, metadata_columns=job.pipeline.target.metadata_columns):
+        raise SchemaChanged(f"{state.table_name}: {clash}; its changes wait in the change log")

@@ -1,0 +1,193 @@
+"""Overlap: of a backlog of several steps, those that have landed are applied while the next ones land.
+
+Landing waits for the server's decoding, then for one core; merging for the others. The slot moves as soon as a batch has landed, whatever
+is applied, and landing goes on when applying fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, partial
+from threading import Lock, Timer
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from waldelta.errors import LateWriter, WaldeltaError
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.permissions import private_files
+from waldelta.pipeline.job import Job
+from waldelta.spark.session import has_siblings, interrupt, session_beside
+from waldelta.stages.apply.steps import measures, whole_upto
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from waldelta.stages.apply.outcome import Applied
+
+log = logging.getLogger(__name__)
+
+
+class Overlap:
+    """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at a time.
+
+    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it; it returns the batch that it has come
+    to, and is asked again where that is an earlier one. A step may take ``limit_s`` seconds, and
+    ``grace_s`` more to end once it was interrupted. Leaving waits for the one under way, unless the run is being ended; what landed last is
+    left to be applied. A step that fails, or takes longer, is told in the log, and none follows it: whoever applies what is left meets it
+    anew.
+    """
+
+    def __init__(
+        self,
+        whole: Callable[[Sequence[Landed]], int | None],
+        apply_upto: Callable[[int, Callable[[], None]], int],
+        limit_s: float,
+        grace_s: float = 30.0,
+    ) -> None:
+        self._whole, self._apply_upto = whole, apply_upto
+        self._limit_s, self._grace_s = limit_s, grace_s
+        self._deadline: float | None = None
+        self._executor = ThreadPoolExecutor(1, "applying")
+        self._lock = Lock()
+        self._waiting: list[Landed] = []
+        self._at_work: Future[None] | None = None
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def landed(self, batch: Landed) -> None:
+        """Tell of a batch that is landed and consumed, behind which more are to come."""
+        with self._lock:
+            self._waiting.append(batch)
+            if self._at_work is None and not self._is_over:
+                self._at_work = self._executor.submit(self._apply_steps)
+
+    def _apply_steps(self) -> None:
+        try:
+            while True:
+                waiting = self._still_waiting()
+                upto = self._whole(waiting) if waiting else None
+                if upto is not None and self._still_waiting():
+                    reached = self._apply_upto(upto, self._goes_on)
+                    with self._lock:
+                        self._waiting = [batch for batch in self._waiting if batch.batch > reached]
+                elif self._rests(waiting):
+                    return
+        except Exception as err:
+            unnamed = not isinstance(err, WaldeltaError)
+            log.warning("nothing more is applied before all has landed: %s", err, exc_info=unnamed)
+            self._is_over = True
+
+    def _still_waiting(self) -> list[Landed]:
+        with self._lock:
+            return [] if self._is_over else list(self._waiting)
+
+    def _rests(self, judged: Sequence[Landed]) -> bool:
+        """Whether nothing has come since these were found to be no whole step: the next batch is who goes on."""
+        with self._lock:
+            if self._is_over or len(self._waiting) <= len(judged):
+                self._at_work = None
+                return True
+            return False
+
+    @contextmanager
+    def limited(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Have a step interrupted that takes longer than it may, which is the last one then."""
+
+        def end() -> None:
+            self._is_over = True
+            log.warning(
+                "a step that is applied while more lands took more than %g minutes: it is interrupted",
+                self._limit_s / 60,
+            )
+            interrupt()
+
+        self._deadline = time.monotonic() + self._limit_s
+        timer = Timer(self._limit_s, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._deadline = None
+
+    def _goes_on(self) -> None:
+        if self._is_over:
+            raise LateWriter("nobody waits for this step any more: what is left is applied by the apply that follows")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            at_work, is_ended = self._at_work, kind is not None and not issubclass(kind, Exception)
+            self._is_over = is_ended or self._is_over
+            # The step under way comes to its end; none begins.
+            self._waiting = []
+        self._executor.shutdown(wait=False)
+        if at_work is None or is_ended:
+            return
+        try:
+            at_work.result(self._patience_s())
+        except TimeoutError:
+            log.warning(
+                "what is applied while more lands doesn't end: it is left, and the apply that follows begins there, but for a target "
+                "that it still holds the lock of"
+            )
+        finally:
+            self._is_over = True
+
+    def _patience_s(self) -> float:
+        """How long the step under way is still waited for."""
+        if self._deadline is None:
+            return self._limit_s
+        return max(0.0, self._deadline - time.monotonic()) + self._grace_s
+
+
+def applying(spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]) -> Overlap:
+    """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of which ``tell`` is called after each."""
+
+    def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
+        # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
+        from waldelta.stages.apply.apply import apply_meanwhile
+
+        # Settings of commits are a session's: what is left at work here must not share those of what follows.
+        with private_files(), session_beside(spark) as session, overlap.limited(partial(interrupt, session)):
+            try:
+                return apply_meanwhile(session, job, upto, applied, goes_on)
+            finally:
+                tell()
+
+    overlap = Overlap(
+        WholeSteps(job) if has_siblings(spark) else lambda _: None,
+        apply_upto,
+        60.0 * job.pipeline.batch.apply_timeout_minutes,
+    )
+    return overlap
+
+
+class WholeSteps:
+    """Says with which batch the first step of some ends, once another batch like the last wouldn't fit into it; reads each batch's size once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._bytes: dict[int, int] = {}
+
+    def __call__(self, landed: Sequence[Landed]) -> int | None:
+        """Of batches that have landed, in their order."""
+        return whole_upto(*measures(self._job, {batch.batch: batch.rows for batch in landed}, self._bytes_of))
+
+    def _bytes_of(self, after: int, upto: int) -> Mapping[int, int]:
+        self._bytes = {batch: size for batch, size in self._bytes.items() if batch > after}
+        self._bytes |= self._change_log.bytes_of_batches(max(self._bytes, default=after), upto)
+        return self._bytes
+
+    @cached_property
+    def _change_log(self) -> ChangeLog:
+        return self._job.change_log(self._job.slot_identity())

@@ -1,0 +1,74 @@
+"""Applied: what an apply did, target by target: what fails in one leaves the others alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut
+from waldelta.pipeline.drift.repair_plan import Repair
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.task_errors import of_table, unexpected_error
+from waldelta.stages.sync.skipped_copy import stopped
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Applied:
+    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
+
+    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in between, or this one applied it while more
+    was landing. ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
+    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
+    ``reached`` is the batch that each copy, by name and generation, was brought up to: one that had nothing for it leaves no commit.
+    """
+
+    steps: list[BatchCut] = field(default_factory=list)
+    retold: list[TargetCut] = field(default_factory=list)
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    outdated: dict[str, str] = field(default_factory=dict)
+    drifted: dict[str, Repair] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    published: dict[str, Feed] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    unpublished: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    reached: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every target got everything."""
+        return not self.failures and not self.outdated
+
+
+def to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
+    """Those that nothing was given up of, so far."""
+    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
+
+
+@contextmanager
+def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
+    """What fails here fails for one table: the others go on."""
+    try:
+        yield
+    except WaldeltaError as err:
+        _give_up(job, state, err, applied)
+    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
+        log.exception("table=%s", state.table_name)
+        _give_up(job, state, unexpected_error(state.table_name, err), applied)
+
+
+def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
+    if isinstance(err, NeedsSync) and job.pipeline.target.recopies(state.table_name):
+        log.warning("table=%s has to be copied again: %s", state.table_name, err)
+        applied.outdated[state.table_name] = str(err)
+    else:
+        if isinstance(err, NeedsSync) and not job.pipeline.target.copies(state.table_name):
+            err = SchemaChanged(stopped(state.table_name, str(err)))
+        log.error("table=%s not applied: %s", state.table_name, err)
+        applied.failures[state.table_name] = of_table(err, state.table_name)

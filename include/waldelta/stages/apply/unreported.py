@@ -1,0 +1,57 @@
+"""Untold: what was committed to targets and told by no run, killed before it could or still landing: the run that finds it tells."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from waldelta.changes.merge.commits import read_unreported
+from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.reported_commits import Told
+from waldelta.pipeline.targets.lifecycle import SYNCED, Standing
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.stages.apply.outcome import Applied, isolated
+
+log = logging.getLogger(__name__)
+
+
+def unreported(
+    job: Job, identity: SlotIdentity, states: Sequence[TableState], cut: BatchCut | None, applied: Applied
+) -> dict[str, TargetCut]:
+    """What was committed and never told: this run tells, checks and announces it.
+
+    Of that the newest ``cut`` has its part already, which goes into ``applied``; the rest is returned, for the next one.
+    """
+    members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
+    untold, told = {}, _told(job)
+    for state in states:
+        with isolated(job, state, applied):
+            in_cut = members.get((state.table_name, state.generation))
+            retold, beyond = read_unreported(job, identity, state, told, in_cut)
+            applied.retold += [retold] if retold is not None else []
+            if beyond is not None:
+                untold[state.table_name] = beyond
+    return untold
+
+
+def left_untold(job: Job, left: Sequence[Standing]) -> list[TargetCut]:
+    """The same of targets that aren't published any more, once they are known to have left nobody asks.
+
+    They get nothing any more, so that whatever is wrong with one of them is no failure of the run.
+    """
+    found, told, identity = [], _told(job), job.slot_identity()
+    for state in (standing.state for standing in left):
+        if state is None or state.status != SYNCED:
+            continue
+        try:
+            _, untold = read_unreported(job, identity, state, told)
+        except Exception as err:
+            log.warning("table=%s what was applied to it before it left can't be told: %s", state.table_name, err)
+        else:
+            found += [untold] if untold is not None else []
+    return found
+
+
+def _told(job: Job) -> Told:
+    return Told(job.ledger, now() - job.pipeline.maintenance.keeps_rows)

@@ -1,0 +1,1 @@
+"""Stage check: validates targets by expectations, and decides by gates."""

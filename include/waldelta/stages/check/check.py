@@ -1,0 +1,409 @@
+"""The check stage: run every target's expectations on the version the run has left, keep results and report.
+
+Nothing here raises for a failed expectation; ``QualityReport.raise_if_critical`` does, after all is written.
+Great Expectations is imported only when there is something to check, and while the targets are being looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from waldelta.config.expectation_files import OwnSuites, read_own_suites
+from waldelta.config.pipeline_file import PipelineFile, split_table_name
+from waldelta.config.target_mode import MIRROR
+from waldelta.errors import ConfigError, StateError, WaldeltaError
+from waldelta.failpoints import fault_point
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.passed_suites import JudgedSuites
+from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.storage import target_uri
+from waldelta.permissions import OWNER_ONLY, private_files
+from waldelta.pipeline.report_folder import own_docs_folder
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.task_errors import unexpected_error
+from waldelta.spark.session_pool import SessionPool
+from waldelta.stages.check.background import (
+    Asked,
+    CheckedTarget,
+    ask_ahead,
+    ask_references,
+    in_background,
+    measure_ahead,
+)
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.incremental import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
+from waldelta.stages.check.measure.profile import Measured
+from waldelta.stages.check.quick_check import (
+    affordable,
+    is_known,
+    outcomes_here,
+    quick_outcomes,
+    quick_profile,
+    rest_outcomes,
+)
+from waldelta.stages.check.record import keep_report
+from waldelta.stages.check.reports.data_docs import (
+    drop_old_results,
+    keep_result,
+    list_reports,
+    open_context,
+    page_name,
+    page_path,
+    run_identifier,
+    write_check_pages,
+)
+from waldelta.stages.check.suite.plan import SourceRules, SuitePlan, plan_suite
+from waldelta.stages.check.suite.profile_drift import Before, bounds_of
+from waldelta.stages.check.suite.verdict import Outcome, QualityReport, TableVerdict, unchecked
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a run has made of its targets: the Delta versions it has left them at, and which it changed so little that their check is quick.
+
+    Of those only targets get a page that don't meet an expectation, or have one that only Great Expectations knows.
+    """
+
+    versions: Mapping[str, int] = field(default_factory=dict)
+    quick: frozenset[str] = frozenset()
+    # What the tables that feed them make sure of, by target.
+    rules: Mapping[str, SourceRules] = field(default_factory=dict)
+    # What earlier runs measured of them, by target.
+    before: Mapping[str, Before] = field(default_factory=dict)
+    # What earlier checks know of them.
+    known: Known = field(default_factory=Known)
+    # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
+    is_upkeep: bool = False
+    # Runs may go on beside the check, and find more than it does.
+    is_beside: bool = False
+
+    def rules_of(self, target: CheckedTarget) -> SourceRules:
+        """What is known of a target's rows besides."""
+        return self.rules[target.state.table_name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    """A target's plan and result, the seconds it took, and what was measured meanwhile."""
+
+    target: CheckedTarget
+    plan: SuitePlan
+    result: ExpectationSuiteValidationResult
+    seconds: float
+    measured: Measured | None
+
+
+def check(
+    spark: SparkSession,
+    pipeline: PipelineFile,
+    ledger: Ledger,
+    run_id: str,
+    tables: Iterable[str] | None = None,
+    left: Left | None = None,
+) -> QualityReport:
+    """Check the given targets, or all that have been synced, and write results and report.
+
+    ``left`` is what the run has made of its targets; others are checked as they are now. A target that can't be
+    judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
+    Without a folder for reports there are no pages, and all else is as with one.
+    """
+    began, left = now(), left or Left()
+    profiles = Profiles(ledger.root, ledger.storage_options)
+    folder = own_docs_folder(pipeline)
+    states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
+    own = read_own_suites(_suites(pipeline), states)
+    wanted = sorted(name for name in states if tables is None or name in set(tables))
+    if not wanted:
+        return QualityReport(run_id, (), notes=tuple(own.unused))
+    known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
+    quick = frozenset(wanted) if left.is_upkeep else left.quick
+    unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts({n: states[n].generation for n in wanted})
+    # The source's are lacking where it couldn't be asked.
+    rules = {n: replace(left.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0)) for n in wanted}
+    before = _before(pipeline, profiles, wanted, run_id)
+    left = replace(left, rules=rules, before=before, known=known, quick=quick)
+    kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
+    with in_background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
+        imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
+        targets, lost = _targets(background, ledger, [states[name] for name in wanted], left.versions)
+        met, targets = _quick(pool, background, ledger, targets, (own, left))
+        asked = [
+            ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
+            for target in targets
+        ]
+        plans = pool.map(lambda session, target: _plan(session, target, (own, left)), targets)
+        if imported is not None:
+            imported.result()
+        verdicts: list[TableVerdict] = []
+        if targets:
+            import_great_expectations(kinds)
+            profiled = [
+                measure_ahead(background, *both, ledger.storage_options) for both in zip(targets, plans, strict=True)
+            ]
+            planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
+            verdicts = _run(pool, folder, pipeline, (run_id, began), planned)
+        index = _index(folder)
+        if folder is not None and (told := [*lost, *verdicts]):
+            index = list_reports(folder, pipeline, run_id, began, told)
+        both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
+        report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
+    fault_point("check.reported")
+    # A run judges what it has left while it is the only one; others look at all targets beside it, for long.
+    keep_report(ledger, report, known, states, None if left.versions and not left.is_beside else began)
+    return report
+
+
+def _quick(
+    pool: SessionPool,
+    background: ThreadPoolExecutor,
+    ledger: Ledger,
+    targets: Sequence[CheckedTarget],
+    suites: tuple[OwnSuites, Left],
+) -> tuple[list[TableVerdict], list[CheckedTarget]]:
+    """The verdicts on those of the quick targets that meet everything or are settled, and the targets that are left."""
+    options, left = ledger.storage_options, suites[1]
+    judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites)
+
+    def look(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+        try:
+            return judge(session, target)
+        except Exception as err:  # the check without haste tells what it is
+            log.info("table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__)
+            return None
+
+    chosen = [t for t in targets if _is_quick(t.state, left)]
+    met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
+    done = {verdict.table for verdict in met}
+    return met, [target for target in targets if target.state.table_name not in done]
+
+
+def _quick_verdict(
+    background: ThreadPoolExecutor,
+    options: dict[str, str] | None,
+    suites: tuple[OwnSuites, Left],
+    session: SparkSession,
+    target: CheckedTarget,
+) -> TableVerdict | None:
+    """The verdict on a target that few changes left as its suite asks for; None when Great Expectations has to look."""
+    started = time.monotonic()
+    left = suites[1]
+    rules = affordable(left.rules_of(target), options)
+    table = target.open(options)
+    columns = _columns(table)
+    suite = _suite(target, columns, suites, rules)
+    profiled = quick_profile(table, suite)
+    if profiled is None:
+        return None
+    measured, plan = profiled
+    met = met_at(left.known, target.at, suite)
+    found, since = outcomes_here(table, plan, rules.references, options), None
+    if found is None and is_known(plan):
+        asked = ask_ahead(background, session, target, options, rules.references, met)
+        since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
+        found = quick_outcomes(target.frame(session), plan, asked, since)
+    if found is None:
+        return None
+    digest = suite_of(suite) if plan.refused is None else None
+    found, seconds = (*found, *_refused(plan.refused)), time.monotonic() - started
+    # Where nothing was known before, nothing was left out.
+    whole = met is None and since is None
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured, digest, whole=whole)
+
+
+def _rest_verdict(
+    background: ThreadPoolExecutor,
+    options: dict[str, str] | None,
+    suites: tuple[OwnSuites, Left],
+    session: SparkSession,
+    target: CheckedTarget,
+) -> TableVerdict | None:
+    """The verdict on a target that is settled, met or not, of what depends on others; None when it isn't settled."""
+    started = time.monotonic()
+    left = suites[1]
+    suite = _suite(target, _columns(target.open(options)), suites, left.rules_of(target))
+    if not is_settled(left.known, target.at, suite, DeltaLog(target.uri, options)):
+        return None
+    plan = rest_of(suite)
+    asked = ask_references(background, session, options, left.rules_of(target).references)
+    found = rest_outcomes(plan, asked)
+    if found is None:
+        return None
+    return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
+
+
+def _is_quick(state: TableState, left: Left) -> bool:
+    return state.table_name in left.quick and (left.is_upkeep or state.kept_as == MIRROR)
+
+
+def _suites(pipeline: PipelineFile) -> Path | None:
+    return Path(pipeline.quality.suites) if pipeline.quality.suites else None
+
+
+def _targets(
+    background: ThreadPoolExecutor, ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
+) -> tuple[list[CheckedTarget], list[TableVerdict]]:
+    """The targets at the versions given, else as they are; and verdicts on those that aren't there, or can't be opened.
+
+    Not as the latest cut has them: while one table stays behind there are no new cuts, and what a verdict says of an old version
+    would be taken for the last word.
+    """
+
+    def open_one(state: TableState) -> CheckedTarget | TableVerdict:
+        uri = target_uri(ledger.root, *split_table_name(state.table_name))
+        try:
+            version = versions.get(state.table_name)
+            return CheckedTarget(
+                state, _present_version(ledger, state.table_name, uri) if version is None else version, uri
+            )
+        except Exception as err:
+            return _failed(state.table_name, None, err)
+
+    found = list(background.map(open_one, states))
+    return [t for t in found if isinstance(t, CheckedTarget)], [v for v in found if isinstance(v, TableVerdict)]
+
+
+def _present_version(ledger: Ledger, table: str, uri: str) -> int:
+    try:
+        return DeltaTable(uri, storage_options=ledger.storage_options).version()
+    except TableNotFoundError as err:
+        raise StateError(f"the target of {table} isn't at {uri}: run the initial sync again") from err
+
+
+def _failed(table: str, version: int | None, err: Exception) -> TableVerdict:
+    """The verdict on a target that couldn't be judged at all."""
+    named = err if isinstance(err, WaldeltaError) else unexpected_error(table, err)
+    log.error("table=%s couldn't be checked: %s", table, named)
+    return TableVerdict(table, version, (unchecked(named),), (), None, 0.0)
+
+
+def _refused(err: ConfigError | None) -> list[Outcome]:
+    return [] if err is None else [unchecked(err)]
+
+
+def _plan(spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, Left]) -> SuitePlan | Exception:
+    """The suite of a target, or why there is none."""
+    try:
+        return _suite(target, target.frame(spark).columns, suites, suites[1].rules_of(target))
+    except Exception as err:
+        return err
+
+
+def _suite(
+    target: CheckedTarget, columns: Sequence[str], suites: tuple[OwnSuites, Left], rules: SourceRules
+) -> SuitePlan:
+    (own, left), name = suites, target.state.table_name
+    plan = plan_suite(target.state, columns, own.by_table.get(name), rules, left.before.get(name))
+    return replace(plan, refused=own.refused.get(name))
+
+
+def _columns(table: DeltaTable) -> list[str]:
+    return [field.name for field in table.schema().fields]
+
+
+def _run(
+    pool: SessionPool,
+    folder: Path | None,
+    pipeline: PipelineFile,
+    begun: tuple[str, datetime],
+    planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Asked]],
+) -> list[TableVerdict]:
+    from waldelta.stages.check.great_expectations.build import build_known
+    from waldelta.stages.check.great_expectations.validate import SuiteCheck, measured, outcomes
+
+    run_id, at = begun
+    context = open_context(folder)
+    run = run_identifier(pipeline.pipeline, run_id, at)
+    verdicts: list[TableVerdict] = []
+    ready: list[tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]] = []
+    for target, plan, asked in planned:
+        if isinstance(plan, Exception):
+            verdicts.append(_failed(target.state.table_name, target.version, plan))
+            continue
+        suite, refused = build_known(page_name(plan.table), plan)
+        ready.append((target, replace(plan, refused=plan.refused or refused), asked, SuiteCheck(context, suite)))
+
+    def validate(
+        session: SparkSession, item: tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]
+    ) -> _Validated | TableVerdict:
+        started = time.monotonic()
+        target, plan, asked, suite_check = item
+        try:
+            result = suite_check.run(target.frame(session), *asked)
+        except Exception as err:
+            return _failed(plan.table, target.version, err)
+        result.meta["run_id"] = run
+        result.meta["batch_parameters"] = _about(pipeline, run_id, target, plan)
+        return _Validated(target, plan, result, time.monotonic() - started, measured(result))
+
+    identifiers = []
+    for done in pool.map(validate, ready):
+        if isinstance(done, TableVerdict):
+            verdicts.append(done)
+            continue
+        page = None
+        if folder is not None:
+            identifier = keep_result(context, page_name(done.plan.table), done.result, run)
+            identifiers.append(identifier)
+            page = page_path(folder, identifier)
+        found = (*outcomes(done.result, done.plan), *_refused(done.plan.refused))
+        digest = suite_of(done.plan) if are_met(found) else None
+        verdicts.append(
+            TableVerdict(
+                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured,
+                digest, whole=True,
+            )
+        )  # fmt: skip
+    if folder is not None:
+        drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
+        write_check_pages(context, folder, identifiers)
+    return verdicts
+
+
+def _index(folder: Path | None) -> Path | None:
+    """The index of all reports, where earlier checks have left one."""
+    index = folder / "index.html" if folder is not None else None
+    return index if index is not None and index.exists() else None
+
+
+def _about(pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:
+    """What the page says about the data it judges."""
+    about = {
+        "pipeline": pipeline.pipeline,
+        "table": plan.table,
+        "Airflow run": run_id,
+        "Delta version": str(target.version),
+        "location": target.uri,
+    }
+    if told := [*plan.left_out, *([str(plan.refused)] if plan.refused is not None else [])]:
+        about["not checked"] = "; ".join(told)
+    return about
+
+
+def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str) -> dict[str, Before]:
+    """What earlier runs measured of these targets; of none where drift isn't looked for."""
+    wanted = pipeline.quality.drift
+    if not wanted.enabled:
+        return {}
+    found = profiles.latest(tables, KEPT_PER_TABLE, but=run_id)
+    return {name: bounds_of(found.get(name, []), wanted) for name in tables}

@@ -1,0 +1,1 @@
+"""Constraints of the source that become expectations."""

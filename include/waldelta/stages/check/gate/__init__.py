@@ -1,0 +1,1 @@
+"""Gates: what becomes of rows and tables whose expectations fail."""

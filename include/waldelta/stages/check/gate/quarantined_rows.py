@@ -1,0 +1,219 @@
+"""The rows that targets lack, for people: which, since which change, why, what did come of them; and to discard them."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from waldelta.errors import ConfigError, StateError
+from waldelta.lake.ledger.expectation_results import (
+    ALL_VALUES_KNOWN,
+    VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    told_last,
+    told_unknown,
+)
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lsn import Lsn
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.unreadable_messages import acknowledge_messages, as_json, open_messages
+from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
+from waldelta.stages.check.gate.verdicts import tell_let_in, told_later
+
+log = logging.getLogger(__name__)
+
+
+def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are PostgreSQL's texts by column.
+
+    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null where they weren't kept. Messages
+    that can't be read follow, of all tables or of these. Raises ConfigError for a table that isn't a target: an empty answer
+    would read as all well.
+    """
+    rows = [_told(row) for row in _open_rows(job, _states(job, tables))]
+    messages = open_messages(job.ledger, job.pipeline.source.slot)
+    return rows + [as_json(one) for one in messages if tables is None or one.is_about(tables)]
+
+
+def discard_quarantined(
+    job: Job,
+    rows: Collection[str] = (),
+    tables: Collection[str] | None = None,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+) -> list[dict[str, Any]]:
+    """Say of quarantined rows that their targets are to lack them: of these (``id`` of the list), or all of these tables.
+
+    Of a skipped message (its ``id``) it says that what its tables lack is settled, so that no run reports it any more.
+
+    They aren't open any more, and later changes of them are those of a row that the target hasn't. ``by`` is by default the
+    user of this process. All are discarded, or none. Returns them. Raises ConfigError for rows that aren't open and when
+    nothing is named, LockHeld while a run is at work on a target, StateError when one has yet to commit what it quarantined.
+    """
+    if not rows and not tables:
+        raise ConfigError("name the rows that are to be discarded (--row), or tables whose rows all are (--tables)")
+    at, by = now(), by or current_user()
+    acknowledged = acknowledge_messages(job, rows, by=by, reason=reason)
+    if rows and not (rows := set(rows) - {message["id"] for message in acknowledged}):
+        return acknowledged
+    states = _states(job, tables)
+    wanted = {name: states[name] for name in _named(_open_rows(job, states), rows)}
+    with ExitStack() as locks:
+        held = [locks.enter_context(target_lock(job, name)) for name in sorted(wanted)]
+        for state in wanted.values():
+            check_same_copy(job, state)
+        found = _open_rows(job, wanted)
+        _named(found, rows)  # a run may have resolved some meanwhile
+        chosen = [row for row in found if not rows or row.id in rows]
+        _check_committed(job, wanted, chosen)
+        discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
+
+        def check() -> None:
+            for lock in held:
+                lock.check()
+
+        if discarded:
+            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded, check)
+            tell_anew(job, {row.table_name for row in discarded})
+    return acknowledged + [
+        {
+            "id": row.id,
+            "table": row.table_name,
+            "key": json.loads(row.key),
+            "by": by,
+            "at": at.isoformat(),
+            "reason": reason,
+        }
+        for row in discarded
+    ]
+
+
+def rows_to_accept(job: Job, rows: Collection[str], tables: Collection[str] | None) -> list[IncompleteRow]:
+    """The open rows of these ids, but those that an earlier attempt at this run has accepted. Raises ConfigError for any other."""
+    quarantine, states = Quarantine(job.pipeline.target.root, job.storage_options), _states(job, tables)
+    done = quarantine.ids_decided(job.run_id, ACCEPTED)
+    found = _open_rows(job, states)
+    _named(found, set(rows) - done)
+    return [row for row in found if row.id in rows]
+
+
+def tell_anew(job: Job, tables: Collection[str]) -> None:
+    """Enter what a check would find now of rows that lack values, of tables that one has told of, and which gates keep no row out any more.
+
+    No run may come for long that changes them.
+
+    The work is done by then: where it can't be entered, a warning in the log says so, and the tables' next check tells.
+    """
+    with told_later("what lacks values now", tables):
+        _tell_unknown(job, tables)
+    tell_let_in(job, tables)
+
+
+def _tell_unknown(job: Job, tables: Collection[str]) -> None:
+    told = told_last(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
+    keep_unknown_told(job.ledger, job.run_id, told)
+
+
+def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
+    """Enter how many rows of these tables lack values, where that isn't what was told of them last (``told``).
+
+    Counted once more behind each entry: somebody else may have told between the count and its entry, which is the last word then.
+    """
+    root, options, told = ledger.root, ledger.storage_options, dict(told)
+    while told:
+        held = held_generations(ledger)
+        counts = Quarantine(root, options).unknown_counts({name: held[name] for name in told if name in held})
+        found = {name: counts.get(name, 0) for name in sorted(told) if told[name] != told_unknown(counts.get(name, 0))}
+        if not found:
+            break
+        at = now()
+        results = [
+            ExpectationResult(
+                at, run_id, name, ALL_VALUES_KNOWN, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows),
+                None, None,
+            )
+            for name, rows in found.items()
+        ]  # fmt: skip
+        append_expectation_results(root, results, options)
+        told |= {name: told_unknown(rows) for name, rows in found.items()}
+
+
+def current_user() -> str:
+    """Who runs this process."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        return f"uid {os.getuid()}"
+
+
+def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
+    states = job.table_states()
+    if unknown := sorted(set(tables or ()) - states.keys()):
+        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
+    return {name: state for name, state in states.items() if tables is None or name in tables}
+
+
+def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
+    generations = {name: held for name, held in held_generations(job.ledger).items() if name in tables}
+    return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
+
+
+def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
+    """The tables of the rows of these ids, or of all where none is named."""
+    tables = {row.id: row.table_name for row in found}
+    if unknown := sorted(set(rows) - tables.keys()):
+        raise ConfigError(f"not open in quarantine: {', '.join(unknown)}: quarantine says which rows there are")
+    return sorted({tables[row] for row in rows or tables})
+
+
+def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteRow]) -> None:
+    """Whoever does a batch again tells anew what it quarantines."""
+    watermarks, held = Watermarks(job, job.slot_identity()), held_generations(job.ledger)
+    applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
+    if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
+        raise StateError(
+            f"{', '.join(early)}: the run that quarantined these rows broke off: let another one end first"
+        )
+
+
+def _state_of(job: Job, table_name: str, generation: int) -> TableState:
+    """What was told last of one of a target's generations."""
+    return next(row for row in reversed(job.ledger.table_rows(table_name)) if row.generation == generation)
+
+
+def _told(row: IncompleteRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "table": row.table_name,
+        "key": json.loads(row.key),
+        "lsn": _lsn(row.lsn),
+        "commit_ts": row.commit_ts.isoformat() if row.commit_ts is not None else None,
+        "reason": row.reason,
+        "lacking": row.columns,
+        "sent": json.loads(row.sent) if row.sent else None,
+        "messages": [_message(message) for message in row.messages or []],
+        "run_id": row.run_id,
+    }
+
+
+def _message(message: SentMessage) -> dict[str, Any]:
+    raw = message.raw.hex() if message.raw is not None else None
+    return {
+        "batch": message.batch, "seq": message.seq, "lsn": _lsn(message.lsn), "xid": message.xid, "raw": raw,
+    }  # fmt: skip
+
+
+def _lsn(value: int | None) -> str | None:
+    return str(Lsn(value)) if value is not None else None

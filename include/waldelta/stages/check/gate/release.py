@@ -1,0 +1,75 @@
+"""Release: changes that a stop gate holds back are let pass, as somebody has decided; recorded with who, when and why.
+
+By position: what had landed by then passes, whatever it is; what lands later is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from waldelta.errors import ConfigError, StateError
+from waldelta.lake.ledger.records import Release, now
+from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.stages.check.gate.quarantined_rows import current_user
+
+
+def release_tables(
+    job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
+) -> list[dict[str, Any]]:
+    """Let all that has landed for these tables pass their stop gates; the next run merges it. Returns what was recorded, of all or of none.
+
+    ``by`` is by default the user of this process. Raises ConfigError for a table that isn't a target, StateError when nothing
+    has landed.
+    """
+    if not tables:
+        raise ConfigError("name the tables whose changes are to pass (--tables)")
+    states = job.table_states()
+    if unknown := sorted(set(tables) - states.keys()):
+        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
+    identity = job.slot_identity()
+    upto, by = landed_upto(job, identity), by or current_user()
+    if not upto:
+        raise StateError("nothing has landed, so that nothing is held back")
+    at = now()
+    rows = [
+        Release(
+            at, job.run_id, name, states[name].generation, identity.incarnation, identity.timeline, upto, by, reason
+        )
+        for name in sorted(set(tables))
+    ]
+    job.ledger.append_all(rows)
+    return [
+        {"table": row.table_name, "upto": str(Lsn(upto)), "by": by, "at": at.isoformat(), "reason": reason}
+        for row in rows
+    ]
+
+
+def landed_upto(job: Job, identity: SlotIdentity) -> int:
+    """Where the last transaction ends that has landed in this life of the slot; 0 when none has."""
+    return job.change_log(identity).end_after(job.first_batch())
+
+
+def lands_later(commit_lsn: Any, released: int) -> Any:
+    """Whether a commit, by where its record begins, is none of those released; a column of positions gives a column.
+
+    What is released ends at ``released``, and with nothing between them the next commit begins there.
+
+    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0)
+    (False, True, True)
+    """
+    return commit_lsn >= released
+
+
+def released_upto(job: Job) -> dict[tuple[str, int], int]:
+    """Up to which position (of a commit) changes of each table's copy pass its stop gates; none where nothing was released."""
+    identity = job.slot_identity()
+    found: dict[tuple[str, int], int] = {}
+    for row in job.ledger.releases():
+        # Positions of another life or timeline say nothing of this one's.
+        if (row.incarnation, row.timeline) == (identity.incarnation, identity.timeline):
+            copy = (row.table_name, row.generation)
+            found[copy] = max(row.upto_lsn, found.get(copy, 0))
+    return found

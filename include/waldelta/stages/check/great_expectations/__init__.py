@@ -1,0 +1,1 @@
+"""Great Expectations: importing it, building suites, running them, expectations of our own."""

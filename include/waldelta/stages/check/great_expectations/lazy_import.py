@@ -1,0 +1,80 @@
+"""Importing Great Expectations without what only other data sources and charts need: half of the import's time.
+
+It imports SQLAlchemy, drivers and pyspark.ml where they are installed, and does without where they aren't; SciPy and
+Altair serve three of its expectations. So the former are out of its sight here and the latter are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+# A suite that needs one of the hidden modules names the expectation here: KL divergence bins numbers with pyspark.ml.
+_HIDDEN = ("sqlalchemy", "psycopg2", "pyspark.ml")
+_NEEDS_ALL = frozenset({"expect_column_kl_divergence_to_be_less_than", "ExpectColumnKLDivergenceToBeLessThan"})
+_LATER = ("scipy.stats", "altair")
+
+
+class _Sight(MetaPathFinder):
+    """What one thread's imports find; the others' see no difference."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if threading.get_ident() != self._thread:
+            return None
+        if name in _HIDDEN:
+            raise ModuleNotFoundError(f"{name} isn't needed for checking targets", name=name)
+        if name not in _LATER:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+        return spec
+
+
+def import_great_expectations(kinds: Collection[str] = ()) -> None:
+    """Import Great Expectations for suites with these types of expectations; nothing happens when it is imported.
+
+    It sends nothing home: its analytics are switched off first.
+    """
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    if "great_expectations" in sys.modules:
+        return
+    if _NEEDS_ALL.intersection(kinds):
+        importlib.import_module("great_expectations")
+        return
+    with _narrow_sight():
+        importlib.import_module("great_expectations")
+
+
+def import_everything() -> None:
+    """Import Great Expectations for any suite, with our own expectations and what makes reports."""
+    import_great_expectations(_NEEDS_ALL)
+    for name in (
+        "waldelta.stages.check.great_expectations.build",
+        "waldelta.stages.check.great_expectations.validate",
+        "waldelta.stages.check.reports.data_docs",
+    ):
+        importlib.import_module(name)
+
+
+@contextmanager
+def _narrow_sight() -> Iterator[None]:
+    sight = _Sight()
+    sys.meta_path.insert(0, sight)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(sight)

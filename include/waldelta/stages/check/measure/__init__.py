@@ -1,0 +1,1 @@
+"""Measures columns, profiles, duplicate keys and references of a target."""

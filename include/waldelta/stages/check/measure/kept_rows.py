@@ -1,0 +1,71 @@
+"""Kept rows: whether what a target keeps besides its live rows is consistent in itself; a question of the check stage.
+
+Asked of all rows, while the suite of a table judges the live ones. Needs no Great Expectations, like ``duplicate_keys``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from waldelta.changes.merge.live_rows import SNAPSHOT, TRUNCATE
+from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.metadata_columns import (
+    DELETED,
+    DELETED_AT,
+    LSN,
+    OP,
+    SEQ,
+    UNCHANGED,
+    VALID_FROM,
+    VALID_FROM_LSN,
+    VALID_TO,
+    VALID_TO_LSN,
+)
+from waldelta.spark_sql import quote
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# In the place of columns, what the answer is asked for by (see ``quality``).
+KEPT_ROWS = "_wd_kept_rows"
+MEANINGS: dict[TargetMode, str] = {
+    HISTORY: "states of a key don't overlap, end behind their begin, and only the last one is open",
+    SOFT_DELETE: "each key has one row, and rows are marked as deleted exactly when they have a time of it",
+    CHANGELOG: "changes have a known operation, and no two the same place in the stream",
+}
+_OPERATIONS = ("insert", "update", "delete", TRUNCATE, SNAPSHOT)
+
+
+def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> tuple[DuplicateKeys, DuplicateKeys]:
+    """How many rows of a target, with all that it keeps, contradict their mode.
+
+    Second, of a changelog, how many changes have columns whose value nobody knows.
+    """
+    lacking = F.lit(False)
+    keys = [F.col(quote(name)) for name in key]
+    if mode == HISTORY:
+        following = F.lead(VALID_FROM_LSN).over(Window.partitionBy(*keys).orderBy(VALID_FROM_LSN))
+        frame = frame.select(*(c.alias(f"k{i}") for i, c in enumerate(keys)), VALID_FROM, VALID_TO, VALID_FROM_LSN,
+                             VALID_TO_LSN, following.alias("following"))  # fmt: skip
+        broken = (
+            f"{VALID_FROM_LSN} is null or {VALID_TO_LSN} <= {VALID_FROM_LSN} or {VALID_TO} < {VALID_FROM} "
+            f"or ({VALID_TO} is null) <> ({VALID_TO_LSN} is null) "
+            f"or (following is not null and coalesce({VALID_TO_LSN} > following, true))"
+        )
+    elif mode == SOFT_DELETE:
+        frame = frame.select(DELETED, DELETED_AT, F.count("*").over(Window.partitionBy(*keys)).alias("rows"))
+        broken = f"{DELETED} is null or {DELETED} <> ({DELETED_AT} is not null) or rows > 1"
+    else:
+        of_place = F.count("*").over(Window.partitionBy(LSN, SEQ))
+        lacking = F.col("lacks")
+        lacks = F.col(UNCHANGED).isNotNull().alias("lacks")
+        frame = frame.select(OP, LSN, SEQ, of_place.alias("rows"), lacks)
+        known = ", ".join(f"'{operation}'" for operation in _OPERATIONS)
+        broken = f"coalesce({OP} not in ({known}), true) or ({OP} <> '{SNAPSHOT}' and (rows > 1 or {SEQ} is null))"
+    (counts,) = frame.agg(F.count_if(F.expr(broken)), F.count_if(lacking)).collect()
+    return DuplicateKeys(counts[0]), DuplicateKeys(counts[1])

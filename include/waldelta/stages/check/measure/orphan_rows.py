@@ -1,0 +1,131 @@
+"""Orphans: rows of a target whose foreign key finds no row in the target that it refers to, found by Spark or, of small targets, here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.sql import functions as F
+
+from waldelta.changes.decode.collapse import codes_of
+from waldelta.changes.merge.small_target import is_small
+from waldelta.config.target_mode import MIRROR
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of
+from waldelta.metadata_columns import LSN
+from waldelta.spark_sql import quote
+from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+from waldelta.stages.check.measure.references import Comparison, Reference, Side
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+log = logging.getLogger(__name__)
+
+_EXAMPLES = 5
+
+
+def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
+    """How many rows refer to none, by Spark: an anti-join of the two; rows with a null in their key refer to nothing."""
+    rows = reference.referring.frame(spark)
+    if reference.since is not None:
+        rows = rows.where(F.col(LSN) >= reference.since)
+    padded = _padded(reference)
+    own = rows.select(*_key_columns("r", reference.referring.columns, padded[0]))
+    there = reference.referenced.frame(spark).select(*_key_columns("p", reference.referenced.columns, padded[1]))
+    places = range(len(reference.comparisons))
+    present = [F.col(f"r{k}").isNotNull() for k in places]
+    partners = [F.col(f"r{k}") == F.col(f"p{k}") for k in places]
+    orphans = own.where(reduce(_and, present)).join(there, reduce(_and, partners), "left_anti")
+    if reference.whole and len(present) > 1:
+        orphans = orphans.unionByName(own.where(~reduce(_and, present) & reduce(_or, present)))
+    count = orphans.count()
+    if not count:
+        return DuplicateKeys(0)
+    texts = [F.coalesce(F.col(f"r{k}").cast("string"), F.lit("null")) for k in places]
+    found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(_EXAMPLES).collect()
+    return DuplicateKeys(count, tuple(sorted(row[0] for row in found)))
+
+
+def _padded(reference: Reference) -> tuple[list[bool], list[bool]]:
+    """Of which columns of the two sides blanks at the end, and nothing else that is white, don't count."""
+    comparisons = reference.comparisons
+    return [one in ("padded", "own padded") for one in comparisons], [one == "padded" for one in comparisons]
+
+
+def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> list[Column]:
+    columns = [F.col(quote(name)) for name in names]
+    return [
+        (F.rtrim(column) if is_padded else column).alias(f"{letter}{k}")
+        for k, (column, is_padded) in enumerate(zip(columns, padded, strict=True))
+    ]
+
+
+def _and(left: Column, right: Column) -> Column:
+    return left & right
+
+
+def _or(left: Column, right: Column) -> Column:
+    return left | right
+
+
+def ask_reference(
+    spark: SparkSession, reference: Reference, storage_options: Mapping[str, str] | None = None
+) -> DuplicateKeys:
+    """How many rows refer to none; here where both targets are small and none does, else by Spark.
+
+    Of small ones all rows are judged, whatever has changed.
+    """
+    try:
+        found = orphans_here(reference, storage_options)
+        if found == 0:
+            return DuplicateKeys(0)
+        reference = reference if found is None else replace(reference, since=None)
+    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+        log.info("foreign key %s isn't judged here: %s", reference.name, type(err).__name__)
+    return find_orphans(spark, reference)
+
+
+def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None = None) -> int | None:
+    """The same of two small mirrors, by Arrow; None when Spark has to look. Raises what delta-rs and Arrow raise."""
+    sides = reference.referring, reference.referenced
+    if any(side.mode != MIRROR for side in sides) or "number" in reference.comparisons:
+        return None
+    tables = [side.open(storage_options) for side in sides]
+    if not all(is_small(files_of(table)) for table in tables):
+        return None
+    sought = zip(tables, sides, _padded(reference), strict=True)
+    own, there = (_read(table, side, reference.comparisons, padded) for table, side, padded in sought)
+    complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
+    rows = own.filter(complete)
+    together = [
+        pa.chunked_array([*left.chunks, *right.cast(left.type).chunks], left.type)
+        for left, right in zip(rows.columns, there.columns, strict=True)
+    ]
+    codes = codes_of(together)
+    orphans = int(np.count_nonzero(~np.isin(codes[: len(rows)], codes[len(rows) :])))
+    if reference.whole and len(own.columns) > 1:
+        begun = reduce(pc.or_, [pc.is_valid(column) for column in own.columns])
+        orphans += int(pc.sum(pc.and_not(begun, complete)).as_py() or 0)
+    return orphans
+
+
+def _read(table: DeltaTable, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]) -> pa.Table:
+    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+    rows = dataset.to_table(columns=sorted(set(side.columns)))
+    columns = []
+    for name, comparison, is_padded in zip(side.columns, comparisons, padded, strict=True):
+        column = rows[name]
+        if comparison == "integer":
+            column = column.cast(pa.int64())
+        elif is_padded:
+            column = pc.utf8_rtrim(column, " ")
+        columns.append(column)
+    return pa.table(columns, names=[f"k{k}" for k in range(len(columns))])

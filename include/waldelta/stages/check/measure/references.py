@@ -1,0 +1,316 @@
+"""References: rows of a target whose foreign key finds no row in the target that it refers to; a question of the check stage.
+
+``plan_references`` says which keys can be judged, and of which others that isn't said and why; ``orphans`` has the answers. Both
+targets are looked at as of one cut: else a row whose partner is a batch behind would be an orphan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from deltalake import DeltaTable
+
+from waldelta.changes.merge.live_rows import live_rows
+from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
+from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState
+from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.postgres.publication_membership import from_texts
+from waldelta.row_filter.typed_tree import column_type
+from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# In the place of columns, what the answer is asked for by (see ``quality``).
+FOREIGN_KEY = "_wd_foreign_key"
+
+_OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
+_INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
+# Of these, equal values are equal in Spark; a float's zeros and NaN too, in joins.
+_PLAIN = frozenset({"boolean", "date", "timestamp", "timestamp_ntz", "binary", "float", "double"})
+_BPCHAR = 1042
+_TEXTS = frozenset({18, 19, 25, 1043, _BPCHAR})  # "char", name, text, varchar, char(n)
+# Kept as text, equal values of these print alike: boolean, integers, dates, timestamps, uuid.
+_PRINT_ALIKE = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 2950})
+# Blanks at the end don't count on either side ("padded"), or where the referring one is char(n) ("own padded").
+Comparison = Literal["same", "integer", "number", "padded", "own padded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A target as of one version, and the columns of the key in it."""
+
+    table: str
+    uri: str
+    version: int
+    columns: tuple[str, ...]
+    mode: TargetMode = MIRROR
+    key: tuple[str, ...] = ()
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Its live rows."""
+        kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+        return live_rows(kept, self.mode, self.key)
+
+    def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
+        """The same without Spark."""
+        return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A foreign key from rows of one target to rows of another, or the same one.
+
+    ``comparisons`` say how each pair of columns is compared, ``whole`` that a key which is null in part breaks it (MATCH FULL).
+    ``told_of`` is the target that the answer is told of. ``since``: only rows that changed from that position on are judged.
+    """
+
+    name: str
+    referring: Side
+    referenced: Side
+    comparisons: tuple[Comparison, ...]
+    told_of: str
+    whole: bool = False
+    since: int | None = None
+
+    @property
+    def asked_by(self) -> tuple[str, str, str]:
+        """What the answer is asked for by."""
+        return FOREIGN_KEY, self.referring.table, self.name
+
+    @property
+    def meaning(self) -> str:
+        """What is expected of the target that it is told of."""
+        own, other = ", ".join(self.referring.columns), ", ".join(self.referenced.columns)
+        if self.told_of == self.referring.table:
+            return f"foreign key {self.name} holds: ({own}) refers to {self.referenced.table} ({other})"
+        return f"foreign key {self.name} of {self.referring.table} holds: its ({own}) refers to ({other})"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a run did to a target, as far as keys are concerned: its version, and whether rows may have gone."""
+
+    version: int | None
+    lost_rows: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """What is known of the targets: states, the newest cut, how each can be told, and what keeps a table from being judged.
+
+    ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with rows in quarantine,
+    ``reread`` those of which the run read rows from the source, as they were later than the cut, ``ahead`` those that have got what
+    came behind the cut.
+    """
+
+    states: Mapping[str, TableState]
+    uris: Mapping[str, str]
+    cut: BatchCut | None
+    changed: Mapping[str, Changed]
+    lacking: Collection[str] = ()
+    reread: Collection[str] = ()
+    ahead: Collection[str] = ()
+
+
+@dataclass
+class Planned:
+    """References by the target that they are told of, and likewise why others can't be judged."""
+
+    references: dict[str, list[Reference]] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+
+def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
+    """Which foreign keys are judged of the targets that are checked; pure.
+
+    Of one between other targets nothing is said, nor of one to a table that no target takes anything of. The referring target's
+    page tells; where only the other one is checked, and may have lost rows, that one's does.
+    """
+    planned = Planned()
+    for key in keys:
+        for referring in _fed_by(lake.states, key.table_id):
+            complete, partial = _referenced(lake.states, key)
+            if not complete and not partial:
+                continue
+            other = (complete or partial)[0]
+            told_of = _told_of(lake, referring.table_name, other.table_name)
+            if told_of is None:
+                continue
+            obstacle = key.obstacle or (
+                _of_targets(key, referring, other, lake) if complete else _why_incomplete(key, partial)
+            )
+            if obstacle is not None:
+                what = f"foreign key {key.name}" + ("" if told_of == referring.table_name else f" of {key.table_name}")
+                planned.left_out.setdefault(told_of, []).append(f"{what}: not checked, because {obstacle}")
+                continue
+            comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
+            sides = _side(lake, referring, key.referring), _side(lake, other, key.referenced)
+            # NaN or infinity may stand verbatim, and be null in its column.
+            whole = key.is_full and not any(_may_be_raw(referring, column) for column in key.referring)
+            planned.references.setdefault(told_of, []).append(
+                Reference(key.name, *sides, comparisons, told_of, whole=whole)
+            )
+    return planned
+
+
+def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
+    """The same for the rows changed since a position, where that is all that can have made orphans."""
+    there = lake.changed.get(reference.referenced.table)
+    if since is None or reference.referring.mode != MIRROR or (there is not None and there.lost_rows):
+        return reference
+    return replace(reference, since=since)
+
+
+def _fed_by(states: Mapping[str, TableState], relation_id: int) -> list[TableState]:
+    """The targets that take rows of this relation as a whole: the table itself, or the root whose leaves are gathered."""
+    return [
+        state
+        for state in states.values()
+        if state.status == SYNCED and (state.root_id == relation_id or list(state.relation_ids) == [relation_id])
+    ]
+
+
+def _referenced(states: Mapping[str, TableState], key: ForeignKey) -> tuple[list[TableState], list[TableState]]:
+    """The targets that hold all rows of the referenced table, and those that hold some."""
+    whole = [s for s in _fed_by(states, key.referenced_id) if _why_partial(s, key) is None]
+    some = {key.referenced_id, *key.leaves}
+    partial = [s for s in states.values() if s.status == SYNCED and (some & {*s.relation_ids, s.root_id})]
+    return whole, [s for s in partial if s not in whole]
+
+
+def _why_partial(state: TableState, key: ForeignKey) -> str | None:
+    if state.copy_skipped:
+        return "it was taken without a copy"
+    if state.row_filter not in (None, EVERYTHING) or any(f != EVERYTHING for f in state.later_filters):
+        return "its publication has a row filter"
+    if state.target_filter is not None:
+        return "it has a filter of its own"
+    if state.root_id is not None and not key.leaves <= set(state.relation_ids):
+        return "not all partitions are published"
+    if state.root_id is None and list(state.relation_ids) != [key.referenced_id]:
+        return "it holds one partition only"
+    return None
+
+
+def _told_of(lake: Lake, referring: str, referenced: str) -> str | None:
+    if referring in lake.changed:
+        return referring
+    there = lake.changed.get(referenced)
+    return referenced if there is not None and there.lost_rows else None
+
+
+def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
+    """Why no target is known to hold every row that may be referred to."""
+    why = next((f" ({s.table_name} doesn't: {why})" for s in partial if (why := _why_partial(s, key))), "")
+    return f"no target holds all rows of {key.referenced_name}{why}"
+
+
+def _of_targets(key: ForeignKey, referring: TableState, other: TableState, lake: Lake) -> str | None:
+    """Why a key isn't judged between two targets: a row without its partner could be as it should be."""
+    return _of_states(referring, other) or _of_cut(lake, (referring, other)) or _of_columns(key, referring, other)
+
+
+def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> str | None:
+    for state, columns in ((referring, key.referring), (other, key.referenced)):
+        if absent := [column.name for column in columns if _held(state, column) is None]:
+            return f"{state.table_name} has no column {', '.join(absent)}"
+    pairs = zip(_comparisons(key, referring, other), key.referring, key.referenced, strict=True)
+    if unlike := [f"{own.name} and {there.name}" for found, own, there in pairs if found is None]:
+        return f"equal values may look different in the lake: {', '.join(unlike)}"
+    return None
+
+
+def _of_states(referring: TableState, other: TableState) -> str | None:
+    if referring.later_filters:
+        return f"the row filter of {referring.table_name} has changed since its copy, and rows stay that it let in"
+    if referring.kept_as == CHANGELOG and not referring.key_columns:
+        return f"{referring.table_name} keeps rows that were deleted, and has no key to tell them by"
+    for state in (referring, other):
+        if missing := sorted(_OPERATIONS - _published(state)):
+            return f"{state.table_name} isn't told of every {', '.join(missing)}"
+        if state.unmended_leaves:
+            return f"partitions of {state.table_name} came or went since its copy"
+    return None
+
+
+def _published(state: TableState) -> frozenset[str]:
+    """The operations that are published, as the copy and the last look at the publications had it."""
+    now = from_texts(state.entries)
+    found = frozenset[str]().union(*(m.publishes for m in now)) if now else _OPERATIONS
+    return found & frozenset(state.publishes) if state.publishes else found
+
+
+def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
+    """Why two targets can't be compared as they stand."""
+    apart = "the two targets stand at different positions"
+    if lake.cut is None:
+        return f"{apart}: no batch has been applied to all targets yet"
+    held = {(target.table_name, target.generation): target for target in lake.cut.targets}
+    for state in states:
+        target, changed = held.get((state.table_name, state.generation)), lake.changed.get(state.table_name)
+        if target is None or state.snapshot_lsn > lake.cut.end_lsn:
+            return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
+        is_ahead = changed is not None and changed.version not in (None, target.version)
+        if is_ahead or state.table_name in lake.ahead:  # what the cut says would be taken for an answer of today
+            return f"{apart}: {state.table_name} has got a batch that not all targets have got"
+        if target.reread or state.table_name in lake.reread:
+            return f"{apart}: rows of {state.table_name} were read from the source"
+        if state.table_name in lake.lacking:
+            return f"{state.table_name} lacks rows that are, or were, in quarantine"
+    return None
+
+
+def _held(state: TableState, column: KeyColumn) -> ColumnState | None:
+    """The target's column; by number too, for a name may be another column's by now."""
+    return next((c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None)
+
+
+def _may_be_raw(state: TableState, column: KeyColumn) -> bool:
+    held = _held(state, column)
+    return held is None or column_type(held.type_name, held.spark_type).may_be_raw
+
+
+def _comparisons(key: ForeignKey, referring: TableState, other: TableState) -> Iterator[Comparison | None]:
+    for own, there in zip(key.referring, key.referenced, strict=True):
+        left, right = _held(referring, own), _held(other, there)
+        if left is None or right is None:
+            yield None
+        else:
+            yield _comparison((own.base_oid, left.spark_type), (there.base_oid, right.spark_type))
+
+
+def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | None:
+    """How values of two types (oid and Spark's) are compared as PostgreSQL does; None where they can't be for certain.
+
+    >>> _comparison((23, "int"), (20, "bigint")), _comparison((25, "string"), (1042, "string"))
+    ('integer', 'padded')
+    >>> _comparison((1042, "string"), (25, "string"))
+    'own padded'
+    >>> _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00
+    True
+    """
+    types, oids = {left[1].lower(), right[1].lower()}, {left[0], right[0]}
+    found: Comparison | None = None
+    if types <= _INTEGERS:
+        found = "same" if len(types) == 1 else "integer"
+    elif all(kind in _INTEGERS or kind.startswith("decimal") for kind in types):
+        found = "same" if len(types) == 1 else "number"
+    elif types == {"string"} and oids <= _TEXTS:
+        # By the operator of the column referred to: a text is cast to char(n), whose blanks at the end don't count in any
+        # comparison; char(n) is cast to text without them, whose own do count.
+        found = "padded" if right[0] == _BPCHAR else "own padded" if left[0] == _BPCHAR else "same"
+    elif len(types) == 1 and (types <= _PLAIN or (types == {"string"} and len(oids) == 1 and oids <= _PRINT_ALIKE)):
+        found = "same"
+    return found
+
+
+def _side(lake: Lake, state: TableState, columns: Sequence[KeyColumn]) -> Side:
+    cut = lake.cut
+    (version,) = (t.version for t in (cut.targets if cut else ()) if t.table_name == state.table_name)
+    names = tuple(column.name for column in columns)
+    name = state.table_name
+    return Side(name, lake.uris[name], version, names, state.kept_as, tuple(state.key_columns))

@@ -1,0 +1,312 @@
+"""Quick check: a planned suite without Great Expectations, where that can be: one query for all that judges rows by themselves.
+
+Great Expectations costs half a second for each table, whatever its size, and seconds to be imported. Here the same is evaluated in
+one aggregate, beside the question for duplicate keys; small targets are read by Arrow, without Spark, where only nulls and keys are
+asked for. What isn't met, or isn't known here, is Great Expectations' to judge and to report, as is every table of a full check.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.sql import functions as F
+
+from waldelta.changes.decode.collapse import codes_of
+from waldelta.changes.merge.small_target import is_small
+from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_count
+from waldelta.metadata_columns import LSN
+from waldelta.quantities import counted
+from waldelta.stages.check.measure.columns import column_differences, listed
+from waldelta.stages.check.measure.orphan_rows import orphans_here
+from waldelta.stages.check.measure.profile import Measured, profile_here
+from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.row_conditions import RowCondition, is_met, is_of_row_alone, row_condition
+from waldelta.stages.check.suite.plan import (
+    AS_BEFORE,
+    COLUMNS_MATCH,
+    KEY_UNIQUE,
+    PlannedExpectation,
+    SourceRules,
+    SuitePlan,
+    departures,
+    is_judged,
+)
+from waldelta.stages.check.suite.verdict import Outcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from pyspark.sql import DataFrame
+
+    from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+
+log = logging.getLogger(__name__)
+
+# A foreign key is judged after few changes where both of its targets together have so many rows.
+_MOST_ROWS_REFERRED = 1_000_000
+_NOT_MEASURED = "drift: left to the next full check, since the target's log doesn't tell how many rows there are"
+_NOT_NULL = "expect_column_values_to_not_be_null"
+_IN_SET = "expect_column_values_to_be_in_set"
+_LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
+_REGEX = "expect_column_values_to_match_regex"
+_OF_VALUES = frozenset({_IN_SET, _LENGTHS, _LENGTH, _REGEX})
+# Which carry what was found, and whether that is enough.
+_FOUND_BEFORE = (IS_FRESH, ALL_VALUES_KNOWN)
+_OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, AS_BEFORE, *_FOUND_BEFORE)
+_FOR_ARROW = frozenset({KEY_UNIQUE, *_OF_NO_VALUES, _NOT_NULL, *_OF_VALUES})
+
+
+def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
+    """The rules without the foreign keys that would be too dear to judge after few changes; these are left to a full check."""
+    kept, left_out = [], list(rules.left_out)
+    for reference in rules.references:
+        try:
+            sides = reference.referring, reference.referenced
+            counts = [row_count(files_of(side.open(storage_options))) for side in sides]
+        except (DeltaError, OSError, pa.ArrowException, KeyError):
+            counts = [None]
+        rows = sum(count for count in counts if count is not None)
+        if None in counts or rows > _MOST_ROWS_REFERRED:
+            left_out.append(f"foreign key {reference.name}: left to the next full check, since its targets are large")
+        else:
+            kept.append(reference)
+    return replace(rules, references=kept, left_out=left_out)
+
+
+def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
+    """What is known of a mirror without Spark, where that is asked, and what of the plan is left to judge; None when it isn't as before."""
+    asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
+    if not asked:
+        return None, plan
+    try:
+        found = profile_here(table, asked[0].kwargs["columns"])
+    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+        log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
+        found = None
+    if found is not None:
+        return None if any(departures(planned, found) for planned in asked) else (found, plan)
+    kept = tuple(planned for planned in plan.expectations if planned.type != AS_BEFORE)
+    told = [_NOT_MEASURED] if any(is_judged(planned) for planned in asked) else []
+    return None, replace(plan, expectations=kept, left_out=(*plan.left_out, *told))
+
+
+def quick_outcomes(
+    frame: DataFrame,
+    plan: SuitePlan,
+    asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+    since: int | None = None,
+) -> tuple[Outcome, ...] | None:
+    """What each expectation found, when all are met; None when Great Expectations has to look.
+
+    ``since``: all rows that haven't changed from that position on are known to meet the suite (``judged_before``).
+    """
+    conditions = _conditions(plan)
+    if conditions is None:
+        return None
+    if not _columns_match(frame, plan):
+        return None
+    try:
+        if not _all_are_met(frame, conditions, None if since is None else (since, _of_rows_alone(plan))):
+            return None
+        if any(asked.result().rows for asked in asked_ahead.values()):
+            return None
+    except Exception as err:  # Great Expectations tells which one it is
+        log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
+        return None
+    return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
+
+
+def rest_outcomes(
+    plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+) -> tuple[Outcome, ...] | None:
+    """What each expectation found, met or not, where all depend on more than the rows (``rest_of``); None when one couldn't be asked."""
+    found = []
+    for planned in plan.expectations:
+        if planned.type in _FOUND_BEFORE:
+            found.append(Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None))
+            continue
+        try:
+            rows = asked_ahead[tuple(planned.kwargs["columns"])].result().rows
+        except Exception as err:  # Great Expectations tells what it is
+            log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
+            return None
+        found.append(Outcome(planned, not rows, f"{counted(rows, 'row refers', 'rows refer')} to none", rows))
+    return tuple(found)
+
+
+def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
+    """The expectations that judge rows by themselves, by number; None when one isn't known here, or isn't met whatever the rows are."""
+    conditions: dict[int, RowCondition] = {}
+    for number, planned in enumerate(plan.expectations):
+        if planned.type in _FOUND_BEFORE and not planned.kwargs["is_met"]:
+            return None
+        if planned.type in (KEY_UNIQUE, *_OF_NO_VALUES):
+            continue
+        condition = row_condition(planned.type, planned.kwargs)
+        if condition is None:
+            return None
+        conditions[number] = condition
+    return conditions
+
+
+def is_known(plan: SuitePlan) -> bool:
+    """Whether ``quick_outcomes`` can tell at all; else nothing needs to be asked for it."""
+    return _conditions(plan) is not None
+
+
+def outcomes_here(
+    table: DeltaTable,
+    plan: SuitePlan,
+    references: Sequence[Reference] = (),
+    storage_options: Mapping[str, str] | None = None,
+) -> tuple[Outcome, ...] | None:
+    """The same of a small target, by Arrow; None also when Spark has to look. ``references`` are the plan's."""
+    if not all(_is_for_arrow(planned) for planned in plan.expectations):
+        return None
+    try:
+        rows = _read_small(table, plan)
+        if rows is not None and any(orphans_here(reference, storage_options) != 0 for reference in references):
+            return None
+    except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
+        log.info("table=%s isn't read here: %s", plan.table, type(err).__name__)
+        return None
+    if rows is None:
+        return None
+    if not all(_is_met_by(rows, planned) for planned in plan.expectations):
+        return None
+    return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
+
+
+def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
+    if not is_small(files_of(table)):
+        return None
+    held = {field.name: field.type for field in table.schema().fields}
+    recorded = next((p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None)
+    if recorded is not None and column_differences(recorded, {listed(n): _spark_name(t) for n, t in held.items()}):
+        return None
+    wanted = {name for planned in plan.expectations for name in _read_for(planned)}
+    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table(columns=sorted(wanted))
+
+
+def _spark_name(kind: object) -> str:
+    """A Delta type as Spark's simpleString; of nested ones what is no type here, so that Spark looks."""
+    name = getattr(kind, "type", None)
+    names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+    return names.get(name, name) if isinstance(name, str) and name not in ("array", "map", "struct") else "nested"
+
+
+def _is_for_arrow(planned: PlannedExpectation) -> bool:
+    """Whether Arrow says the same of it as Spark would, without any of the details that Spark knows."""
+    if planned.origin == "own":
+        return False
+    return planned.suffices is not None or planned.type in _FOR_ARROW
+
+
+def _read_for(planned: PlannedExpectation) -> list[str]:
+    """The columns that are read to judge it."""
+    if planned.type in _OF_NO_VALUES:
+        return []
+    if planned.type == KEY_UNIQUE:
+        return list(planned.kwargs["columns"])
+    return [planned.suffices or _unlisted(planned.kwargs["column"])]
+
+
+def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
+    if planned.type in _OF_NO_VALUES:  # the others were looked at before
+        return bool(planned.kwargs.get("is_met", True))
+    if planned.type == KEY_UNIQUE:
+        return not _has_duplicates(rows, planned.kwargs["columns"])
+    (name,) = _read_for(planned)
+    if planned.type in _OF_VALUES:
+        return bool(pc.all(_meets(rows[name].drop_null(), planned), min_count=0).as_py())
+    return not rows[name].null_count
+
+
+def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedArray:
+    """Which values meet what the source's types say; arguments as ``expectation_suite`` plans them."""
+    kwargs = planned.kwargs
+    if planned.type == _IN_SET:
+        return pc.is_in(values, value_set=pa.array(kwargs["value_set"], values.type))
+    if planned.type == _REGEX:
+        return pc.match_substring_regex(values, kwargs["regex"])
+    lengths = pc.utf8_length(values)
+    return (
+        pc.less_equal(lengths, kwargs["max_value"]) if planned.type == _LENGTHS else pc.equal(lengths, kwargs["value"])
+    )
+
+
+def _has_duplicates(rows: pa.Table, columns: Sequence[str]) -> bool:
+    codes = codes_of([rows[name] for name in columns])
+    return len(np.unique(codes)) < len(codes)
+
+
+def _unlisted(column: str) -> str:
+    return column[1:-1] if "." in column and column.startswith("`") and column.endswith("`") else column
+
+
+def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
+    held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
+    recorded = [planned.kwargs["columns"] for planned in plan.expectations if planned.type == COLUMNS_MATCH]
+    return not any(column_differences(columns, held) for columns in recorded)
+
+
+def _of_rows_alone(plan: SuitePlan) -> set[int]:
+    """The expectations, by number, that a row which met them meets for ever."""
+    return {
+        number
+        for number, planned in enumerate(plan.expectations)
+        if planned.origin != "own" or is_of_row_alone(planned.type, planned.kwargs)
+    }
+
+
+def _all_are_met(
+    frame: DataFrame, conditions: Mapping[int, RowCondition], changed: tuple[int, set[int]] | None = None
+) -> bool:
+    """Judge rows that changed since then by what depends on them alone; shares of rows, and what the day decides on, by all of them."""
+    if changed is None:
+        return not conditions or _are_met(frame, conditions)
+    since, alone = changed
+    of_changed = {n: c for n, c in conditions.items() if n in alone and c.mostly == 1}
+    of_all = {n: c for n, c in conditions.items() if n not in of_changed}
+    if of_changed and not _are_met(frame.where(F.col(LSN) >= since), of_changed):
+        return False
+    return not of_all or _are_met(frame, of_all)
+
+
+def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
+    asked = []
+    for number, condition in conditions.items():
+        asked.append(F.count(F.when(condition.unexpected, 1)).alias(f"f{number}"))
+        if condition.mostly < 1:
+            asked.append(F.count(F.when(condition.judged, 1)).alias(f"j{number}"))
+    row = frame.agg(*asked).first()
+    if row is None:
+        return False
+    found = row.asDict()
+    return all(
+        not found[f"f{n}"] or (c.mostly < 1 and is_met(found[f"f{n}"], found[f"j{n}"], c.mostly))
+        for n, c in conditions.items()
+    )
+
+
+def _met(planned: PlannedExpectation) -> Outcome:
+    observed = planned.kwargs["observed"] if planned.type in _FOUND_BEFORE else _OBSERVED.get(planned.type)
+    count = None if planned.type in (COLUMNS_MATCH, AS_BEFORE, *_FOUND_BEFORE) else 0
+    return Outcome(planned, success=True, observed=observed, unexpected_count=count)
+
+
+_OBSERVED = {
+    COLUMNS_MATCH: "as recorded",
+    KEY_UNIQUE: "0 rows share their key",
+    REFERENCES_HOLD: "0 rows refer to none",
+    AS_BEFORE: "as before",
+}

@@ -1,0 +1,126 @@
+"""What a check found goes into the lake's bookkeeping: results, profiles, and which suites all rows of a target meet; and into the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+
+from waldelta.lake.ledger.expectation_results import (
+    ALL_VALUES_KNOWN,
+    ExpectationResult,
+    append_expectation_results,
+    newest_versions,
+)
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
+from waldelta.lake.ledger.profiles import Profile, Profiles
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.table import Newest, again_when_late
+from waldelta.stages.check.gate.quarantined_rows import keep_unknown_told
+from waldelta.stages.check.incremental import Known
+from waldelta.stages.check.suite.verdict import QualityReport, TableVerdict
+
+log = logging.getLogger(__name__)
+
+
+def keep_report(
+    ledger: Ledger,
+    report: QualityReport,
+    known: Known,
+    states: Mapping[str, TableState],
+    since: datetime | None = None,
+) -> None:
+    """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'.
+
+    ``since``: of what a run has judged at a later version since then, nothing is entered as found, for that is the last word.
+    """
+    at = now()
+    later = _record(ledger, report, at, since)
+    _recount_unknown(ledger, report, later)
+    _keep_profiles(ledger, report, at)
+    _keep_suites(ledger, report, at, (known, states))
+    _log(report)
+
+
+@again_when_late
+def _record(ledger: Ledger, report: QualityReport, at: datetime, since: datetime | None) -> dict[str, int]:
+    """Returns the versions that others have judged since then."""
+    later: dict[str, int] = {}
+    after: Newest | None = None
+    if since is not None:
+        tables = [verdict.table for verdict in report.tables]
+        later, after = newest_versions(ledger.root, since, tables, ledger.storage_options)
+    rows = [
+        ExpectationResult(
+            at,
+            report.run_id,
+            verdict.table,
+            outcome.planned.type,
+            outcome.planned.meaning,
+            outcome.planned.severity,
+            outcome.planned.origin,
+            outcome.success,
+            outcome.observed,
+            outcome.unexpected_count,
+            verdict.version,
+            list(verdict.left_out) if outcome is verdict.outcomes[0] else None,
+        )
+        for verdict in _last_words(report, later)
+        for outcome in verdict.outcomes
+    ]
+    append_expectation_results(ledger.root, rows, ledger.storage_options, after)
+    return later
+
+
+def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVerdict]:
+    return [v for v in report.tables if v.version is None or v.version >= later.get(v.table, 0)]
+
+
+def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, int]) -> None:
+    """Rows that lack values were counted when the check began: who has discarded or read some again since has told that already."""
+    told = {
+        verdict.table: outcome.planned.kwargs["observed"]
+        for verdict in _last_words(report, later)
+        for outcome in verdict.outcomes
+        if outcome.planned.type == ALL_VALUES_KNOWN
+    }
+    if told:
+        keep_unknown_told(ledger, report.run_id, told)
+
+
+def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:
+    Profiles(ledger.root, ledger.storage_options).append([
+        Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
+        for verdict in report.tables
+        if verdict.measured is not None and verdict.version is not None
+    ])  # fmt: skip
+
+
+def _keep_suites(
+    ledger: Ledger, report: QualityReport, at: datetime, before: tuple[Known, Mapping[str, TableState]]
+) -> None:
+    known, states = before
+    JudgedSuites(ledger.root, ledger.storage_options).append([
+        Judged(
+            at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
+            known.end_of(states[v.table], v.version),
+        )
+        for v in report.tables
+        if v.suite is not None and v.version is not None
+    ])  # fmt: skip
+
+
+def _log(report: QualityReport) -> None:
+    for verdict in report.tables:
+        failed = len(verdict.failed("critical")) + len(verdict.failed("warning"))
+        log.info(
+            "checked table=%s version=%s expectations=%s failed=%s seconds=%.1f",
+            verdict.table, verdict.version, len(verdict.outcomes), failed, verdict.seconds,
+        )  # fmt: skip
+        for reason in verdict.left_out:
+            log.warning("not checked table=%s: %s", verdict.table, reason)
+    for note in report.notes:
+        log.warning("%s", note)
+    for warning in report.warnings:
+        log.warning("expectation not met (warning): %s", warning)

@@ -1,0 +1,1 @@
+"""Reports as HTML pages: Data Docs, reconciliation pages, their index."""

@@ -1,0 +1,217 @@
+"""The HTML reports of one pipeline's checks: where they are, how they are named, listed, kept and pruned.
+
+The folder holds the pages, our own index of them and, in ``.results``, the validation results they are made from. All
+files are readable by their owner only: a report may show values of rows that failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waldelta.config.pipeline_file import PipelineFile, split_table_name
+from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.storage import encode_segment
+from waldelta.permissions import OWNER_ONLY, private_files
+from waldelta.pipeline.report_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.reports.index import (
+    ReportEntry,
+    add_entry,
+    checked_runs,
+    drop_old_pageless,
+    read_entries,
+    remove_entry,
+)
+from waldelta.stages.check.reports.page import is_own_page, static_index
+from waldelta.stages.check.reports.reconciliation_page import prune_pages, write_pages
+from waldelta.stages.check.reports.result_view import check_page
+from waldelta.stages.check.suite.verdict import TableVerdict
+
+if TYPE_CHECKING:
+    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.core.run_identifier import RunIdentifier
+    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
+    from great_expectations.data_context.types.resource_identifiers import ValidationResultIdentifier
+
+_KEPT = "kept_results"
+_LONGEST_NAME = 100  # the file name of a page has the name twice
+
+
+def page_name(table: str) -> str:
+    """A table's name as part of a file name: encoded, so that no name can leave the folder."""
+    encoded = ".".join(encode_segment(part) for part in split_table_name(table))
+    if len(encoded) <= _LONGEST_NAME:
+        return encoded
+    # Cut before an escape sequence could be cut in two; the digest keeps names apart.
+    return re.sub(r"%.?$", "", encoded[:_LONGEST_NAME]) + "-" + hashlib.sha256(table.encode()).hexdigest()[:16]
+
+
+def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
+    """The run's name in the reports: pipeline, Airflow's run id and the time."""
+    from great_expectations.core.run_identifier import RunIdentifier
+
+    # It becomes the name of a folder.
+    safe_id = re.sub(r"[^A-Za-z0-9_.:+@=-]", "_", run_id)[:150].strip(".") or "_"
+    return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
+
+
+def open_context(folder: Path | None) -> EphemeralDataContext:
+    """A context that keeps results in the folder, if there is one; nothing else is written, nothing is sent."""
+    import_great_expectations()
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import DataContextConfig
+
+    if folder is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    config = DataContextConfig(
+        config_version=4.0,
+        analytics_enabled=False,
+        progress_bars={"globally": False},  # type: ignore[arg-type]  # it is read as a dict, as a file's would be
+        fluent_datasources={},
+        expectations_store_name="expectations_store",
+        validation_results_store_name="validation_results_store",
+        checkpoint_store_name="checkpoint_store",
+        stores=_stores(folder),
+        data_docs_sites={},
+    )
+    context: EphemeralDataContext = gx.get_context(mode="ephemeral", project_config=config)
+    return context
+
+
+def keep_result(
+    context: EphemeralDataContext, suite_name: str, result: ExpectationSuiteValidationResult, run: RunIdentifier
+) -> ValidationResultIdentifier:
+    """Keep a result for its page; returns what names it."""
+    from great_expectations.data_context.types.resource_identifiers import (
+        ExpectationSuiteIdentifier,
+        ValidationResultIdentifier,
+    )
+
+    suite = ExpectationSuiteIdentifier(name=suite_name)
+    identifier = ValidationResultIdentifier(suite, run_id=run, batch_identifier=suite_name)
+    context.stores[_KEPT].store_validation_results(
+        suite_validation_result=result,
+        suite_validation_result_identifier=identifier,
+        expectation_suite_identifier=suite,
+    )
+    return identifier
+
+
+def write_check_pages(
+    context: EphemeralDataContext, folder: Path, identifiers: Sequence[ValidationResultIdentifier]
+) -> None:
+    """Write the pages of kept results; each appears as a whole."""
+    for identifier in identifiers:
+        path = page_path(folder, identifier)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(check_page(context.stores[_KEPT].get(identifier)), encoding="utf-8")
+        draft.replace(path)
+
+
+def replace_foreign_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
+    """Write the pages again that Great Expectations' own view wrote in earlier versions: it escapes no name and no value."""
+    for identifier in _kept_of(context, pipeline):
+        path = page_path(folder, identifier)
+        if path.is_file() and not is_own_page(path):
+            write_check_pages(context, folder, [identifier])
+
+
+def list_reports(
+    folder: Path, pipeline: PipelineFile, run_id: str, at: datetime, verdicts: Sequence[TableVerdict]
+) -> Path:
+    """Put a run's pages, and the tables that couldn't be checked, on the list, write the index anew and return it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for verdict in verdicts:
+        page = "" if verdict.page is None else verdict.page.relative_to(folder).as_posix()
+        missed = {severity: tuple(map(str, verdict.failed(severity))) for severity in ("critical", "warning")}
+        entry = ReportEntry(
+            at, pipeline.pipeline, run_id, verdict.table, verdict.version, len(verdict.outcomes),
+            missed["critical"], missed["warning"], page,
+        )  # fmt: skip
+        add_entry(folder, entry)
+    drop_old_pageless(folder, pipeline.pipeline, pipeline.quality.keep_reports)
+    return _write_index(folder, pipeline)
+
+
+def _write_index(folder: Path, pipeline: PipelineFile) -> Path:
+    index = folder / "index.html"
+    draft = folder / f".index.{os.getpid()}"
+    draft.write_text(static_index(pipeline.pipeline, checked_runs(read_entries(folder))), encoding="utf-8")
+    return draft.replace(index)
+
+
+def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
+    """The page of a result, laid out as Great Expectations does."""
+    suite, run = identifier.expectation_suite_identifier, identifier.run_id
+    parts = [*suite.to_tuple(), *run.to_tuple(), f"{identifier.batch_identifier}.html"]
+    return folder.joinpath("validations", *parts)
+
+
+def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str, keep: int) -> int:
+    """Drop the results of all but a pipeline's last ``keep`` runs, their pages and their places on the list."""
+    store, identifiers = context.stores[_KEPT], _kept_of(context, pipeline)
+    runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
+    old = set(runs[keep:])
+    for identifier in identifiers:
+        if (identifier.run_id.run_time, identifier.run_id.run_name) in old:
+            page = page_path(folder, identifier)
+            page.unlink(missing_ok=True)
+            remove_entry(folder, page.relative_to(folder).as_posix())
+            store.remove_key(identifier)
+    return len(old)
+
+
+def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationResultIdentifier]:
+    # Other pipelines may have results in the same folder; no pipeline's name has a space.
+    return [i for i in context.stores[_KEPT].list_keys() if str(i.run_id.run_name).startswith(f"{pipeline} ")]
+
+
+def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path | None:
+    """Write the pages of a reconciliation, put them on the list, and return its index; None where there is no folder."""
+    folder = own_docs_folder(pipeline)
+    if folder is None:
+        return None
+    with private_files(OWNER_ONLY):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_pages(folder, pipeline.pipeline, {row.table_name: page_name(row.table_name) for row in found}, found)
+        return _write_index(folder, pipeline)
+
+
+def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
+    """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how many went."""
+    folder, keep = docs_folder(pipeline), pipeline.quality.keep_reports if keep is None else keep
+    if folder is None or not folder.is_dir():
+        return 0
+    with private_files(OWNER_ONLY):
+        dropped = prune_pages(folder, pipeline.pipeline, keep)
+        if (folder / RESULTS_FOLDER).is_dir():
+            context = open_context(folder)
+            dropped += drop_old_results(context, folder, pipeline.pipeline, keep)
+            replace_foreign_pages(context, folder, pipeline.pipeline)
+        if drop_old_pageless(folder, pipeline.pipeline, keep) or dropped:
+            _write_index(folder, pipeline)
+    return dropped
+
+
+def _stores(folder: Path | None) -> dict[str, Any]:
+    memory = {"class_name": "InMemoryStoreBackend"}
+    files = (
+        memory
+        if folder is None
+        else {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / RESULTS_FOLDER)}
+    )
+    return {
+        "expectations_store": {"class_name": "ExpectationsStore", "store_backend": memory},
+        "validation_results_store": {"class_name": "ValidationResultsStore", "store_backend": memory},
+        "validation_definition_store": {"class_name": "ValidationDefinitionStore", "store_backend": memory},
+        "checkpoint_store": {"class_name": "CheckpointStore", "store_backend": memory},
+        _KEPT: {"class_name": "ValidationResultsStore", "store_backend": files},
+    }

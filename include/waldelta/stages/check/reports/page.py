@@ -1,0 +1,112 @@
+"""Reports as HTML, and the list of them: plain tables without scripts or anything from the network, every text escaped."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from waldelta.quantities import counted
+from waldelta.stages.check.reports.index import CheckedRun, ReportEntry
+
+_STYLE = """\
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1.5rem}
+h1{font-size:1.6rem;margin:0 0 1rem}
+table{border-collapse:collapse;width:100%;margin-bottom:1.5rem}
+th,td{text-align:left;vertical-align:top;padding:.35rem 1rem .35rem 0}
+th{font-weight:600;border-bottom:2px solid #8886}
+tbody.run{border-bottom:1px solid #8884}
+tbody.run tr:first-child td{padding-top:.8rem}
+tbody.run tr:last-child td{padding-bottom:.8rem}
+td.where{width:27rem;overflow-wrap:anywhere}
+.mark{display:inline-block;min-width:4.6rem;text-align:center;border-radius:.3rem;padding:0 .5rem;color:#fff;
+font-size:.85rem;font-weight:600}
+.failed{background:#b3261e}.warning{background:#8a5300}.passed{background:#2e7031}
+.dim{opacity:.7}
+ul{margin:.1rem 0 0;padding-left:1.1rem}
+pre{margin:0;white-space:pre-wrap}
+h2{font-size:1.2rem;margin:1.5rem 0 .5rem}
+code,pre{font:.92em/1.5 ui-monospace,monospace;overflow-wrap:anywhere}
+td>div+div{margin-top:.3rem}
+td td,td th{padding:.1rem .8rem .1rem 0}
+nav a{margin-right:1.2rem}"""
+# A page on a disk has no headers. Its one style is known by its digest; whatever else a browser would load or run is none of ours.
+POLICY = f"default-src 'none'; style-src 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; base-uri 'none'; form-action 'none'"
+_FIRST = '<html lang="en"><head><meta http-equiv="Content-Security-Policy"'
+_PAGE = """<!doctype html>
+{first} content="{policy}">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>{style}</style></head>
+<body><h1>{title}</h1>{body}</body></html>
+"""
+_HEAD = (
+    "<thead><tr>"
+    + "".join(f'<th scope="col">{n}</th>' for n in ("run", "result", "table", "expectations"))
+    + "</tr></thead>"
+)
+
+
+def page(title: str, body: str) -> str:
+    """A whole page; ``body`` is HTML already."""
+    return _PAGE.format(first=_FIRST, policy=POLICY, title=html.escape(title), style=_STYLE, body=body)
+
+
+def is_own_page(path: Path) -> bool:
+    """Whether page() made this file: its policy is what it begins with."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return _FIRST in file.read(len(_PAGE))
+
+
+def fact_table(facts: Iterable[tuple[str, str]]) -> str:
+    """Names and values as a table."""
+    rows = (f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>' for name, value in facts)
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) -> str:
+    """The runs as a table, in the order given; ``link`` gives the address of a report's page, where it has one."""
+    return f"<table>{_HEAD}{''.join(_run(run, link) for run in runs)}</table>"
+
+
+def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
+    """The index beside a pipeline's pages; it opens from a disk without network."""
+    failed = sum(run.verdict == "failed" for run in runs)
+    told = f"<p>{counted(len(runs), 'run')} kept, newest first; {failed} of them failed.</p>"
+    return page(f"Data Docs of {pipeline}", told + run_table(runs, lambda entry: quote(entry.page)))
+
+
+def mark(verdict: str) -> str:
+    """A verdict as a coloured word."""
+    return f'<span class="mark {verdict}">{verdict}</span>'
+
+
+def _run(run: CheckedRun, link: Callable[[ReportEntry], str]) -> str:
+    return f'<tbody class="run">{"".join(_rows(run, link))}</tbody>'
+
+
+def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
+    at = f"{run.at:%Y-%m-%d %H:%M:%S} UTC"
+    where = (
+        f'<td class="where" rowspan="{len(run.entries)}"><b>{at}</b> {html.escape(run.pipeline)}<br>'
+        f'<span class="dim">{html.escape(run.run_id)}</span></td>'
+    )
+    for entry in run.entries:
+        table = html.escape(entry.table)
+        name = f'<a href="{html.escape(link(entry))}">{table}</a>' if entry.page else table
+        yield f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_told(entry)}</td></tr>"
+        where = ""
+
+
+def _told(entry: ReportEntry) -> str:
+    if entry.told is not None:
+        return html.escape(entry.told)
+    missed = [*entry.failures, *(f"{text} (warning)" for text in entry.warnings)]
+    version = "" if entry.version is None else f", Delta version {entry.version}"
+    if not missed:
+        return f"{entry.expectations} met{version}"
+    listed = "".join(f"<li>{html.escape(text)}</li>" for text in missed)
+    return f"{len(missed)} of {entry.expectations} not met{version}<ul>{listed}</ul>"

@@ -1,0 +1,126 @@
+"""Reconciliations as pages of the reports: plain tables without scripts or anything from the network, every text escaped."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from waldelta.lake.ledger.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
+from waldelta.lsn import Lsn
+from waldelta.quantities import counted
+from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
+from waldelta.stages.check.reports.page import fact_table, mark, page
+from waldelta.stages.repair.reconcile.row_differences import RowDifference
+
+FOLDER = "reconciliations"
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")
+_LONGEST = 100
+
+
+def write_pages(folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]) -> None:
+    """Write a page for each table that was compared, or couldn't be, and put it on the list; ``names`` are the tables' files."""
+    for row in found:
+        run = f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'} {row.at:%Y-%m-%dT%H:%M:%SZ}"
+        path = folder / FOLDER / run / f"{names[row.table_name]}.html"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(table_page(row), encoding="utf-8")
+        draft.replace(path)
+        version = f", Delta version {row.version}" if row.version is not None else ""
+        failures = () if row.status != DIFFERENT else (told(row),)
+        warnings = () if row.status in (EQUAL, REPAIRED, DIFFERENT) else (told(row),)
+        add_entry(
+            folder,
+            ReportEntry(
+                found[0].at, pipeline, row.run_id, row.table_name, row.version or 0, 1, failures, warnings,
+                path.relative_to(folder).as_posix(), told(row) + version,
+            ),
+        )  # fmt: skip
+
+
+def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
+    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many of these went.
+
+    Several pipelines may share a folder, each with its own number.
+    """
+    pages = [
+        entry for entry in read_entries(folder) if entry.page.startswith(f"{FOLDER}/") and entry.pipeline == pipeline
+    ]
+    old = checked_runs(pages)[keep:]
+    for run in old:
+        for entry in run.entries:
+            (folder / entry.page).unlink(missing_ok=True)
+            remove_entry(folder, entry.page)
+    return len(old)
+
+
+def told(row: Reconciliation) -> str:
+    """What was found, in a line without values."""
+    if row.status == NOT_COMPARED or row.source_rows is None:
+        return f"reconciliation: {row.status}: {row.reason}"
+    counts = ", ".join(
+        f"{count:,} {word}"
+        for count, word in (
+            (row.missing, "missing"), (row.extra, "extra"), (row.different, "different"), (row.doubled, "with a key twice")
+        )
+        if count
+    )  # fmt: skip
+    least = "" if row.is_complete else "at least "
+    return f"reconciliation of {counted(row.source_rows, 'row')}: {row.status}" + (
+        f": {least}{counts}" if counts else ""
+    )
+
+
+def table_page(row: Reconciliation) -> str:
+    """One table's page."""
+    verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
+    body = f"<p>{mark(verdict)} {html.escape(told(row))}</p>{fact_table(_facts(row))}"
+    if row.differences:
+        body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
+    if (more := row.differing - sum(one.rows for one in row.differences)) > 0:
+        body += f"<p>and {more:,} more</p>"
+    return page(f"Reconciliation of {row.table_name}", body)
+
+
+def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
+    yield "run", row.run_id
+    yield "at", f"{row.at:%Y-%m-%d %H:%M:%S} UTC"
+    if row.by:
+        yield "asked for by", row.by
+    if row.position is not None:
+        yield "source", f"as of {Lsn(row.position)} (snapshot {row.snapshot}), {counted(row.source_rows or 0, 'row')}"
+        yield (
+            "target",
+            f"Delta version {row.version}, which has batch {row.batch}, {counted(row.target_rows or 0, 'row')}",
+        )
+        yield "in flight", f"{counted(row.in_flight, 'key')} changed between the two, left out on both sides"
+        yield "lacking", f"{counted(row.lacking, 'row')} that the target is known to lack (quarantine), left out"
+        yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
+        yield "took", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
+    if row.left_out:
+        yield "columns left out", ", ".join(row.left_out)
+    if row.repaired:
+        yield "repaired", counted(row.repaired, "row")
+    if row.reason:
+        yield "reason", row.reason
+
+
+def _rows(rows: Iterable[RowDifference]) -> str:
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("row", "key", "column", "source", "target"))
+    return f"<table><thead><tr>{heads}</tr></thead>{''.join(_row(one) for one in rows)}</table>"
+
+
+def _row(one: RowDifference) -> str:
+    lines = [(c.name, c.source, c.target) for c in one.columns] or [("", "", "")]
+    span = f' rowspan="{len(lines)}"'
+    times = f" ×{one.rows:,}" if one.rows > 1 else ""
+    first = f"<td{span}>{one.kind}{times}</td><td{span}><code>{html.escape(one.key)}</code></td>"
+    cells = ["".join(f"<td>{_value(value)}</td>" for value in line) for line in lines]
+    return f'<tbody class="run"><tr>{first}{"</tr><tr>".join(cells)}</tr></tbody>'
+
+
+def _value(text: str | None) -> str:
+    return '<span class="dim">null</span>' if text is None else html.escape(text)

@@ -1,0 +1,180 @@
+"""A check's result as a page: what Great Expectations' renderers say of each expectation, in HTML of our own.
+
+Great Expectations' own view puts names and values into its HTML as they are, and needs scripts, styles and fonts from the
+network. Here every text is escaped, and the page is whole by itself.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from waldelta.quantities import counted
+from waldelta.stages.check.reports.page import fact_table, mark, page
+
+if TYPE_CHECKING:
+    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+
+log = logging.getLogger(__name__)
+
+# A name in a template of the renderers'; of two dollar signs or more none begins one.
+_PARAMETER = re.compile(r"(?<!\$)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+# What the renderers say of an expectation by an icon: this parameter has it as a character.
+_ICON = "markdown_status_icon"
+_VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed"}
+# This parameter is HTML already: a JSON schema, escaped between these.
+_SCHEMA, _AROUND_SCHEMA = "formatted_json", re.compile(r"</?pre>")
+_LINE_BREAK = re.compile(r"<br\s*/?>")
+
+
+def check_page(result: ExpectationSuiteValidationResult) -> str:
+    """The page of one table's check, with what ``batch_parameters`` says about it."""
+    about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
+    counts = result.statistics
+    met = f"{counts['successful_expectations']} of {counted(counts['evaluated_expectations'], 'expectation')} met"
+    body = (
+        f"<p>{mark('passed' if result.success else 'failed')} {html.escape(met)}</p>"
+        + fact_table((str(name), str(value)) for name, value in about.items())
+        + "".join(_section(section) for section in _sections(result))
+        + f'<p class="dim">Great Expectations {html.escape(str(result.meta.get("great_expectations_version")))}</p>'
+    )
+    return page(f"Check of {about.get('table', result.suite_name)}", body)
+
+
+def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
+    """The expectations by column, those of the whole table first, as the renderers describe them."""
+    from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
+
+    try:
+        document = ValidationResultsPageRenderer().render(result).to_json_dict()
+    except Exception as err:
+        # A renderer's failure isn't the check's: what was found stands in the lake, and the page says so.
+        log.exception("Great Expectations can't describe the results of %s", result.suite_name)
+        reason = f"Great Expectations can't describe these results ({type(err).__name__}): see _waldelta/expectations"
+        return [{"section_name": "Expectations", "content_blocks": [reason]}]
+    found: list[dict[str, Any]] = document["sections"]
+    return found[1:]  # the first is an overview of the check, which check_page() gives
+
+
+def _section(section: Mapping[str, Any]) -> str:
+    blocks = [b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")]
+    name = html.escape(str(section["section_name"]))
+    return f"<h2>{name}</h2>{''.join(_content(block) for block in blocks)}"
+
+
+def _kind(block: Mapping[str, Any]) -> Any:
+    return block.get("content_block_type")
+
+
+def _content(content: Any) -> str:
+    """A block of the renderers', a list of them, or a plain value; every text of it is escaped."""
+    if content is None:
+        return ""
+    if isinstance(content, list | tuple):
+        return "".join(f"<div>{_content(part)}</div>" for part in content)
+    if not isinstance(content, dict):
+        return _text(content)
+    try:
+        render = _BLOCKS[_kind(content)]
+        return _headings(content) + render(content)
+    except (AttributeError, KeyError, TypeError, ValueError):  # of no known kind, or a value that looks like a block
+        return _json(content)
+
+
+def _headings(block: Mapping[str, Any]) -> str:
+    parts = [block.get("header"), block.get("subheader")]
+    return "".join(f"<p><b>{_content(part)}</b></p>" for part in parts if part)
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
+
+
+def _json(value: Any) -> str:
+    return f"<pre>{html.escape(json.dumps(value, indent=2, default=str, ensure_ascii=False))}</pre>"
+
+
+def _sentence(block: Mapping[str, Any]) -> str:
+    """A template of the renderers' with its parameters, which stand out from its words."""
+    given = block["string_template"]
+    if not isinstance(given, dict):
+        return _text(given)
+    parameters: Mapping[str, Any] = given.get("params") or {}
+    if (icon := parameters.get(_ICON)) is not None:
+        return mark(_VERDICTS.get(icon, "warning"))
+    text, parts, end = str(given.get("template", "")), [], 0
+    for found in _PARAMETER.finditer(text):
+        name = found[1] or found[2]
+        if name in parameters:
+            parts += [_words(text[end : found.start()]), _parameter(name, parameters[name])]
+            end = found.end()
+    return "".join([*parts, _words(text[end:])])
+
+
+def _words(text: str) -> str:
+    return "<br>".join(html.escape(line) for line in _LINE_BREAK.split(text))
+
+
+def _parameter(name: str, value: Any) -> str:
+    if name == _SCHEMA:
+        return f"<pre>{html.escape(html.unescape(_AROUND_SCHEMA.sub('', str(value))))}</pre>"
+    return f"<code>{_text(value)}</code>" if str(value) else ""
+
+
+def _table(block: Mapping[str, Any]) -> str:
+    heads = "".join(f'<th scope="col">{_content(head)}</th>' for head in block.get("header_row") or ())
+    rows = "".join(f"<tr>{''.join(f'<td>{_content(cell)}</td>' for cell in row)}</tr>" for row in block["table"])
+    return f"<table>{f'<thead><tr>{heads}</tr></thead>' if heads else ''}<tbody>{rows}</tbody></table>"
+
+
+def _list(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda block: f"<ul>{''.join(f'<li>{_content(item)}</li>' for item in block[key])}</ul>"
+
+
+def _paragraphs(key: str) -> Callable[[Mapping[str, Any]], str]:
+    def render(block: Mapping[str, Any]) -> str:
+        held = block[key]
+        return "".join(f"<p>{_content(part)}</p>" for part in (held if isinstance(held, list) else [held]))
+
+    return render
+
+
+def _collapse(block: Mapping[str, Any]) -> str:
+    link = _content(block.get("collapse_toggle_link")) or "more"
+    return f"<details><summary>{link}</summary>{_content(block['collapse'])}</details>"
+
+
+def _tabs(block: Mapping[str, Any]) -> str:
+    tabs: Iterable[Mapping[str, Any]] = block["tabs"]
+    return "".join(f"<h3>{_text(tab.get('tab_name', ''))}</h3>{_content(tab.get('tab_content'))}" for tab in tabs)
+
+
+def _graph(block: Mapping[str, Any]) -> str:
+    """A chart's numbers as a table: to draw it takes scripts."""
+    chart = block["graph"]
+    try:
+        chart = json.loads(chart) if isinstance(chart, str) else chart
+        (rows,) = chart["datasets"].values() if "datasets" in chart else [chart["data"]["values"]]
+        columns = list(rows[0])
+        return _table({"header_row": columns, "table": [[str(row.get(name, "")) for name in columns] for row in rows]})
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return _json(chart)
+
+
+_BLOCKS: Mapping[Any, Callable[[Mapping[str, Any]], str]] = {
+    "string_template": _sentence,
+    "table": _table,
+    "header": lambda block: "",  # noqa: ARG005 - _headings() has it all
+    "bullet_list": _list("bullet_list"),
+    "value_list": _list("value_list"),
+    "text": _paragraphs("text"),
+    "markdown": _paragraphs("markdown"),
+    "content_block_container": _paragraphs("content_blocks"),
+    "collapse": _collapse,
+    "tabs": _tabs,
+    "graph": _graph,
+}

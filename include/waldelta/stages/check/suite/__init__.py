@@ -1,0 +1,1 @@
+"""Plans the expectation suite of each target."""

@@ -1,0 +1,70 @@
+"""Declared limits: lengths and precisions of the source's types that a target's type doesn't force by itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from waldelta.spark_sql import quote, string
+from waldelta.stages.check.constraints.declared_types import BIT, DeclaredType
+
+_LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
+_REGEX = "expect_column_values_to_match_regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What is expected of a column: Great Expectations' name for it and arguments, or a ``condition`` in Spark SQL."""
+
+    meaning: str
+    kind: str | None = None
+    arguments: dict[str, Any] | None = None
+    condition: str | None = None
+
+
+def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
+    """What a column that is held as ``spark_type`` doesn't say by itself; null always meets it."""
+    meaning = f"{declared.column} fits {declared.base_type}"
+    if declared.length is not None and spark_type == "string":
+        if declared.base_oid == BIT:
+            yield Limit(meaning, _LENGTH, {"value": declared.length}, _of_length(declared, "="))
+        else:
+            # Of char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts characters.
+            yield Limit(meaning, _LENGTHS, {"max_value": declared.length}, _of_length(declared, "<="))
+    elif declared.precision is not None and spark_type == "string":
+        regex = printed_numeric(*declared.precision)
+        yield Limit(meaning, _REGEX, {"regex": regex}, _or_null(declared, f"rlike({{}}, {string(regex)})"))
+    elif declared.precision is not None and spark_type.startswith("decimal"):
+        precision, scale = declared.precision
+        if scale < 0:
+            yield Limit(meaning, condition=_or_null(declared, f"{{}} % 1{'0' * -scale} = 0"))
+        elif scale > precision:
+            least = f"0.{'0' * (scale - precision - 1)}1"
+            yield Limit(meaning, condition=_or_null(declared, f"abs({{}}) < {least}BD"))
+
+
+def printed_numeric(precision: int, scale: int) -> str:
+    """What a numeric of this precision prints, as a regular expression.
+
+    >>> printed_numeric(5, 2)
+    '^(NaN|-?[0-9]{1,3}[.][0-9]{2})$'
+    """
+    if scale < 0:
+        digits = f"(0|[0-9]{{1,{precision}}}0{{{-scale}}})"
+    elif scale == 0:
+        digits = f"[0-9]{{1,{precision}}}"
+    elif scale >= precision:
+        digits = f"0[.]0{{{scale - precision}}}[0-9]{{{precision}}}"
+    else:
+        digits = f"[0-9]{{1,{precision - scale}}}[.][0-9]{{{scale}}}"
+    return f"^(NaN|-?{digits})$"
+
+
+def _of_length(declared: DeclaredType, operator: str) -> str:
+    return _or_null(declared, f"length({{}}) {operator} {declared.length}")
+
+
+def _or_null(declared: DeclaredType, condition: str) -> str:
+    name = quote(declared.column)
+    return f"({name} is null or {condition.replace('{}', name)})"

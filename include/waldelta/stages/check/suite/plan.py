@@ -1,0 +1,384 @@
+"""Which expectations a target must meet: derived from the ledger's record of it, plus the engineer's own.
+
+Pure: the plan names Great Expectations' types and arguments, ``quality.py`` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+from waldelta.config.expectation_files import OwnSuiteFile, Severity
+from waldelta.config.target_mode import CHANGELOG, MIRROR
+from waldelta.errors import ConfigError, FilterNotTranslatable
+from waldelta.lake.ledger.expectation_results import (
+    ALL_VALUES_KNOWN,
+    IS_FRESH,
+    REFERENCES_HOLD,
+    VALUES_KNOWN,
+    told_unknown,
+)
+from waldelta.lake.ledger.records import ColumnState, TableState
+from waldelta.metadata_columns import RAW, UNCHANGED
+from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.row_filter import RowFilter, published_filter
+from waldelta.row_filter.domain_constraint import of_column
+from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.row_filter.spark.values import UNJUDGED
+from waldelta.row_filter.typed_tree import column_type
+from waldelta.spark_sql import quote
+from waldelta.stages.check.constraints.check_constraints import CheckConstraint
+from waldelta.stages.check.constraints.declared_types import DeclaredType, base_columns
+from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
+from waldelta.stages.check.measure.profile import Measured, profiled_columns
+from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
+from waldelta.stages.check.suite.declared_limits import limits
+from waldelta.stages.check.suite.freshness import FreshnessLimit
+from waldelta.stages.check.suite.profile_drift import Before, find_departures
+
+KEY_UNIQUE = "expect_target_key_to_be_unique"
+COLUMNS_MATCH = "expect_target_columns_to_match"
+KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
+ROWS_SATISFY = "expect_target_rows_to_satisfy"
+AS_BEFORE = "expect_target_to_be_as_before"
+Origin = Literal["catalog", "publication", "pipeline", "own"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedExpectation:
+    """One expectation: its type and arguments as Great Expectations knows them, and where it comes from.
+
+    ``suffices``: a column without nulls meets it for certain, if it has any there is more to look at.
+    """
+
+    type: str
+    kwargs: dict[str, Any] = field(hash=False)
+    severity: Severity
+    origin: Origin
+    meaning: str
+    place: str | None = None  # of the engineer's own: file and number
+    suffices: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRules:
+    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum columns by name, what columns'
+    declared types say, foreign keys; how fresh the target is, and how many rows it lacks since a value of theirs never came (None:
+    that isn't asked).
+
+    ``left_out`` are those that can't be judged, and why.
+    """
+
+    checks: Sequence[CheckConstraint] = ()
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    declared: Sequence[DeclaredType] = ()
+    references: Sequence[Reference] = ()
+    freshness: Sequence[FreshnessLimit] = ()
+    unknown_rows: int | None = None
+    left_out: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SuitePlan:
+    """A target's expectations, what could not be made one, and why the engineer's own were refused."""
+
+    table: str
+    expectations: tuple[PlannedExpectation, ...]
+    left_out: tuple[str, ...] = ()
+    refused: ConfigError | None = None
+
+
+def plan_suite(
+    state: TableState,
+    held_columns: Sequence[str],
+    own: OwnSuiteFile | None = None,
+    sure: SourceRules | None = None,
+    before: Before | None = None,
+) -> SuitePlan:
+    """Plan the suite of one target.
+
+    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept. ``sure`` is what
+    the source makes sure of besides, ``before`` what earlier runs measured (None: that isn't asked).
+    """
+    sure = sure or SourceRules()
+    left_out: list[str] = list(sure.left_out)
+    planned = [
+        _columns_match(state),
+        *_key_unique(state, left_out),
+        *_kept_rows(state),
+        *_not_null(state, held_columns, left_out),
+        *_labels_only(state, sure),
+        *_checks_hold(state, held_columns, sure.checks, left_out),
+        *_domains_hold(state, held_columns, sure.declared, left_out),
+        *_limits_hold(state, sure.declared),
+        *_filters_hold(state, held_columns, left_out),
+        *_references_hold(sure.references),
+        *_all_values_known(state, sure.unknown_rows),
+        *_is_fresh(sure.freshness),
+        *_is_as_before(state, before),
+        *_own(state, held_columns, own, left_out),
+    ]
+    return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
+
+
+def _columns_match(state: TableState) -> PlannedExpectation:
+    columns = {column.name: column.spark_type for column in state.columns}
+    return PlannedExpectation(
+        COLUMNS_MATCH, {"columns": columns}, "critical", "catalog", "columns and types match the ones recorded"
+    )
+
+
+def _key_unique(state: TableState, left_out: list[str]) -> Iterator[PlannedExpectation]:
+    if not state.key_columns:
+        left_out.append("unique key: the table has none, its rows are a multiset")
+        return
+    yield PlannedExpectation(
+        KEY_UNIQUE,
+        {"columns": list(state.key_columns)},
+        "critical",
+        "catalog",
+        f"key ({', '.join(state.key_columns)}) is unique",
+    )
+
+
+def _kept_rows(state: TableState) -> Iterator[PlannedExpectation]:
+    if (mode := state.kept_as) != MIRROR:
+        meaning = MEANINGS[mode]
+        kwargs = {"columns": [KEPT_ROWS, mode], "meaning": meaning}
+        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "critical", "pipeline", f"{mode}: {meaning}")
+    if mode == CHANGELOG:
+        meaning = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
+        kwargs = {"columns": [KEPT_ROWS, UNCHANGED], "meaning": meaning}
+        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "warning", "pipeline", meaning)
+
+
+def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
+    keys = set(state.key_columns)
+    for column in state.columns:
+        if not (column.not_null or column.name in keys):
+            continue
+        meaning = f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
+        if column_type(column.type_name, column.spark_type).may_be_raw:
+            yield from _held_somewhere(column, held, meaning, left_out)
+        elif _nameable(column.name):
+            kwargs = {"column": _gx_name(column.name)}
+            yield PlannedExpectation("expect_column_values_to_not_be_null", kwargs, "critical", "catalog", meaning)
+        else:
+            condition = f"{quote(column.name)} is not null"
+            yield PlannedExpectation(
+                ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning, suffices=column.name
+            )
+
+
+def _held_somewhere(
+    column: ColumnState, held: Sequence[str], meaning: str, left_out: list[str]
+) -> Iterator[PlannedExpectation]:
+    """Not null, where NaN, infinity or BC dates are null in their column and stand in ``_wd_raw``."""
+    if RAW not in held:
+        left_out.append(
+            f"{meaning}: without metadata columns a null may be a value that {column.spark_type} can't hold"
+        )
+        return
+    kwargs = _satisfy(held_condition(column.name), meaning)
+    yield PlannedExpectation(ROWS_SATISFY, kwargs, "critical", "catalog", meaning, suffices=column.name)
+
+
+def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpectation]:
+    for column in state.columns:
+        labels = sure.labels.get(column.name)
+        if labels and column.spark_type == "string" and _nameable(column.name):
+            kwargs = {"column": _gx_name(column.name), "value_set": list(labels)}
+            meaning = f"{column.name} has labels of {column.type_name} only"
+            yield PlannedExpectation("expect_column_values_to_be_in_set", kwargs, "critical", "catalog", meaning)
+
+
+def _checks_hold(
+    state: TableState, held: Sequence[str], checks: Sequence[CheckConstraint], left_out: list[str]
+) -> Iterator[PlannedExpectation]:
+    for check in checks:
+        meaning = f"CHECK constraint {check.name} holds: {check.expression}"
+        # Where it is null a row meets it, so that those are looked for which make its opposite true.
+        read = partial(published_filter, f"(NOT {check.expression})")
+        found = _translated(state, held, f"CHECK constraint {check.name}", read, left_out)
+        if found is not None:
+            condition = f"not coalesce({found}, false)"
+            yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+
+
+def _domains_hold(
+    state: TableState, held: Sequence[str], declared: Sequence[DeclaredType], left_out: list[str]
+) -> Iterator[PlannedExpectation]:
+    # As expressions on VALUE see them: of the type below the domain.
+    plain = replace(state, columns=base_columns(state, declared))
+    for one in declared:
+        column = next(c for c in state.columns if c.name == one.column)
+        is_null = _is_null(column, held)
+        for check in one.checks:
+            what = f"domain constraint {check.name} of column {one.column}"
+            read = partial(_value_filter, check, one.column)
+            found = _translated(plain, held, what, read, left_out)
+            if found is not None:
+                # A stored null may have got around the domain (see ``CREATE DOMAIN``).
+                condition = f"({is_null} or not coalesce({found}, false))"
+                meaning = f"{what} holds: {check.expression}"
+                yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+        if one.not_null and not column.not_null and column.name not in state.key_columns:
+            meaning = f"column {one.column} has no nulls, as its domain {one.not_null[0]} says"
+            condition = f"not {is_null}"
+            yield PlannedExpectation(
+                ROWS_SATISFY, _satisfy(condition, meaning), "warning", "catalog", meaning, suffices=one.column
+            )
+
+
+def _value_filter(check: CheckConstraint, column: str) -> RowFilter:
+    return published_filter(f"(NOT {of_column(check.expression, column)})")
+
+
+def _is_null(column: ColumnState, held: Sequence[str]) -> str:
+    """Whether a row has no value: what its type can't hold stands in ``_wd_raw``, or nobody knows."""
+    name = quote(column.name)
+    if not column_type(column.type_name, column.spark_type).may_be_raw:
+        return f"{name} is null"
+    if RAW not in held:
+        return "false"
+    return null_condition(column.name)
+
+
+def _limits_hold(state: TableState, declared: Sequence[DeclaredType]) -> Iterator[PlannedExpectation]:
+    types = {column.name: column.spark_type for column in state.columns}
+    for one in declared:
+        for limit in limits(one, types[one.column]):
+            if limit.kind is not None and _nameable(one.column):
+                kwargs = {"column": _gx_name(one.column), **(limit.arguments or {})}
+                yield PlannedExpectation(limit.kind, kwargs, "critical", "catalog", limit.meaning)
+            else:
+                kwargs = _satisfy(limit.condition or "true", limit.meaning)
+                yield PlannedExpectation(ROWS_SATISFY, kwargs, "critical", "catalog", limit.meaning)
+
+
+def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpectation]:
+    # A warning: triggers that enforce a key can be switched off on the source, which stays "validated" all the same.
+    for reference in references:
+        kwargs = {"columns": list(reference.asked_by), "meaning": reference.meaning}
+        yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
+
+
+def _all_values_known(state: TableState, rows: int | None) -> Iterator[PlannedExpectation]:
+    # A changelog has its rows all the same, and says which values they lack.
+    if rows is not None and state.kept_as != CHANGELOG:
+        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": told_unknown(rows)}
+        yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", VALUES_KNOWN)
+
+
+def _is_fresh(limits: Sequence[FreshnessLimit]) -> Iterator[PlannedExpectation]:
+    for limit in limits:
+        kwargs = {"meaning": limit.meaning, "is_met": limit.is_met, "observed": limit.observed}
+        yield PlannedExpectation(IS_FRESH, kwargs, limit.severity, "pipeline", limit.meaning)
+
+
+def _is_as_before(state: TableState, before: Before | None) -> Iterator[PlannedExpectation]:
+    """Planned also while nothing is said yet, so that a full check measures; ``is_judged`` tells them apart."""
+    if before is None:
+        return
+    columns = [list(column) for column in profiled_columns(state)]
+    for part, meaning, bounds in (
+        ("rows", "the number of rows is as in earlier runs", {"rows": before.rows}),
+        ("columns", "columns are distributed as in earlier runs", dict(before.columns)),
+    ):
+        kwargs = {
+            "part": part,
+            "meaning": meaning,
+            "columns": columns,
+            "bounds": bounds if any(bounds.values()) else {},
+        }
+        yield PlannedExpectation(AS_BEFORE, kwargs, "warning", "pipeline", meaning)
+
+
+def is_judged(planned: PlannedExpectation) -> bool:
+    """Whether it says anything: of drift nothing is said before enough runs have measured a target."""
+    return planned.type != AS_BEFORE or bool(planned.kwargs["bounds"])
+
+
+def departures(planned: PlannedExpectation, measured: Measured) -> list[str]:
+    """Where what was measured isn't as one expectation of drift says."""
+    return find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
+
+
+def _filters_hold(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
+    # Rows that an earlier filter let in stay, so that each row passes one of them.
+    filters = [state.row_filter or EVERYTHING, *state.later_filters]
+    if EVERYTHING not in filters:
+        text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
+        meaning = f"publication's row filter holds: {text}"
+        read = partial(published_filter, text)
+        yield from _filter_holds(state, held, ("row filter", read, meaning, "publication"), left_out)
+    if (own := filter_of(state)) is not None:
+        meaning = f"target's filter holds: {own.text}"
+        yield from _filter_holds(state, held, ("target's filter", lambda: own, meaning, "pipeline"), left_out)
+
+
+def _filter_holds(
+    state: TableState,
+    held: Sequence[str],
+    told: tuple[str, Callable[[], RowFilter], str, Origin],
+    left_out: list[str],
+) -> Iterator[PlannedExpectation]:
+    what, read, meaning, origin = told
+    condition = _translated(state, held, what, read, left_out)
+    if condition is not None:
+        yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning)
+
+
+def _translated(
+    state: TableState, held: Sequence[str], what: str, read: Callable[[], RowFilter], left_out: list[str]
+) -> str | None:
+    """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which is told."""
+    try:
+        # Without metadata columns there is no map of the values that stand verbatim.
+        names: dict[str, str] | None = None if RAW in held else {}
+        row_filter = read()
+        if absent := set(row_filter.columns) - {column.name for column in state.columns}:
+            left_out.append(f"{what}: not checked, because the target has no column {', '.join(sorted(absent))} yet")
+            return None
+        condition = spark_condition(row_filter, state.columns, names)
+    except FilterNotTranslatable as err:
+        left_out.append(f"{what}: not checked, because of its part at {err.where}: {err.reason}")
+        return None
+    if UNJUDGED in condition:
+        left_out.append(f"{what}: not checked, because it computes with columns that may hold infinity or years BC")
+        return None
+    return condition
+
+
+def _satisfy(condition: str, meaning: str) -> dict[str, Any]:
+    return {"condition": condition, "meaning": meaning}
+
+
+def _own(
+    state: TableState, held: Sequence[str], own: OwnSuiteFile | None, left_out: list[str]
+) -> Iterator[PlannedExpectation]:
+    if own is None:
+        return
+    types = {column.name: column_type(column.type_name, column.spark_type) for column in state.columns}
+    raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in held]
+    # Those with a gate too: what a copy brought, or was let pass, was never judged by it.
+    for number, item in enumerate(own.suite.expectations):
+        meaning = own.meaning(number)
+        kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
+        if kind == item.type and (column := asks_for_nulls(kind, kwargs, raw)) is not None:
+            told = f"values of {column} that stand in {RAW} alone, which count as null with other arguments than mostly"
+            left_out.append(f"{meaning}: {told}")
+        yield PlannedExpectation(kind, kwargs, item.severity, "own", meaning, own.place(number))
+
+
+def _nameable(column: str) -> bool:
+    return "`" not in column
+
+
+def _gx_name(column: str) -> str:
+    """A column's name as Great Expectations lists it: with backticks when it has a dot."""
+    return f"`{column}`" if "." in column else column

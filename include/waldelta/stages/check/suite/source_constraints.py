@@ -1,0 +1,225 @@
+"""Source rules: what the source makes sure of for the rows of targets, read before the check stage looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from waldelta.errors import SourceError, StateError, WaldeltaError
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import now
+from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunResult
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.postgres.lock_waits import read_around
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.slot.standby import slot_position
+from waldelta.stages.check.constraints.check_constraints import read_check_constraints
+from waldelta.stages.check.constraints.declared_types import read_declared_types
+from waldelta.stages.check.constraints.enum_labels import read_enum_labels
+from waldelta.stages.check.constraints.foreign_keys import ForeignKey, read_foreign_keys
+from waldelta.stages.check.measure.references import Changed, Lake, plan_references, touched
+from waldelta.stages.check.suite.freshness import Lag, freshness_limits
+from waldelta.stages.check.suite.plan import SourceRules
+
+if TYPE_CHECKING:
+    from waldelta.lake.ledger.records import BatchCut, TableState
+    from waldelta.pipeline.job import Job
+
+Connection = psycopg.Connection[Any]
+
+LOCK_TIMEOUT_S = 10.0
+# Of so many runs at most is it read up to which transaction all had landed: those of an older version didn't tell.
+_MOST_RUNS = 20
+_NOT_LANDED = "CHECK constraint {name}: not checked, since what came before it may not have landed; the next run that lands checks it"
+# The verbs that judge targets beside the runs that land.
+_BESIDE_RUNS = ("validate", "maintain", "quarantine")
+
+
+def read_rules(
+    job: Job, result: RunResult, tables: Sequence[str], quick: Collection[str] = ()
+) -> dict[str, SourceRules]:
+    """What the source makes sure of, by target; a check goes on without, when the source can't be asked.
+
+    ``quick`` are those that the run changed little: of foreign keys only what it touched is judged.
+    """
+    if not tables:
+        return {}
+    try:
+        states = {name: state for name, state in job.table_states().items() if state.status == SYNCED}
+        wanted = [states[name] for name in tables if name in states]
+        landed_as_of = result.landed_as_of or _landed_as_of(job)
+        with job.connect("check") as connection:
+            read = partial(read_check_constraints, connection, wanted, landed_as_of)
+            checks, barred = read_around(connection, LOCK_TIMEOUT_S, read)
+            labels = read_enum_labels(connection, wanted)
+            declared = read_declared_types(connection, wanted, landed_as_of)
+            keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
+            lag = _lag(job, result, connection, wanted)
+    except (SourceError, psycopg.Error) as err:
+        result.warnings.append(
+            f"constraints, enum labels, declared types and foreign keys weren't checked, since the source couldn't be asked: {err}"
+        )
+        return {}
+    if checks.unread:
+        result.warnings.append(
+            f"CHECK constraints weren't checked of {', '.join(sorted(checks.unread))}, since somebody keeps what feeds it locked; the next "
+            f"run that changes it checks them. Locks that stand in the way:\n{barred.holders}"
+        )
+    rules = {
+        s.table_name: SourceRules(
+            checks.found.get(s.table_name, ()),
+            labels.get(s.table_name, {}),
+            declared.get(s.table_name, ()),
+            left_out=[_NOT_LANDED.format(name=check) for check in checks.not_landed.get(s.table_name, ())],
+        )
+        for s in wanted
+    }
+    rules = {name: _with_freshness(job, result, name, of, lag) for name, of in rules.items()}
+    return _with_references(job, result, rules, (keys, states), quick) if keys else rules
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """How far behind all targets are, those that lack more, by name, and why that isn't known in seconds."""
+
+    common: Lag
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    unknown: str | None = None
+
+
+def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]) -> _Lag | None:
+    """Of a run that lands, by when it looked: only it knows; of one beside runs, by the oldest commit that they lack."""
+    wanted = job.pipeline.quality.freshness
+    looks = result.verb in _BESIDE_RUNS
+    if result.verb != "consume" and not looks:
+        return None
+    at = now()
+    by_time = wanted.warn_seconds is not None or wanted.critical_seconds is not None
+    by_size = wanted.warn_mb is not None or wanted.critical_mb is not None
+    seconds = None
+    if result.as_of is not None:
+        seconds = (at - datetime.fromisoformat(result.as_of)).total_seconds()
+    behind, lacking, unknown = None, {}, None
+    try:
+        if by_size or (looks and by_time):
+            with job.connect_slot("check", connection) as slot_connection:
+                position = slot_position(slot_connection, job, connection)
+                if by_size:
+                    read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
+                    behind = position.lag_of(max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read)
+                if looks and by_time:
+                    lacking = {name: _age(at, then) for name, then in oldest_unapplied(job, states).items()}
+                    unread = oldest_unread(slot_connection, job, position.flush_lsn)
+                    seconds = 0.0 if unread is None else _age(at, unread)
+    except (WaldeltaError, psycopg.Error) as err:  # the rest can be judged all the same
+        unknown = str(err)
+    return _Lag(Lag(seconds, behind), lacking, unknown)
+
+
+def _age(at: datetime, then: datetime) -> float:
+    return max(0.0, (at - then).total_seconds())
+
+
+def _with_freshness(job: Job, result: RunResult, name: str, rules: SourceRules, lag: _Lag | None) -> SourceRules:
+    if lag is None:
+        return rules
+    told = [f"freshness: not judged as a whole, since {lag.unknown}"] if lag.unknown is not None else []
+    found = lag.common
+    if name in lag.seconds:
+        found = replace(found, seconds=max(found.seconds or 0.0, lag.seconds[name]))
+    limits = tuple(freshness_limits(found, job.pipeline.quality.freshness))
+    if lag.common.seconds is None:  # it may be behind by more than what it is known to lack
+        limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
+    if limits and name in result.not_applied:
+        limits, told = (), ["freshness: not judged, since the target stays behind with this run"]
+    return replace(rules, freshness=limits, left_out=(*rules.left_out, *told))
+
+
+def _landed_as_of(job: Job) -> int:
+    """All transactions below this one (xid8) are in the newest cut of the slot's life; 0: that isn't known."""
+    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
+    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied all has landed more than its cuts have.
+    runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
+    told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
+    return next((xid for xid in told if xid), 0)
+
+
+def _relations(states: Sequence[TableState]) -> set[int]:
+    return {oid for state in states for oid in (*state.relation_ids, state.root_id) if oid}
+
+
+def _with_references(
+    job: Job,
+    result: RunResult,
+    rules: dict[str, SourceRules],
+    found: tuple[Sequence[ForeignKey], dict[str, TableState]],
+    quick: Collection[str],
+) -> dict[str, SourceRules]:
+    keys, states = found
+    uris = {name: uri_of(job, name) for name in states}
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    oids = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
+    related = [state for state in states.values() if oids & {*state.relation_ids, state.root_id}]
+    lacking = [state.table_name for state in related if quarantine.lacking(state.table_name, state.generation)]
+    reread = [name for name, table in result.tables.items() if table.reread]
+    cut = job.ledger.last_cut()
+    # A run knows what it has left its targets at.
+    ahead = _ahead(job, related, cut) if result.verb in _BESIDE_RUNS else ()
+    lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
+    if job.pipeline.source.options.origin == "none":
+        hidden = "changes that came to the source from elsewhere aren't read (options.origin)"
+        keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
+    planned = plan_references(keys, lake)
+    since = _since(job) if quick and job.pipeline.target.metadata_columns else None
+    told = {}
+    for name, of in rules.items():
+        references = planned.references.get(name, [])
+        if name in quick:
+            references = [touched(reference, since, lake) for reference in references]
+        told[name] = replace(of, references=references, left_out=(*of.left_out, *planned.left_out.get(name, ())))
+    return told
+
+
+def _ahead(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
+    """The targets that have got batches behind the cut, since others haven't; one that can't be read is told by its own check."""
+    watermarks, found = Watermarks(job, job.slot_identity()), []
+    for state in states if cut is not None else ():
+        with suppress(StateError):
+            if cut is not None and watermarks.of(state) > cut.batch:
+                found.append(state.table_name)
+    return found
+
+
+def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
+    """What the run did to the targets that are checked; one that it only checks has lost nothing by it."""
+    found = {}
+    for name in rules:
+        table = result.tables.get(name)
+        lost = table is not None and bool(table.deleted or table.truncated or table.rows is not None)
+        found[name] = Changed(table.version if table is not None else None, lost)
+    return found
+
+
+def _since(job: Job) -> int | None:
+    """Where the newest cut of an earlier run ends that has told what it applied: what changed since lies behind it.
+
+    What others did, this run tells and checks.
+    """
+    has_told: dict[str, bool] = {job.run_id: False}
+    for run_id, end in job.ledger.cut_ends(job.first_batch()):
+        if run_id not in has_told:
+            run = job.ledger.run_result(run_id)
+            has_told[run_id] = run is not None and run.applied is not None
+        if has_told[run_id]:
+            return end
+    return None

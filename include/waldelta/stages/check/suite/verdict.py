@@ -1,0 +1,122 @@
+"""What a check found: outcomes of expectations, by table, and the report of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from waldelta.errors import QualityFailed, WaldeltaError
+from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED
+from waldelta.quantities import counted
+from waldelta.stages.check.measure.profile import Measured
+from waldelta.stages.check.suite.plan import PlannedExpectation
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one expectation found; ``success`` is None when it could not be evaluated."""
+
+    planned: PlannedExpectation
+    success: bool | None
+    observed: str | None
+    unexpected_count: int | None
+    error: WaldeltaError | None = None
+
+    def __str__(self) -> str:
+        if self.error is not None:
+            return f"couldn't be checked: {self.error}"
+        found = "could not be evaluated" if self.success is None else ""
+        if self.unexpected_count:
+            found = counted(self.unexpected_count, "row")
+        told = self.planned.meaning
+        # One of the engineer's without notes is called by its type and columns already.
+        if not told.startswith(self.planned.type):
+            column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
+            told = f"{self.planned.type}: {told}" + (f" on {column}" if column else "")
+        return told + (f" ({found})" if found else "")
+
+
+def unchecked(err: WaldeltaError) -> Outcome:
+    """What keeps a target, or a part of its suite, from being judged; as bad as a critical expectation that isn't met."""
+    planned = PlannedExpectation(CAN_BE_JUDGED, {}, "critical", "pipeline", "all its expectations can be judged")
+    return Outcome(planned, None, str(err)[:200], None, err)
+
+
+@dataclass(frozen=True, slots=True)
+class TableVerdict:
+    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met, or no pages are made.
+
+    ``version`` is None of a target that isn't there.
+    """
+
+    table: str
+    version: int | None
+    outcomes: tuple[Outcome, ...]
+    left_out: tuple[str, ...]
+    page: Path | None
+    seconds: float
+    measured: Measured | None = None
+    # The suite's digest, when all rows meet what they decide on alone, and whether all were looked at (``judged_before``).
+    suite: str | None = None
+    whole: bool = False
+
+    def failed(self, severity: str) -> list[Outcome]:
+        """The outcomes of one severity that weren't met."""
+        return [o for o in self.outcomes if not o.success and o.planned.severity == severity]
+
+
+@dataclass(frozen=True, slots=True)
+class QualityReport:
+    """What a run's check found, and where its report is."""
+
+    run_id: str
+    tables: tuple[TableVerdict, ...]
+    index: Path | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The critical expectations that weren't met, with their tables."""
+        return self._failed("critical")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The expectations of severity warning that weren't met, with their tables."""
+        return self._failed("warning")
+
+    @property
+    def failed_tables(self) -> tuple[str, ...]:
+        """The tables with a critical expectation that wasn't met."""
+        return tuple(verdict.table for verdict in self.tables if verdict.failed("critical"))
+
+    @property
+    def location(self) -> str | None:
+        """The page to open: the first failing table's, else the index of all reports."""
+        for severity in ("critical", "warning"):
+            for verdict in self.tables:
+                if verdict.failed(severity) and verdict.page is not None:
+                    return str(verdict.page)
+        return None if self.index is None else str(self.index)
+
+    @property
+    def summary(self) -> str:
+        """One line for logs."""
+        count = sum(len(verdict.outcomes) for verdict in self.tables)
+        missed = f"{len(self.failures)} critical and {counted(len(self.warnings), 'warning')} not met"
+        return f"{counted(count, 'expectation')} on {counted(len(self.tables), 'table')}, {missed}"
+
+    def raise_if_critical(self) -> None:
+        """Raise QualityFailed when a critical expectation wasn't met."""
+        if not self.failures:
+            return
+        listed = "\n".join(f"  - {failure}" for failure in self.failures)
+        failed = QualityFailed(
+            f"{counted(len(self.failures), 'critical expectation')} failed (the changes are applied and safe):\n{listed}"
+            + (f"\nreport: {self.location}" if self.location is not None else "")
+        )
+        failed.causes = tuple(o.error for v in self.tables for o in v.outcomes if o.error is not None)
+        failed.retryable = any(cause.retryable for cause in failed.causes)
+        raise failed
+
+    def _failed(self, severity: str) -> tuple[str, ...]:
+        return tuple(f"{v.table}: {outcome}" for v in self.tables for outcome in v.failed(severity))

@@ -1,0 +1,1 @@
+"""Stage land: appends the slot's messages to the change log."""

@@ -1,0 +1,265 @@
+"""Drain: bite by bite, land and consume the slot up to where the server stood when the run began."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from waldelta.config.pipeline_file import Source
+from waldelta.errors import (
+    BiteTooLarge,
+    DecodeError,
+    PeekTimeout,
+    SlotUnreadable,
+    SourceDiskFull,
+    SourceError,
+    StandbyAway,
+)
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.storage import check_writable
+from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
+from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
+from waldelta.postgres.server_position import ServerPosition
+from waldelta.quantities import counted
+from waldelta.slot.acknowledge import SlotIdentity, consume, move_idle_slot
+from waldelta.slot.failover import check_followed
+from waldelta.slot.read.decode_failure import Reading
+from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
+from waldelta.slot.read.read_window import Bites
+from waldelta.slot.recovery import check_unmoved, recover, slot_move
+from waldelta.slot.slot import check_received
+from waldelta.slot.standby import slot_position
+from waldelta.stages.land.land import land
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# What the server may manage with less to read at once.
+_SMALLER = (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
+
+
+@dataclass
+class Drained:
+    """What a drain landed: all of the WAL from ``start`` to ``end``; the slot may stand up to one WAL file before ``end``."""
+
+    start: Lsn
+    end: Lsn
+    batches: list[Landed] = field(default_factory=list)
+    seconds_landing: float = 0.0
+    seconds_consuming: float = 0.0
+    bill: SourceBill = field(default_factory=SourceBill)
+    # What PostgreSQL can't decode, in front of which all has landed.
+    unreadable: SlotUnreadable | None = None
+
+    @property
+    def changes(self) -> int:
+        """Row changes landed."""
+        return sum(batch.transactions.changes for batch in self.batches)
+
+    def before(self, later: Drained) -> Drained:
+        """What both landed, this one first."""
+        bill = SourceBill()
+        for drained in (self, later):
+            bill.add(drained.bill)
+        return Drained(
+            self.start,
+            later.end,
+            [*self.batches, *later.batches],
+            self.seconds_landing + later.seconds_landing,
+            self.seconds_consuming + later.seconds_consuming,
+            bill,
+            later.unreadable,
+        )
+
+    def check_read(self) -> None:
+        """Raises SlotUnreadable when the slot could not be read to the end."""
+        if self.unreadable is not None:
+            raise self.unreadable
+
+
+def drain(
+    spark: SparkSession,
+    job: Job,
+    check_lock: Callable[[], None] = lambda: None,
+    on_landed: Callable[[Landed], object] = lambda _: None,
+) -> Drained:
+    """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
+
+    The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
+    ``on_landed`` is called with each batch that is landed and consumed, unless there is nothing left to land.
+    What PostgreSQL can't decode ends it: see ``unreadable`` of what it returns.
+    Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
+    """
+    identity = job.slot_identity()
+    check_writable(job.pipeline.target.root)
+    change_log = job.change_log(identity)
+    with job.connect_slot("drain") as connection:
+        server = slot_position(connection, job)
+        meter = SlotMeter(connection, identity.slot)
+        recovered = recover(connection, job, identity, change_log, server)
+        # Only then: one that was lost is to be brought back.
+        change_log.create(LANDING_SCHEMA)
+        stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
+        drained, bites, reading, limit = Drained(stands, stands), Bites(job), Reading(job), _limit(job)
+        skipped = skipped_messages(job)
+        while drained.end < server.flush_lsn:
+            upto = min(server.flush_lsn, drained.end + bites.next.window_bytes)
+            bound = reading.within(PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, stands, skipped))
+            upto = bound.upto_lsn
+            check_lock()
+            check_followed(job, identity)
+            restart = meter.restart()
+            try:
+                landed, times = _land_one(
+                    spark,
+                    job,
+                    reading.source,
+                    change_log,
+                    bound,
+                    batch,
+                    drained,
+                    partial(check_unmoved, connection, job, identity, stands),
+                )
+            except SourceError as err:
+                check_standbys = partial(check_received, connection, identity.slot, upto)
+                drained.unreadable = _read_otherwise(err, reading, bound, bites, meter, check_standbys)
+                if drained.unreadable is None:
+                    continue
+                check_unmoved(connection, job, identity, stands)
+                break
+            reading.answered()
+            is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
+            # A call that was cut off before any transaction had ended, by nothing but discarded messages, has to bring more.
+            limit = 2 * limit if limit is not None and is_cut_off and not landed.end_lsn else _limit(job)
+            bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
+            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto, times.server_s)
+            check_lock()
+            began = time.monotonic()
+            if landed.end_lsn:
+                meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))
+            stands = _consume_one(connection, job, meter, identity, landed, stands)
+            drained.end = stands
+            if not is_cut_off:  # all of the window was read
+                drained.end = max(stands, upto)
+                if server.must_move(stands, upto):
+                    meter.add(1, meter.restart(), upto)
+                    stands = _pass_over(connection, job, identity, upto)
+            drained.seconds_consuming += time.monotonic() - began
+            batch += 1
+            _report_progress(job, drained, server)
+            if landed.rows and drained.end < server.flush_lsn:
+                on_landed(landed)
+        drained.bill = meter.bill(drained.seconds_landing + drained.seconds_consuming)
+    return drained
+
+
+def _read_otherwise(
+    err: SourceError,
+    reading: Reading,
+    bound: PeekBound,
+    bites: Bites,
+    meter: SlotMeter,
+    check_standbys: Callable[[], None],
+) -> SlotUnreadable | None:
+    """Have the next call read less after one that failed, or return what PostgreSQL can't decode; else raise ``err``."""
+    try:
+        if not isinstance(err, _SMALLER):
+            return reading.refused(err, bound)
+    except _SMALLER as slower:
+        err = slower
+    _take_less(err, bites, meter, check_standbys)
+    return None
+
+
+def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_standbys: Callable[[], None]) -> None:
+    """Make the next bite smaller after one that the server couldn't answer; raises where none is left to try, or that isn't what it takes."""
+    if isinstance(err, PeekTimeout):
+        check_standbys()
+        meter.timed_out(bites.next.timeout_s)
+        bites.timed_out()
+        return
+    log.warning("%s", err)
+    if isinstance(err, StandbyAway):  # a shorter read may end before replay asks for the way
+        has_narrowed = bites.ended_by_replay()
+    else:
+        has_narrowed = bites.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))
+    if not has_narrowed:
+        raise err
+
+
+def _land_one(  # noqa: PLR0913, PLR0917 - as land() has them
+    spark: SparkSession,
+    job: Job,
+    source: Source,
+    change_log: ChangeLog,
+    bound: PeekBound,
+    batch: int,
+    drained: Drained,
+    check_read: Callable[[], None],
+) -> tuple[Landed, PeekTimes]:
+    began = time.monotonic()
+    try:
+        times = land(spark, job.slot_conninfo, source, bound, change_log, batch, check_read)
+        landed = change_log.landed(batch)
+    except DecodeError as err:
+        raise record_unreadable(job, err.unread, err) if err.unread is not None else err from err
+    finally:
+        drained.seconds_landing += time.monotonic() - began
+    if landed.rows:
+        drained.batches.append(landed)
+    return landed, times
+
+
+def _consume_one(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    meter: SlotMeter,
+    identity: SlotIdentity,
+    landed: Landed,
+    stands: Lsn,
+) -> Lsn:
+    """Move the slot past the batch; returns where it stands then."""
+    if not landed.end_lsn:
+        return stands
+    end = Lsn(landed.end_lsn)
+    move = slot_move(identity, job.run_id, end.value, landed.batch, landed.rows)
+    consume(
+        connection,
+        job.pipeline.source,
+        job.ledger,
+        move,
+        landed.transactions,
+        lambda: meter.timed(job.connect_slot("count")),
+    )
+    return end
+
+
+def _pass_over(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, upto: Lsn) -> Lsn:
+    """Move the slot over WAL that was read and holds nothing for us; returns where it stands then."""
+    move_idle_slot(connection, job.pipeline.source.slot, job.ledger, slot_move(identity, job.run_id, upto.value))
+    return upto
+
+
+def _limit(job: Job) -> int | None:
+    return most_messages(job.pipeline.source, job.pipeline.batch.max_changes)
+
+
+def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:
+    seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
+    done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
+    log.info(
+        "slot %s at %s: %s landed, %.0f/s, %.1f MB of WAL left, about %.0f s",
+        job.pipeline.source.slot, drained.end, counted(drained.changes, "change"), drained.changes / seconds, left / 1e6,
+        left * seconds / max(done, 1),
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Land through: land on until everything that a snapshot sees is in the change log.
+
+A snapshot holds back vacuum on the whole server. So a backlog is landed before it is taken, and what is left, while it is held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import tenacity
+
+from waldelta.errors import LockHeld, SnapshotLost, StandbyAway
+from waldelta.lsn import Lsn
+from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
+from waldelta.pipeline.job import Job
+from waldelta.stages.land.drain import Drained, drain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FLUSH_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 30.0
+
+
+def land_backlog(spark: SparkSession, job: Job) -> Drained:
+    """Land what waits in the slot; raises SlotUnreadable behind what landed when PostgreSQL can't decode all of it."""
+    with _slot_lock(job) as lock:
+        return _drain(spark, job, lock)
+
+
+def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
+    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees.
+
+    Raises SlotUnreadable as land_backlog() does.
+    """
+    deadline = time.monotonic() + FLUSH_TIMEOUT_S
+    with _slot_lock(job) as lock:
+        drained = _drain(spark, job, lock)
+        if drained.end < needed:
+            _have_wal_flushed(job)
+        while drained.end < needed:
+            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
+            # standby, what it has replayed.
+            if time.monotonic() > deadline:
+                if job.pipeline.source.read_from is not None:
+                    raise StandbyAway(
+                        f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g} s: run again"
+                    )
+                raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
+            time.sleep(0.2)
+            drained = drained.before(_drain(spark, job, lock))
+    return drained
+
+
+def _have_wal_flushed(job: Job) -> None:
+    """Have the primary flush what it has written so far.
+
+    On a quiet server the record of a LOCK TABLE stays in the WAL buffers until another transaction
+    ends. The end of a transaction with an id makes PostgreSQL's WAL writer flush within
+    wal_writer_delay.
+    """
+    with job.connect("flush") as connection:
+        connection.execute("select pg_current_xact_id()")
+
+
+def _drain(spark: SparkSession, job: Job, lock: AdvisoryLock) -> Drained:
+    drained = drain(spark, job, lock.check)
+    drained.check_read()
+    return drained
+
+
+@contextmanager
+def _slot_lock(job: Job) -> Iterator[AdvisoryLock]:
+    """The slot's lock, which a look or maintenance may have for a moment."""
+    patient = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LockHeld),
+        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        wait=tenacity.wait_fixed(0.5),
+        reraise=True,
+    )
+    with ExitStack() as stack:
+        yield patient(lambda: stack.enter_context(slot_lock(job)))

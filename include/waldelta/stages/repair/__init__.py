@@ -1,0 +1,1 @@
+"""Repairs targets by the rows that differ, without copying them anew."""

@@ -1,0 +1,337 @@
+"""Reconciling one table: what a snapshot of the source shows against one version of its target, less what is in flight between them.
+
+1. The target's version is known, and up to which batch it has applied the stream; then the snapshot is taken.
+2. Everything that the snapshot sees has landed. So a key that both sides may rightly differ in stands in the change log: behind the
+   target's batch, or before it, in a transaction that was decoded before the snapshot sees it. Such keys are set aside on both sides,
+   as are the rows that the target is known to lack.
+3. Both sides sum up hashes by bucket, PostgreSQL its rows, Spark the target's.
+4. The rows of buckets that differ are compared by their hashes, then those that differ by their columns.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from waldelta.arrow import one_array
+from waldelta.changes.decode.decode import typed_key
+from waldelta.changes.decode.target_plan import last_truncates
+from waldelta.errors import LateWriter, NeedsSync
+from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.reconciliations import (
+    DIFFERENT,
+    EQUAL,
+    ROWS_KEPT,
+    ROWS_VALUED,
+    TEXT_KEPT,
+    Reconciliation,
+)
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import files_of, open_parquet, remove_folder
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pipeline.drift.repair_plan import Repair, is_dear
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.target_filter import read_target_filter
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.postgres.publication_membership import EVERY_CHANGE
+from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot.read_selected import whole_table
+from waldelta.snapshot.read_table import TableCopy, plan_copy
+from waldelta.stages.repair.reconcile.canonical import is_comparable
+from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys
+from waldelta.stages.repair.reconcile.hash64 import Hashes
+from waldelta.stages.repair.reconcile.row_differences import DIFFERENT as DIFFERS
+from waldelta.stages.repair.reconcile.row_differences import KINDS, RowDifference, Rows, differing_rows, with_columns
+from waldelta.stages.repair.reconcile.source_side import BYTES_PER_CHUNK, SourceSide
+from waldelta.stages.repair.reconcile.target_side import TargetSide, is_among
+from waldelta.stages.repair.reconcile.touched_keys import stage_changed
+from waldelta.stages.repair.repair_rows import within_leaves
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# So many rows of buckets that differ are looked at one by one.
+MOST_ROWS = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Feeding:
+    """A target as the snapshot sees what feeds it; it held everything up to ``batch`` at ``version`` before that was taken."""
+
+    fed: Repair
+    batch: int
+    version: int
+
+    @property
+    def state(self) -> TableState:
+        """The target's state in the ledger."""
+        return self.fed.state
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found of a table, and the keys of all the rows that differ."""
+
+    row: Reconciliation
+    keys: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """Keys that aren't compared: their hashes in order, their texts by column, and how many are of which kind.
+
+    ``on_both`` are those that the target may have a row of; of the others it is to lack it, and one that it has is too many.
+    """
+
+    hashes: Hashes
+    texts: tuple[ArrowArray, ...]
+    on_both: Hashes
+    in_flight: int
+    lacking: int
+
+
+# Batches after the first, up to and with the second, and the state whose snapshot says which of their transactions count.
+_Range = tuple[TableState, tuple[int, int]]
+# The hashes of keys, and the keys' texts by column.
+_Keys = tuple[Hashes, list[ArrowArray]]
+
+
+def why_not_compared(job: Job, feeding: Feeding) -> str | None:
+    """Why a comparison would mean nothing; None when it means something."""
+    state, table = feeding.state, feeding.fed.table
+    own = job.pipeline.target.tables.get(state.table_name)
+    mode = getattr(own, "mode", "mirror")
+    if mode != "mirror":
+        return f"its mode is {mode}: only a mirror holds what its source holds"
+    if not table.publishes >= EVERY_CHANGE:
+        left = ", ".join(sorted(EVERY_CHANGE - table.publishes))
+        return f"its publications don't publish every {left}, so that its target rightly holds other rows"
+    if sorted(state.key_columns) != sorted(table.key_columns):
+        return "its key on the source isn't its target's: let a run follow that first"
+    if gone := set(state.key_columns) & set(_left_out(state, _copy(job, feeding, None))):
+        return f"its key column {min(gone)} isn't its target's any more: let a run follow that first"
+    return None
+
+
+def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feeding) -> Found:
+    """Compare one table; everything that the snapshot sees has landed. Raises NeedsSync for one that can't be compared now."""
+    began, state = time.monotonic(), feeding.state
+    copy = _copy(job, feeding, holder)
+    raw, rows = job.pipeline.target.metadata_columns, _rows_held(job, state)
+    left_out = _left_out(state, copy)
+    columns = tuple(column for column in copy.columns if column[0] not in left_out)
+    encoding = holder.connection.info.parameter_status("server_encoding") or ""
+    plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding)
+    source = _source(job, holder, feeding, copy, plan)
+    target = TargetSide(spark, uri_of(job, state.table_name), feeding.version, plan, tuple(source.shown))
+    aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
+    if is_dear(aside.in_flight, rows):
+        raise NeedsSync(
+            f"{aside.in_flight:,} of its rows changed since its target's version {feeding.version}: run again once a run has "
+            "applied that"
+        )
+    taken = source.hashes(aside.texts) if len(aside.hashes) else (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
+        asked = pool.submit(_timed, source)
+        theirs = target.sums(aside.on_both)
+        whole, source_seconds = asked.result()
+    ours = whole.without(*taken)
+    differing = ours.differing(theirs)
+    found = (
+        _drill(source, target, (ours, theirs), differing, aside) if len(differing) else _Drilled([], is_complete=True)
+    )
+    counts: dict[str, Any] = {kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in KINDS}
+    _check_same(job, state)
+    row = Reconciliation(
+        now(), job.run_id, state.table_name, DIFFERENT if len(differing) else EQUAL, generation=state.generation,
+        position=holder.lsn.value, batch=feeding.batch, version=feeding.version, snapshot=holder.snapshot,
+        source_rows=ours.count, target_rows=theirs.count, **counts, in_flight=aside.in_flight, lacking=aside.lacking,
+        buckets=plan.buckets, differing_buckets=len(differing), is_complete=found.is_complete, left_out=sorted(left_out),
+        differences=found.rows[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
+        source_seconds=round(source_seconds, 3),
+    )  # fmt: skip
+    log.info(
+        "table=%s reconciled source_rows=%d target_rows=%d differing=%d in_flight=%d lacking=%d buckets=%d of %d seconds=%.1f",
+        row.table_name, row.source_rows, row.target_rows, row.differing, row.in_flight, row.lacking, len(differing), plan.buckets,
+        row.seconds,
+    )  # fmt: skip
+    return Found(row, frozenset(one.key for one in found.rows))
+
+
+def _rows_held(job: Job, state: TableState) -> int:
+    """About how many rows the target has, by its files' statistics; those that are marked as gone count."""
+    table = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
+    actions = files_of(table)
+    return int(pc.sum(actions["num_records"]).as_py() or 0) if "num_records" in actions.column_names else state.rows
+
+
+def _timed(source: SourceSide) -> tuple[Sums, float]:
+    began = time.monotonic()
+    return source.sums(), time.monotonic() - began
+
+
+def _copy(job: Job, feeding: Feeding, holder: SnapshotHolder | None) -> TableCopy:
+    """What a copy of the table would read, as the snapshot sees it."""
+    state, table = feeding.state, feeding.fed.table
+    options = job.pipeline.target.types_of(state.table_name)
+    if holder is None:
+        return plan_copy(table, "", {}, None, options)
+    with job.connect("reconcile") as connection:
+        own = read_target_filter(connection, state.table_name, feeding.fed.where, table)
+    files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
+    return plan_copy(table, holder.snapshot_id, files, None, options, own)
+
+
+def _left_out(state: TableState, copy: TableCopy) -> list[str]:
+    """Columns that only one side has, or has as another type, and those that both can't make the same text of."""
+    held = {column.name: column.spark_type for column in state.columns}
+    same = {name for name, kind in copy.columns if held.get(name) == kind.spark and is_comparable(kind)}
+    return sorted((held.keys() | dict(copy.columns).keys()) - same)
+
+
+def _source(job: Job, holder: SnapshotHolder, feeding: Feeding, copy: TableCopy, plan: Fingerprint) -> SourceSide:
+    state, table = feeding.state, feeding.fed.table
+    leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
+    types = {column.name: column.type_name for column in state.columns}
+    again = whole_table(table, within_leaves(feeding.fed, "true"), copy.relfilenodes)
+    key = tuple((column, types[column]) for column in state.key_columns)
+    return SourceSide(
+        job.conninfo, plan, copy, tuple(plan_chunks(leaves, BYTES_PER_CHUNK)), again, key, holder.pid
+    )  # fmt: skip
+
+
+def _set_aside(spark: SparkSession, job: Job, feeding: Feeding, plan: Fingerprint, ranges: Sequence[_Range]) -> _Aside:
+    """The keys that were changed between the two positions, and those of rows that the target is known to lack."""
+    if not plan.key:
+        if waiting := sum(_waiting(job, seen, batches) for seen, batches in ranges):
+            raise NeedsSync(
+                f"{waiting:,} of its changes are in flight, and rows without a key can't be told apart: run again once a run has "
+                "applied them"
+            )
+        nothing = np.zeros(0, np.int64)
+        return _Aside(nothing, (), nothing, 0, 0)
+    touched = list(_touched(spark, job, feeding.state, plan, ranges))
+    in_flight = np.unique(np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)]))
+    outdated, absent = _lacking(job, feeding, plan)
+    every = [*touched, outdated, absent]
+    hashes, first = np.unique(np.concatenate([hashes for hashes, _ in every]), return_index=True)
+    texts = [pa.concat_arrays([texts[k] for _, texts in every]).take(pa.array(first)) for k in range(len(plan.key))]
+    on_both = np.union1d(in_flight, outdated[0])
+    return _Aside(hashes, tuple(texts), on_both, len(in_flight), len(hashes) - len(in_flight))
+
+
+def _touched(
+    spark: SparkSession, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
+) -> Iterator[_Keys]:
+    """The keys that these ranges of batches change."""
+    folder = staging_folder(job.pipeline.target.root, "reconcile", 0, 0, f"{job.run_id} {state.table_name}")
+    try:
+        for number, (seen, batches) in enumerate(ranges):
+            if stage_changed(spark, job, seen, batches, f"{folder}/{number}"):
+                keys = open_parquet(f"{folder}/{number}").to_table()
+                typed = [one_array(keys[f"k{k}"]).cast(kind.arrow) for k, (_, kind) in enumerate(plan.key_columns)]
+                texts = [one_array(keys[f"t{k}"]).cast(pa.string()) for k in range(len(plan.key))]
+                yield hash_keys(typed, plan), texts
+    finally:
+        remove_folder(folder)
+
+
+def _lacking(job: Job, feeding: Feeding, plan: Fingerprint) -> tuple[_Keys, _Keys]:
+    """The keys of rows that the target is known to have as they were before, and to lack, when it had applied its batch."""
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    told = quarantine.lacking(feeding.state.table_name, feeding.state.generation, feeding.batch)
+    outdated = {key for key, row in told.items() if row.outdated}
+    return _hashed(outdated, plan), _hashed(told.keys() - outdated, plan)
+
+
+def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
+    """Of keys as the quarantine names them; one that is named by other columns is of another time."""
+    held = [key for key in map(json.loads, sorted(keys)) if key.keys() == set(plan.key)]
+    texts = [pa.array([key[name] for key in held], pa.string()) for name in plan.key]
+    present = np.ones(len(held), np.bool_)
+    typed = [
+        typed_key(pa.chunked_array([column]), kind, name, present)
+        for column, (name, kind) in zip(texts, plan.key_columns, strict=True)
+    ]
+    return hash_keys(typed, plan), texts
+
+
+def _between(job: Job, holder: SnapshotHolder, feeding: Feeding) -> list[_Range]:
+    """The ranges of batches that only one side may hold, with the state whose snapshot says which of their transactions count."""
+    state, change_log = feeding.state, job.change_log(job.slot_identity())
+    ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
+    # Decoded isn't visible: a commit that waits for a synchronous standby.
+    of_snapshot = replace(state, snapshot=holder.snapshot)
+    held = change_log.held_by(Snapshot.parse(holder.snapshot), job.first_batch())
+    if held < feeding.batch:
+        ranges.append((of_snapshot, (held, feeding.batch)))
+    return ranges
+
+
+def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
+    """Row changes and truncations in a range of batches that a state's snapshot doesn't see."""
+    after, last = batches
+    if last <= after:
+        return 0
+    identity = job.slot_identity()
+    stretch = Stretches(job.change_log(identity), job.landed_sizes(identity, after, last)).between(after, last)
+    truncated = last_truncates(stretch.stream, state, Snapshot.parse(state.snapshot))
+    return stretch.count(state) + len(truncated)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drilled:
+    rows: list[RowDifference]
+    is_complete: bool
+
+
+def _drill(
+    source: SourceSide, target: TargetSide, sums: tuple[Sums, Sums], differing: Hashes, aside: _Aside
+) -> _Drilled:
+    """The rows that differ in buckets that do; of very many buckets only the first."""
+    plan, (ours, theirs) = source.plan, sums
+    sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
+    chosen = differing[: max(1, int(np.searchsorted(sizes, MOST_ROWS, side="right")))].tolist()
+    held, there = source.rows(chosen), target.rows(chosen, aside.on_both)
+    held = Rows(held.table.filter(pa.array(~is_among(held.table["k"].to_numpy(), aside.hashes))))
+    rows = differing_rows(held, there, source.shown, keyed=bool(plan.key))
+    if plan.key:
+        rows = _with_values(source, target, rows, held)
+    return _Drilled(rows, len(chosen) == len(differing))
+
+
+def _with_values(source: SourceSide, target: TargetSide, rows: list[RowDifference], held: Rows) -> list[RowDifference]:
+    """The first rows with the columns that differ."""
+    valued = [one.hash for one in rows if one.kind == DIFFERS][:ROWS_VALUED]
+    if not valued:
+        return rows
+    named = held.table.filter(pc.is_in(held.table["k"], value_set=pa.array(valued)))
+    ours = source.values([one_array(named[f"t{n}"]) for n in range(len(source.shown))])
+    theirs = target.values(valued)
+    names, wanted = [name for name, _ in source.plan.columns], set(valued)
+    return [
+        with_columns(one, names, ours.get(one.hash), theirs.get(one.hash), TEXT_KEPT) if one.hash in wanted else one
+        for one in rows
+    ]
+
+
+def _check_same(job: Job, state: TableState) -> None:
+    """Of another copy nothing was compared."""
+    present = job.table_state(state.table_name)
+    if present is None or (present.generation, present.status) != (state.generation, state.status):
+        raise LateWriter(f"{state.table_name} was synced again while it was compared: run again")

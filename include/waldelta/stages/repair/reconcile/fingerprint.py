@@ -1,0 +1,162 @@
+"""Fingerprints: the hash of each row and of its key, and their sums by bucket, alike on both sides.
+
+A bucket is a share of the keys (of the rows, where there is no key). The sums are taken modulo 2⁶⁴, so that what is known to be
+in flight can be taken out of them again, and that a row which is there twice counts twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from waldelta.pgoutput.wire import ArrowArray
+from waldelta.stages.repair.reconcile.canonical import Marks, hex_text, lake_rows, may_be_raw
+from waldelta.stages.repair.reconcile.hash64 import Hashes, hash_texts
+from waldelta.types.type_map import TargetType
+
+# So that the rows of one bucket are few to read, and the sums of all are few beside the rows.
+_ROWS_PER_BUCKET, _FEWEST, _MOST = 512, 16, 1 << 16
+_NONCE_BYTES = 2
+# Of a batch that is hashed at once; its texts are up to three times as long.
+_MOST_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """How the rows of one table are hashed; travels to the tasks.
+
+    ``key`` are the columns by which rows are found; empty where there are none. ``raw``: whether the target has ``_wd_raw``.
+    ``in_hex``: of texts their UTF-8 in hexadecimal is hashed, since PostgreSQL would hash the bytes of another encoding.
+    """
+
+    table: str
+    columns: tuple[tuple[str, TargetType], ...]
+    key: tuple[str, ...]
+    marks: Marks
+    seed: int
+    buckets: int
+    raw: bool
+    in_hex: bool = False
+
+    @property
+    def key_columns(self) -> tuple[tuple[str, TargetType], ...]:
+        """The key's columns with their types."""
+        types = dict(self.columns)
+        return tuple((name, types[name]) for name in self.key)
+
+    @property
+    def key_seed(self) -> int:
+        """Of the keys' hashes: others than those of the rows."""
+        return self.seed ^ 1
+
+    @property
+    def verbatim(self) -> tuple[str, ...]:
+        """The columns whose values may stand in ``_wd_raw``; a batch has their texts behind all columns, in this order."""
+        return tuple(name for name, kind in self.columns if may_be_raw(kind)) if self.raw else ()
+
+    def raws_of(self, batch: pa.RecordBatch) -> list[ArrowArray | None]:
+        """What stands verbatim of each column; None of one that never does."""
+        places = {name: len(self.columns) + n for n, name in enumerate(self.verbatim)}
+        return [batch.column(places[name]) if name in places else None for name, _ in self.columns]
+
+
+def drawn(
+    table: str,
+    columns: tuple[tuple[str, TargetType], ...],
+    key: tuple[str, ...],
+    rows: int,
+    *,
+    raw: bool,
+    encoding: str,
+) -> Fingerprint:
+    """With marks and a seed of this run's own; ``rows`` is about how many there are, ``encoding`` that of the source's database."""
+    marks = Marks.drawn(secrets.token_hex(_NONCE_BYTES)[: _NONCE_BYTES + 1])
+    seed, buckets = secrets.randbits(62), bucket_count(rows)
+    return Fingerprint(table, columns, key, marks, seed, buckets, raw, in_hex=encoding != "UTF8")
+
+
+def bucket_count(rows: int) -> int:
+    """A power of two.
+
+    >>> bucket_count(0), bucket_count(1_000_000), bucket_count(10**9)
+    (16, 2048, 65536)
+    """
+    wanted = 1 << max(0, rows // _ROWS_PER_BUCKET).bit_length()
+    return min(_MOST, max(_FEWEST, wanted))
+
+
+def hash_as(texts: ArrowArray, plan: Fingerprint, seed: int) -> Hashes:
+    """The hash of each text, in the form that the plan says."""
+    return hash_texts(hex_text(texts) if plan.in_hex else texts, seed)
+
+
+def hash_keys(columns: list[ArrowArray], plan: Fingerprint) -> Hashes:
+    """The hash of each key, given as the target's columns."""
+    typed = [(column, kind) for column, (_, kind) in zip(columns, plan.key_columns, strict=True)]
+    return hash_as(lake_rows(typed, [None] * len(typed), plan.marks), plan, plan.key_seed)
+
+
+def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]:
+    """The hashes of each row's key and of the row, of a batch of the plan's columns and verbatim texts."""
+    names = [name for name, _ in plan.columns]
+    columns = [(batch.column(n), kind) for n, (_, kind) in enumerate(plan.columns)]
+    rows = hash_as(lake_rows(columns, plan.raws_of(batch), plan.marks), plan, plan.seed)
+    if not plan.key:
+        return rows, rows
+    return hash_keys([batch.column(names.index(name)) for name in plan.key], plan), rows
+
+
+def in_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in parts whose texts Arrow can put together: it counts their bytes in 32 bits."""
+    per_part = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
+    for first in range(0, batch.num_rows, per_part):
+        yield batch.slice(first, per_part)
+
+
+class Sums:
+    """Rows and the sum of their hashes, by bucket."""
+
+    def __init__(self, buckets: int) -> None:
+        self.rows: NDArray[np.int64] = np.zeros(buckets, np.int64)
+        self.totals: NDArray[np.uint64] = np.zeros(buckets, np.uint64)
+
+    def add(self, keys: Hashes, rows: Hashes) -> None:
+        """Add rows by their hashes."""
+        at = buckets_of(keys, len(self.rows))
+        self.rows += np.bincount(at, minlength=len(self.rows))
+        np.add.at(self.totals, at, rows.view(np.uint64))
+
+    def add_sums(self, buckets: NDArray[Any], rows: NDArray[np.int64], totals: NDArray[np.uint64]) -> None:
+        """Add what was summed up elsewhere."""
+        np.add.at(self.rows, buckets, rows)
+        np.add.at(self.totals, buckets, totals)
+
+    def without(self, keys: Hashes, rows: Hashes) -> Sums:
+        """These sums without some rows that are in them."""
+        taken = Sums(len(self.rows))
+        taken.add(keys, rows)
+        left = Sums(len(self.rows))
+        left.rows, left.totals = self.rows - taken.rows, self.totals - taken.totals
+        return left
+
+    def differing(self, other: Sums) -> NDArray[np.int64]:
+        """The numbers of the buckets that aren't the same in both."""
+        found: NDArray[np.int64] = np.flatnonzero((self.rows != other.rows) | (self.totals != other.totals))
+        return found
+
+    @property
+    def count(self) -> int:
+        """All rows."""
+        return int(self.rows.sum())
+
+
+def buckets_of(keys: Hashes, buckets: int) -> NDArray[np.int64]:
+    """The bucket of each key."""
+    found: NDArray[np.int64] = keys & np.int64(buckets - 1)
+    return found

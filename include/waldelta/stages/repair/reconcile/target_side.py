@@ -1,0 +1,123 @@
+"""The lake's side of a reconciliation: sums, rows and values of one version of a target, by Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from waldelta.arrow import storage
+from waldelta.metadata_columns import RAW
+from waldelta.spark_sql import ddl, quote
+from waldelta.stages.repair.reconcile.canonical import lake_rows
+from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
+from waldelta.stages.repair.reconcile.hash64 import Hashes
+from waldelta.stages.repair.reconcile.row_differences import Rows, Valued
+from waldelta.types.pg_text import pg_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Batches = Iterator[pa.RecordBatch]
+_TEXT_SHOWN = 100
+_SUMS = pa.schema([("bucket", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSide:
+    """One version of a target; ``shown`` are the columns that its rows are named by."""
+
+    spark: SparkSession
+    uri: str
+    version: int
+    plan: Fingerprint
+    shown: tuple[str, ...]
+
+    def sums(self, aside: Hashes) -> Sums:
+        """The sums of all rows but those whose keys' hashes are set aside (in order)."""
+        plan = self.plan
+
+        def sum_up(batches: Batches) -> Batches:
+            found = Sums(plan.buckets)
+            for batch in (part for whole in batches for part in in_parts(whole)):
+                keys, rows = hash_rows(batch, plan)
+                kept = ~is_among(keys, aside)
+                found.add(keys[kept], rows[kept])
+            held = np.flatnonzero(found.rows)
+            columns = [held, found.rows[held], found.totals[held].view(np.int64)]
+            yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=_SUMS)
+
+        total = Sums(plan.buckets)
+        parts = self._run(sum_up, _SUMS)
+        buckets, rows, totals = (parts[name].to_numpy() for name in _SUMS.names)
+        total.add_sums(buckets, rows, totals.view(np.uint64))
+        return total
+
+    def rows(self, buckets: Sequence[int], aside: Hashes) -> Rows:
+        """The rows of these buckets but those that are set aside: hashes, and keys as texts."""
+        plan, shown, wanted = self.plan, self.shown, np.sort(np.array(buckets, np.int64))
+        names = [name for name, _ in plan.columns]
+        places, schema = [names.index(name) for name in shown], Rows.schema(len(shown))
+
+        def choose(batches: Batches) -> Batches:
+            for batch in (part for whole in batches for part in in_parts(whole)):
+                keys, rows = hash_rows(batch, plan)
+                chosen = is_among(buckets_of(keys, plan.buckets), wanted) & ~is_among(keys, aside)
+                kept = batch.filter(pa.array(chosen))
+                raws = plan.raws_of(kept)
+                texts = [_shown(kept.column(n), raws[n], whole=bool(plan.key)) for n in places]
+                columns = [pa.array(keys[chosen]), pa.array(rows[chosen]), *texts]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+        return Rows(self._run(choose, schema))
+
+    def values(self, hashes: Collection[int]) -> dict[int, Valued]:
+        """Of the rows with these keys, by the keys' hashes: what each column shows, and its canonical text."""
+        plan, wanted = self.plan, np.sort(np.array(list(hashes), np.int64))
+        names, count = [name for name, _ in plan.columns], len(plan.columns)
+        schema = pa.schema([("k", pa.int64()), *((f"c{n}", pa.string()) for n in range(2 * count))])
+
+        def read(batches: Batches) -> Batches:
+            for batch in (part for whole in batches for part in in_parts(whole)):
+                keys = hash_keys([batch.column(names.index(name)) for name in plan.key], plan)
+                chosen = is_among(keys, wanted)
+                kept = batch.filter(pa.array(chosen))
+                raws = plan.raws_of(kept)
+                shown = [_shown(kept.column(n), raws[n], whole=True) for n in range(count)]
+                exact = [
+                    lake_rows([(kept.column(n), kind)], [raws[n]], plan.marks)
+                    for n, (_, kind) in enumerate(plan.columns)
+                ]
+                yield pa.RecordBatch.from_arrays([pa.array(keys[chosen]), *shown, *exact], schema=schema)
+
+        found = self._run(read, schema)
+        rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
+        return {row[0]: Valued(row[1 : 1 + count], row[1 + count :]) for row in rows}
+
+    def _run(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
+        frame: DataFrame = self.spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+        columns = [F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)]
+        # Not the map itself: with one Spark takes time by the square of a batch's rows to tell its size.
+        raws = [F.try_element_at(RAW, F.lit(name)).alias(f"r{n}") for n, name in enumerate(self.plan.verbatim)]
+        chosen = frame.select(*columns, *raws)
+        return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
+
+
+def is_among(values: Hashes, chosen: Hashes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which values are among those, which are in order."""
+    if not len(chosen):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(chosen, values), len(chosen) - 1)
+    return np.asarray(chosen[at] == values)
+
+
+def _shown(values: pa.Array, raw: pa.Array | None, *, whole: bool) -> pa.Array:
+    """Values as people read them: only of the few rows that are told."""
+    texts = pa.array(pg_text(storage(values)), pa.string())
+    texts = texts if raw is None else pc.coalesce(raw, texts)
+    return texts if whole else pc.utf8_slice_codeunits(texts, 0, _TEXT_SHOWN)

@@ -1,0 +1,1 @@
+"""Replay: derives a target's states again from the change log."""

@@ -1,0 +1,177 @@
+"""Settle: the states of the keys that a range of batches touched, as of a target's watermark, as files.
+
+Of a replay, where apply has stage; the whole log from the range on is decoded, and of it only the events of the keys that
+count are kept, by a semi-join. Those keys are the touched ones, and those that rows moved to and from since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
+from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode, with_typed_keys
+from waldelta.changes.decode.final_states import final_states, reached
+from waldelta.changes.decode.route import OLD_ROW, UNTOLD, judgement
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.net_files import rows_at_once
+from waldelta.changes.stage.read_changes import read_row_changes
+from waldelta.changes.stage.stage_tasks import tasks_for
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.storage import write_parquet
+from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.spark.attempts import once
+from waldelta.spark_sql import ddl
+from waldelta.stages.repair.replay.plan import ReplayPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+# Typed keys of the row that an event consumes, and of the one that it leaves; null where there is none.
+_SOURCE, _DESTINATION = "s", "d"
+# A key by itself, and whether rows moved from or to it.
+_KEY, _MOVED = "k", "moved"
+
+
+def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str) -> int:
+    """Write the final states as Parquet into ``folder``; returns how many there are.
+
+    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else has a row. Of a target
+    that gathers leaves, all of those that were truncated.
+    """
+    plan, decode_plan = replay.target, replay.target.decode
+    events = _events(spark, change_log, plan)
+    moves = plan.volume.moves or plan.may_move
+    tasks = tasks_for(plan.volume)
+    keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
+    for k, key in enumerate(keys):
+        events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
+    if plan.is_emptied:
+        events = events.withColumn(_MOVED, F.lit(moves))
+    else:
+        events = events.join(_keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys)
+    # Keys that rows moved between go together, so that no chain is torn.
+    events = events.repartition(tasks, F.when(F.col(_MOVED), F.lit(0)).otherwise(F.hash(*keys)))
+    settling = _settling(decode_plan)
+    states = events.select(*decode_plan.event_schema.names).mapInArrow(once(settling), ddl(decode_plan.net_schema))
+    states.write.mode("overwrite").parquet(folder)
+    return spark.read.parquet(folder).count()
+
+
+def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def settle_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        batches = list(parts)
+        if batches:
+            events = pa.Table.from_batches(batches).cast(plan.event_schema)
+            states = collapse_events(events, plan, fold=final_states)
+            yield from states.to_batches(max_chunksize=rows_at_once(states))
+
+    return settle_part
+
+
+def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> DataFrame:
+    """Every event of the target in the range, routed, with its typed keys."""
+    plan = target.decode
+    changes = read_row_changes(spark, change_log, plan, target.state.relation_ids)
+    # A key that isn't the leaf's own may have a row in another leaf, which no condition on the leaf finds.
+    ends = bool(target.truncated_leaves) and plan.relid not in plan.shape.key
+    decoded = replace(plan, truncated_at={}) if ends else plan
+    sides = {f"{_SOURCE}{k}": (f"o{k}", i) for k, i in enumerate(plan.shape.key)}
+    sides |= {f"{_DESTINATION}{k}": (f"c{i}", i) for k, i in enumerate(plan.shape.key)}
+    fields = [pa.field(name, plan.types[i].arrow) for name, (_, i) in sides.items()]
+    schema = pa.schema([*plan.decoded_schema, *fields])
+
+    def decode_keyed(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for found in decode(part, decoded):
+                events = with_ends(found, plan) if ends else found
+                typed = with_typed_keys(events, plan)
+                columns = [*events.columns, *(typed[name] for name, _ in sides.values())]
+                yield from pa.table(columns, schema=schema).to_batches()
+
+    events = changes.mapInArrow(once(decode_keyed), ddl(schema))
+    if plan.routing is not None:
+        events = events.withColumn("op", judgement(plan.routing)).where("op is not null")
+    # What the filter made an INSERT or a DELETE has one side only.
+    for name in sides:
+        absent = INSERT if name.startswith(_SOURCE) else DELETE
+        events = events.withColumn(name, F.when(F.col("op") != absent, F.col(name)))
+    return events
+
+
+def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
+    """The events of one leaf, those before its last TRUNCATE as DELETEs of each key that they touch.
+
+    No row of the leaf is left then, and while a key's row was in this leaf, no other leaf had one.
+    """
+    leaf = int(events[f"c{plan.relid}"][0].as_py()) if len(events) else 0
+    before = np.asarray(events["ord"]) <= plan.truncated_at.get(leaf, -1)
+    if not before.any():
+        return events
+    op = np.asarray(events["op"])
+    ended = [events.filter(pa.array(before & (op != other))) for other in (INSERT, DELETE)]
+    for k, i in enumerate(plan.shape.key):
+        ended[1] = _with_column(ended[1], f"o{k}", ended[1][f"c{i}"])
+    ends = pa.concat_tables(ended)
+    ends = _with_column(ends, "op", pa.array(np.full(len(ends), DELETE, np.int32)))
+    if plan.routing is not None:
+        ends = _with_column(ends, OLD_ROW, pa.array(np.full(len(ends), UNTOLD, np.int32)))
+    return pa.concat_tables([ends, events.filter(pa.array(~before))])
+
+
+def _with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.schema.field(at), values)
+
+
+def _keys(spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str) -> DataFrame:
+    """The keys that count: those touched in the replayed batches, and those that rows moved from or to them."""
+    sides = [
+        [F.col(f"{letter}{k}").alias(f"{_KEY}{k}") for k in range(len(replay.target.decode.shape.key))]
+        for letter in (_SOURCE, _DESTINATION)
+    ]
+    within = events.where(_counts(replay))
+    one, other = (within.select(*side).where(F.col(f"{_KEY}0").isNotNull()) for side in sides)
+    touched = one.unionByName(other).distinct()
+    unmoved = touched.withColumn(_MOVED, F.lit(False))
+    if not moves or not _write_moved(spark, events, touched, folder):
+        return unmoved
+    moved = spark.read.parquet(folder)
+    names = [name for name in moved.columns if name != _MOVED]
+    return unmoved.join(moved, names, "left_anti").unionByName(moved.withColumn(_MOVED, F.lit(True)))
+
+
+def _counts(replay: ReplayPlan) -> Column:
+    """Which events touch a key that counts by itself."""
+    in_range = F.shiftright("ord", SEQ_BITS) <= replay.upto
+    if not (leaves := replay.target.truncated_leaves):
+        return in_range
+    return in_range | F.col(f"c{replay.target.decode.relid}").cast("string").isin(*map(str, leaves))
+
+
+def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, folder: str) -> bool:
+    """Write the keys that rows moved between and that hang together with touched ones; whether there are any."""
+    names = touched.columns
+    ends = [[f"{letter}{k}" for k in range(len(names))] for letter in (_SOURCE, _DESTINATION)]
+    same = reduce(and_, (F.col(s).eqNullSafe(F.col(d)) for s, d in zip(*ends, strict=True)))
+    has_both = F.col(ends[0][0]).isNotNull() & F.col(ends[1][0]).isNotNull()
+    moves = events.where(has_both & ~same).select(*ends[0], *ends[1]).distinct().toArrow()
+    if not len(moves):
+        return False
+    source, destination = (moves.select(side).rename_columns(names) for side in ends)
+    write_parquet(folder, pa.concat_tables([source, destination]))
+    known = touched.join(spark.read.parquet(folder), names, "left_semi").toArrow().select(names).cast(source.schema)
+    every = pa.concat_tables([known, source, destination])
+    codes = codes_of([every[name] for name in names])
+    first, second = len(known), len(known) + len(moves)
+    hit = pa.array(reached(codes[:first], codes[first:second], codes[second:]))
+    chosen = pa.concat_tables([source.filter(hit), destination.filter(hit)])
+    write_parquet(folder, chosen.group_by(names).aggregate([]))
+    return len(chosen) > 0

@@ -1,0 +1,81 @@
+"""Replay of a table without a key: nothing tells its rows apart, so the whole table is made anew from its copy.
+
+The copy is the target's own version as the sync committed it, which Delta keeps for as long as maintenance promises; all
+changes since are applied to it, and the target is replaced when it isn't the result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT
+from waldelta.changes.merge.keyless import CopiedColumn, different_rows, rewritten_rows
+from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
+from waldelta.changes.stage.stage import stage
+from waldelta.errors import SchemaChanged
+from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.ledger.records import TableState
+from waldelta.pipeline.job import Job
+from waldelta.spark_sql import parquet, path
+from waldelta.stages.repair.replay.plan import ReplayPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def batches_since_copy(job: Job, change_log: ChangeLog, state: TableState, watermark: int) -> tuple[int, int]:
+    """All batches since the copy; raises SchemaChanged when the change log no longer reaches back to it."""
+    first = job.first_batch()
+    after = min(change_log.held_by(Snapshot.parse(state.snapshot), first), watermark)
+    lowest = change_log.lowest_batch()
+    if lowest is None or lowest > after + 1:
+        raise SchemaChanged(f"{state.table_name} has no key, and the change log no longer reaches back to its copy")
+    job.landed_sizes(job.slot_identity(), after, watermark)  # raises SlotGap
+    return after, watermark
+
+
+def write_rows(
+    spark: SparkSession, job: Job, change_log: ChangeLog, replay: ReplayPlan, target: str, folder: str
+) -> dict[str, int]:
+    """Write what the target should hold as Parquet into ``folder``; returns the counts of what it lacks or has too many.
+
+    Raises SchemaChanged when the copy's version is gone, or its columns were others.
+    """
+    plan, kept = replay.target, job.pipeline.target.metadata_columns
+    columns = copied_columns(plan.state)
+    staged = stage(spark, change_log, plan, f"{folder}-net")
+    version = "limit 0" if plan.is_emptied else f"version as of {_version_of_copy(job, plan.state, target):d}"
+    base, cut = f"{path(target)} {version}", plan.truncated_leaves
+    rows = spark.sql(rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut))
+    rows.write.mode("overwrite").parquet(folder)
+    statement = different_rows(target, parquet(folder), columns, metadata_columns=kept)
+    ((lacking, many),) = spark.sql(statement).collect()
+    found = {ACTION_INSERT: int(lacking), ACTION_DELETE: int(many)}
+    return {FOUND_UPDATES: 0, FOUND_DELETES: int(many), **found} if lacking or many else {}
+
+
+def copied_columns(state: TableState) -> list[CopiedColumn]:
+    """The target's columns, as statements on tables without a key take them."""
+    return [CopiedColumn(c.name, c.spark_type, c.type_name) for c in state.columns]
+
+
+def _version_of_copy(job: Job, state: TableState, target: str) -> int:
+    """The target's version that its sync committed, as long as it can be read with today's columns."""
+    table = DeltaTable(target, storage_options=job.storage_options)
+    present = [field.name for field in table.schema().fields]
+    for entry in table.history():
+        written = read_metadata(entry)
+        if (written.get("verb"), written.get("generation")) == ("sync", state.generation):
+            try:
+                table.load_as_version(int(entry["version"]))
+            except DeltaError:
+                break
+            if [field.name for field in table.schema().fields] == present:
+                return int(entry["version"])
+            raise SchemaChanged(f"{state.table_name} has no key, and its columns changed since its copy")
+    raise SchemaChanged(f"{state.table_name} has no key, and the version of its copy isn't there any more")

@@ -1,0 +1,325 @@
+"""Replay: keys that a range of batches touched are derived anew from the change log, and mended in the targets.
+
+Beside apply, under the same locks: what a target holds of later batches stays, since every key is brought to its state at
+the target's watermark, not at the range's end. The slot is never touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import tenacity
+from deltalake import DeltaTable
+
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+)
+from waldelta.changes.decode.row_keys import own_keys, typed_keys
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
+from waldelta.changes.merge.keyless import replace_statement
+from waldelta.changes.merge.statements import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
+from waldelta.changes.merge.target_table import VARIANT
+from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage.stage import Staged
+from waldelta.config.target_mode import MIRROR, check_mirror
+from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
+from waldelta.failpoints import fault_point
+from waldelta.lake.changelog.batch_range import Stretch, Stretches
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.quarantine import DISCARDED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake.staging_leftovers import staging_folder
+from waldelta.lake.storage import write_parquet
+from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
+from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import Due, Standing, read_published, read_standings
+from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, uri_of
+from waldelta.pipeline.task_errors import of_table, writing_error
+from waldelta.quantities import counted
+from waldelta.spark_sql import parquet
+from waldelta.stages.apply.complete_rows import reread
+from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
+from waldelta.stages.repair.replay.derive_states import settle
+from waldelta.stages.repair.replay.differences import write_differences
+from waldelta.stages.repair.replay.interval import Span
+from waldelta.stages.repair.replay.plan import ReplayPlan, plan_replay
+from waldelta.stages.repair.replay.rebuild_keyless import batches_since_copy, copied_columns, write_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Runs and other replays hold a target for as long as their merge takes.
+LOCK_TIMEOUT_S = 900.0
+# What the merge effects; of rows that are only counted, or completed, nothing is committed.
+_EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
+# Beside a target's folder of staged changes.
+_STAGED = (
+    "-states", "-states-moved", "-discarded", "-completed", "-replaced", "-net", "-net-routed", "-let", "-let-aside", "-let-gone",
+)  # fmt: skip
+
+
+@dataclass
+class Replayed:
+    """What a replay did: targets with keys in the range, how many keys, the tables that failed, what else to tell."""
+
+    cuts: list[TargetCut] = field(default_factory=list)
+    keys: int = 0
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What every target of a replay is mended with."""
+
+    spark: SparkSession
+    job: Job
+    span: Span
+    held: Watermarks
+    stretches: Stretches
+    quarantine: Quarantine
+    gates: Mapping[str, TableGate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mended:
+    """What is staged of a target's rows: counts of it, the statement that commits it, the number of keys looked at.
+
+    ``filled`` is to be told of rows once that has been committed.
+    """
+
+    counts: dict[str, int]
+    statement: str
+    keys: int = 0
+    filled: Sequence[IncompleteRow] = ()
+
+
+def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None) -> Replayed:
+    """Mend every fed target, or these, by the batches of ``span``; a failing table doesn't hold up the others.
+
+    A table that can't be replayed, since its rows or columns changed in a way that the log doesn't tell, is left as it is and
+    named in ``warnings``. One without a key is made anew from its copy.
+    """
+    for name in tables or ():
+        check_mirror(
+            "a replay", name, job.pipeline.target.mode_of(name), "sync it again: what differs becomes a change"
+        )
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
+    quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
+    run = _Run(spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes), quarantine)
+    # Kept beside those that end at the targets' watermarks.
+    touched = Stretches(change_log, sizes).between(span.after, span.upto)
+    done = Replayed()
+    with job.connect("replay") as connection:
+        standings = read_standings(job, read_published(connection, job))
+        states = [s.state for s in standings if s.due == Due.FEED and s.state is not None]
+        present = read_present(connection, states)
+    run = replace(run, gates=read_gates(job, states))
+    for standing in standings:
+        if standing.due != Due.FEED and _is_chosen(standing.table_name, tables) and _is_left_out(touched, standing):
+            done.warnings.append(f"{standing.table_name} isn't replayed: {standing.why}")
+    for state in states:
+        name = state.table_name
+        if not _is_chosen(name, tables):
+            continue
+        done.warnings += _told_before(touched, state)
+        if not _concerns(touched, state) or _keeps(state, done):
+            continue
+        try:
+            _replay_locked(run, state, present[name], done)
+        except SchemaChanged as err:
+            done.warnings.append(f"{of_table(err, name)}: it isn't replayed, and stays as it is")
+        except WaldeltaError as err:
+            log.error("table=%s not replayed: %s", name, err)
+            done.failures[name] = of_table(err, name)
+    return done
+
+
+def _keeps(state: TableState, done: Replayed) -> bool:
+    """Whether the target holds other rows than its source on purpose, which a replay would overwrite; a warning says so."""
+    if state.copy_skipped:
+        done.warnings.append(
+            f"{state.table_name} isn't replayed: it was taken without a copy (copy: false), so that the change log doesn't say "
+            "which of the changed rows it had"
+        )
+        return True
+    if state.kept_as == MIRROR:
+        return False
+    told = f"{state.table_name} isn't replayed: it is kept as {state.kept_as}, which stays as it is; to mend it, sync it again"
+    done.warnings.append(told)
+    return True
+
+
+def _is_chosen(name: str, tables: Collection[str] | None) -> bool:
+    return tables is None or name in tables
+
+
+def _is_left_out(touched: Stretch, standing: Standing) -> bool:
+    """Whether the range has anything for a table that gets no changes now."""
+    state = standing.state
+    return state is not None and bool(state.snapshot) and _concerns(touched, state)
+
+
+def _concerns(touched: Stretch, state: TableState) -> bool:
+    """Whether the range has anything for a target that its copy doesn't hold."""
+    return touched.count(state) > 0 or touched.stream.has_truncates()
+
+
+def _told_before(touched: Stretch, state: TableState) -> list[str]:
+    """Changes that the copy holds: what the log says of them is older than the target's rows."""
+    rows = touched.rows_of(state)
+    if rows is not None:
+        every = len(rows)
+    else:
+        every, _ = touched.change_log.unseen(touched.stream, state.relation_ids, Snapshot(0, 0))
+    if not (older := every - touched.count(state)):
+        return []
+    remedy = f"initial sync with tables={state.table_name}, if its rows are damaged"
+    return [
+        f"{state.table_name}: {counted(older, 'change')} of the range, older than its copy, not replayed ({remedy})"
+    ]
+
+
+def _replay_locked(run: _Run, state: TableState, present: PresentTable, done: Replayed) -> None:
+    began = time.monotonic()
+    for attempt in _patiently():
+        with attempt, target_lock(run.job, state.table_name) as lock:
+            current = check_same_copy(run.job, state)
+            watermark = run.held.of(current)
+            if watermark <= run.span.after:
+                done.warnings.append(f"{state.table_name} hasn't applied the range yet: the next run does")
+                return
+            cut, keys = _replay_target(run, current, present, watermark, (lock, done))
+    if cut is None:
+        return
+    done.cuts.append(cut)
+    done.keys += keys
+    log.info(
+        "table=%s replayed keys=%d restored=%d corrected=%d removed=%d seconds=%.1f",
+        state.table_name, keys, cut.inserted, cut.updated, cut.deleted, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _patiently() -> tenacity.Retrying:
+    """A target is waited for: an ordinary run, or another replay, is at work on it for a while."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LockHeld),
+        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        wait=tenacity.wait_fixed(1),
+        reraise=True,
+    )
+
+
+def _replay_target(
+    run: _Run, state: TableState, present: PresentTable, watermark: int, told: tuple[AdvisoryLock, Replayed]
+) -> tuple[TargetCut | None, int]:
+    job, lock = run.job, told[0]
+    change_log = run.stretches.change_log
+    batches = (run.span.after, watermark)
+    if not state.key_columns:
+        batches = batches_since_copy(job, change_log, state, watermark)
+    stretch = run.stretches.between(*batches)
+    with job.connect("replay") as connection:
+        plan = plan_replay(connection, job, stretch, state, present, min(run.span.upto, watermark))
+    if not plan.target.volume.rows and not plan.target.truncated:
+        return None, 0
+    app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
+    name = state.table_name
+    folder = staging_folder(job.pipeline.target.root, name, state.generation, watermark, job.run_id)
+    mend = _mend_by_key if state.key_columns else _mend_whole
+    try:
+        with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
+            lock.check()
+            take_over_target(run.spark, job, state, run.quarantine, partial(_still_at, run, state, watermark, lock))
+            # Grows with every commit: a late writer of the same run is skipped once a later one has committed.
+            version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
+            mended = mend(run, plan, folder, told)
+            tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
+            cut = _commit(run, plan, mended.statement, tag, lock)
+            if mended.filled:
+                run.quarantine.add(mended.filled, lock.check)
+            return cut, mended.keys
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        raise writing_error(name, err) from err
+
+
+def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) -> int:
+    """The target's watermark, which must be the one that was planned with."""
+    lock.check()
+    return run.held.still(state, watermark)
+
+
+def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]) -> _Mended:
+    """Stage what differs."""
+    job, state, decode, (lock, done) = run.job, plan.target.state, plan.target.decode, told
+    uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
+    change_log = run.stretches.change_log
+    keys = settle(run.spark, change_log, plan, f"{folder}-states")
+    but = _stage_discarded(run, plan.target, f"{folder}-discarded")
+    changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but)
+    done.warnings += _told_skipped(state, changes)
+    judged = judge_of(run.spark, job, plan.target, run.gates)
+    filled: list[IncompleteRow] = []
+    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, check=lock.check, filled=filled)
+    source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
+    statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
+    return _Mended(changes.counts, statement, keys, filled)
+
+
+def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
+    """Write the keys of rows that somebody has discarded, if there are any, in the columns of the states' bases.
+
+    What changes such a row tells so: that the target lacks it still, or has it as it was, is no damage.
+    """
+    lacking = run.quarantine.lacking(plan.state.table_name, plan.state.generation, plan.batches[1])
+    keys = own_keys([key for key, row in lacking.items() if row.status == DISCARDED], plan.decode)
+    if not keys:
+        return None
+    write_parquet(folder, typed_keys(keys, plan.decode))
+    return folder
+
+
+def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]) -> _Mended:
+    """The same for a table without a key, whose rows are all made anew; it has no keys to be counted."""
+    job, state = run.job, plan.target.state
+    uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
+    counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
+    statement = replace_statement(uri, parquet(folder), copied_columns(state), metadata_columns=kept)
+    return _Mended(counts, statement)
+
+
+def _commit(run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: AdvisoryLock) -> TargetCut:
+    job, state = run.job, plan.target.state
+    if not any(tag.counts.get(action) for action in _EFFECTS):
+        return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))
+    _still_at(run, state, plan.target.batches[1], lock)
+    fault_point("replay.merging")
+    with tagged(run.spark, tag):
+        run.spark.sql(statement).collect()
+    fault_point("replay.merged")
+    return read_commit(job, state, tag)
+
+
+def _told_skipped(state: TableState, changes: Staged) -> list[str]:
+    if not (skipped := changes.counts.get(ACTION_SKIP)):
+        return []
+    why = "not in the target, and rightly so where what is published changed"
+    return [f"{state.table_name}: {counted(skipped, 'row')} that the range changed {why}: left out"]

@@ -1,0 +1,1 @@
+"""Stage setup: creates or alters publications and slots, after preflight found nothing against it."""

@@ -1,0 +1,1 @@
+"""Facts about the source that setup and preflight decide by."""

@@ -1,0 +1,231 @@
+"""What preflight needs to know of the source: server, role, and every table that the publications name or cover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from waldelta.config.pipeline_file import PipelineFile
+from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
+from waldelta.slot.slot import SlotState
+from waldelta.stages.setup.facts.publications import PublicationState
+
+Connection = psycopg.Connection[Any]
+
+TIMEOUTS = {
+    "idle_in_transaction_session_timeout": "copies set it to 0 for the session that keeps their snapshot",
+    "idle_session_timeout": "runs set it to 0 for the sessions that hold their locks",
+    "idle_replication_slot_timeout": "a slot nobody reads for so long is invalidated: run the pipeline more often, or a "
+    "resync has to compare all tables",
+}
+# Those that concern the slot, and so the server that has it.
+SLOT_TIMEOUTS = frozenset({"idle_replication_slot_timeout"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What the server says of itself and of the role."""
+
+    version: int
+    in_recovery: bool
+    settings: Mapping[str, str]
+    role: str
+    database: str
+    superuser: bool
+    bypass_rls: bool
+    can_replicate: bool
+    can_create: bool
+    can_make_slots: bool
+    # Whether it may have the server write down which transactions run; None before PostgreSQL 16, which can't.
+    can_log_snapshots: bool | None
+    used_slots: int
+    retained_bytes: int
+    wal_bytes_per_hour: int | None
+    behind_pooler: bool
+
+    def number(self, setting: str) -> int:
+        """A setting in its own unit; 0 where this version doesn't have it."""
+        return int(self.settings.get(setting) or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A wanted table: what it is, its leaves, which columns the role can read."""
+
+    relation: Relation
+    leaves: tuple[Leaf, ...]
+    readable: frozenset[str]
+    # Whether the role may use the table's schema, without which no column can be read.
+    has_usage: bool
+    hidden_rows: bool
+    has_children: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that the judges look at."""
+
+    server: ServerFacts
+    # Of the server that has, or is to have, the slot: the same, or a standby.
+    slot_server: ServerFacts
+    slot: SlotState | None
+    actual: Mapping[str, PublicationState]
+    tables: Mapping[TableId, TableFacts]
+    scopes: Mapping[str, tuple[TableId, ...]] = field(default_factory=dict)
+    unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    schemas: frozenset[str] = frozenset()
+
+
+def read_facts(
+    conn: Connection,
+    pipeline: PipelineFile,
+    actual: Mapping[str, PublicationState],
+    slot: SlotState | None,
+    slot_conn: Connection,
+) -> Facts:
+    """Ask the server about itself and about every table that the publications name or cover.
+
+    ``slot_conn`` leads to the server that has the slot, and is ``conn`` where that is the primary.
+    """
+    scopes: dict[str, tuple[TableId, ...]] = {}
+    unpublishable: dict[str, tuple[str, ...]] = {}
+    for entry in pipeline.source.publications:
+        state = actual.get(entry.name) if not entry.manage else None
+        all_tables = state.all_tables if state else entry.all_tables
+        schemas = list(state.schemas if state else entry.schemas)
+        if all_tables or schemas:
+            rows = conn.execute(_SCOPE.encode(), {"every": all_tables, "schemas": schemas}).fetchall()
+            scopes[entry.name] = tuple(TableId(s, n) for s, n, publishable in rows if publishable)
+            unpublishable[entry.name] = tuple(str(TableId(s, n)) for s, n, publishable in rows if not publishable)
+    named = {TableId(*t.parts) for e in pipeline.source.publications for t in e.tables}
+    named |= {t.id for e in pipeline.source.publications if not e.manage and e.name in actual
+              for t in actual[e.name].tables}  # fmt: skip
+    tables = _read_tables(conn, named.union(*scopes.values()))
+    names = conn.execute("select nspname from pg_namespace").fetchall()
+    server = _read_server(conn)
+    slot_server = server if slot_conn is conn else _read_server(slot_conn)
+    return Facts(server, slot_server, slot, actual, tables, scopes, unpublishable, frozenset(n for (n,) in names))
+
+
+def is_pooled(client_pid: int, server_pid: int) -> bool:
+    """Whether a pooler answers in the server's place: it makes up the backend's pid."""
+    return client_pid != server_pid
+
+
+def _read_server(conn: Connection) -> ServerFacts:
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        row: Any = cursor.execute(_SERVER.encode(), {"settings": list(_SETTINGS)}).fetchone()
+    return ServerFacts(
+        version=int(row.settings["server_version_num"]),
+        in_recovery=row.in_recovery,
+        settings=row.settings,
+        role=row.role,
+        database=row.database,
+        superuser=row.superuser,
+        bypass_rls=row.bypass_rls,
+        can_replicate=row.can_replicate,
+        can_create=row.can_create,
+        can_make_slots=row.can_make_slots,
+        can_log_snapshots=row.can_log_snapshots,
+        used_slots=row.used_slots,
+        retained_bytes=int(row.retained_bytes or 0),
+        wal_bytes_per_hour=int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
+        behind_pooler=is_pooled(conn.info.backend_pid, row.server_pid),
+    )
+
+
+def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, TableFacts]:
+    oids = read_table_oids(conn, wanted)
+    relations = read_relations(conn, list(oids.values()))
+    leaves = read_leaves(conn, [r.oid for r in relations])
+    access = {row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})}
+    facts: dict[TableId, TableFacts] = {}
+    for relation in relations:
+        readable, has_usage, hidden_rows, has_children = access[relation.oid]
+        facts[relation.id] = TableFacts(
+            relation, leaves[relation.oid], frozenset(readable), has_usage, hidden_rows, has_children
+        )
+    return facts
+
+
+_SETTINGS: Sequence[str] = (
+    "server_version", "server_version_num", "server_encoding", "wal_level", "max_replication_slots", "max_slot_wal_keep_size",
+    "temp_file_limit", "search_path", "synchronized_standby_slots", "hot_standby_feedback", "primary_slot_name", *TIMEOUTS,
+)  # fmt: skip
+
+_SERVER = """
+select (select jsonb_object_agg(name, setting) from pg_settings where name = any(%(settings)s)) as settings,
+       pg_is_in_recovery() as in_recovery,
+       pg_backend_pid() as server_pid,
+       current_user::text as role,
+       current_database()::text as database,
+       r.rolsuper as superuser,
+       r.rolsuper or r.rolbypassrls as bypass_rls,
+       r.rolsuper or r.rolreplication or exists (
+           select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(current_user, m.oid, 'usage')
+       ) as can_replicate,
+       has_database_privilege(current_database(), 'create') as can_create,
+       (
+           select bool_and(has_function_privilege(oid, 'execute'))
+           from pg_proc
+           where pronamespace = 'pg_catalog'::regnamespace
+             and proname in ('pg_create_logical_replication_slot', 'pg_drop_replication_slot')
+       ) as can_make_slots,
+       (
+           select has_function_privilege(oid, 'execute')
+           from pg_proc
+           where pronamespace = 'pg_catalog'::regnamespace and proname = 'pg_log_standby_snapshot'
+       ) as can_log_snapshots,
+       (select count(*) from pg_replication_slots) as used_slots,
+       (
+           select max(pg_wal_lsn_diff(
+               case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, restart_lsn
+           ))
+           from pg_replication_slots
+       ) as retained_bytes,
+       (
+           select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
+           from pg_stat_wal
+           where stats_reset < now() - interval '10 minutes'
+       ) as wal_bytes_per_hour
+from pg_roles r
+where r.rolname = current_user
+"""
+
+_ACCESS = """
+select c.oid,
+       array(
+           select a.attname::text
+           from pg_attribute a
+           where a.attrelid = c.oid
+             and a.attnum > 0
+             and not a.attisdropped
+             and has_column_privilege(c.oid, a.attnum, 'select')
+       ),
+       has_schema_privilege(c.relnamespace, 'usage'),
+       row_security_active(c.oid),
+       c.relkind = 'r' and exists (select from pg_inherits i where i.inhparent = c.oid)
+from pg_class c
+where c.oid = any(%(oids)s::oid[])
+"""
+
+# What FOR ALL TABLES or TABLES IN SCHEMA covers; oids below 16384 belong to the system.
+_SCOPE = """
+select n.nspname, c.relname, c.relkind in ('r', 'p') and c.relpersistence = 'p'
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where c.oid >= 16384
+  and c.relkind in ('r', 'p', 'f')
+  and not exists (
+      select from pg_partition_ancestors(c.oid) a
+      join pg_class above on above.oid = a.relid
+      where above.oid <> c.oid and (%(every)s or above.relnamespace in (select oid from pg_namespace where nspname = any(%(schemas)s::name[])))
+  )
+  and n.nspname !~ '^pg_(toast|temp)'
+  and (%(every)s or n.nspname = any(%(schemas)s::name[]))
+order by n.nspname, c.relname
+"""

@@ -1,0 +1,1 @@
+"""Preflight: what would fail or mislead later, found before anything is changed."""

@@ -1,0 +1,324 @@
+"""Preflight: everything that would break the source or the pipeline later, found before anything is changed.
+
+The judges are pure: the facts of ``source_facts`` and the wanted publications in, findings out. A problem refuses
+set-up, a warning is a matter of policy and comes with figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from waldelta.config.pipeline_file import PipelineFile, Publication
+from waldelta.errors import ConfigError, SlotForeign
+from waldelta.findings import Finding, lacking, owning, problem, warning
+from waldelta.grants import Attribute, Grant, sql_name
+from waldelta.pipeline.report_folder import judge_docs
+from waldelta.quantities import counted, size
+from waldelta.row_filter import parse_row_filter
+from waldelta.slot.slot import SlotState, check_ours
+from waldelta.stages.setup.facts.effective_publication import find_clashes, members
+from waldelta.stages.setup.facts.publications import Mark, PublicationState
+from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
+from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
+from waldelta.stages.setup.preflight.tables import judge_binary, judge_table
+
+MIN_VERSION = 150000
+_SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"
+_SLOT_ARGUMENTS_BEFORE_17 = "name, name, boolean, boolean"
+# Encodings of which every byte that PostgreSQL stores has its character in UTF-8.
+WITHIN_UTF8 = (
+    "UTF8", "LATIN1", "LATIN2", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10",
+    "ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256",
+)  # fmt: skip
+
+
+def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]) -> list[Finding]:
+    """All findings; ``wanted`` holds the publications in force after set-up, managed or not, as the server prints them."""
+    findings = [
+        *_server(pipeline, facts.server, facts.slot is not None),
+        *_free_slots(pipeline, facts.slot_server, facts.slot is not None),
+        *_server_warnings(pipeline, facts),
+        *_slot(pipeline, facts.slot),
+        *judge_docs(pipeline),
+        *judge_store(pipeline.target),
+    ]
+    for entry in pipeline.source.publications:
+        state = wanted.get(entry.name)
+        findings += _ownership(pipeline, entry, facts)
+        if state is not None:
+            findings += _scope(entry, state, facts)
+            for table in members(state, facts):
+                findings += judge_table(state, table, facts)
+                findings += judge_columns(state, table, facts, pipeline.target)
+                if pipeline.source.options.binary:
+                    findings += judge_binary(state, table, facts)
+    findings += _column_lists(wanted.values(), facts)
+    return list(dict.fromkeys(findings))
+
+
+def judge_filters(entry: Publication) -> list[Finding]:
+    """Filters that can't even be read, each with its place."""
+    findings = []
+    for table in entry.tables:
+        if table.where is not None:
+            try:
+                parse_row_filter(table.where)
+            except ConfigError as err:
+                findings.append(problem(f"publication {entry.name!r}, table {table.name}: {err}"))
+    return findings
+
+
+def privileges_needed(
+    state: PublicationState, before: PublicationState | None, facts: Facts, changes: bool
+) -> Iterator[Finding]:
+    """The grants that a publication's change needs and the role lacks; nothing when nothing is to change."""
+    server = facts.server
+    if not changes or server.superuser:
+        return
+    if before is None and not server.can_create:
+        yield owning(
+            f"publication {state.name!r} is to be made", Grant("create on database", sql_name(server.database))
+        )
+    if before is not None and not before.owned:
+        yield owning(
+            f"publication {state.name!r} belongs to {before.owner}",
+            *_membership(before.owner, is_superuser=before.owned_by_superuser),
+        )
+    new_schemas = set(state.schemas) - set(before.schemas if before else ())
+    if state.all_tables or new_schemas:
+        yield owning(f"publication {state.name!r}: only a superuser may publish all tables or whole schemas")
+    known = set(before.tables if before else ())
+    foreign: dict[tuple[str, bool], list[str]] = {}
+    for table in state.tables:
+        found = facts.tables.get(table.id)
+        if table not in known and found is not None and not found.relation.owned:
+            of = (found.relation.owner, found.relation.owned_by_superuser)
+            foreign.setdefault(of, []).append(str(table.id))
+    for (owner, is_superuser), tables in foreign.items():
+        member = _membership(owner, is_superuser=is_superuser)
+        yield owning(f"publication {state.name!r}: it doesn't own {', '.join(tables)} ({owner} does)", *member)
+
+
+def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
+    """What lets a role do what the owner may; nothing where that would be everything."""
+    return [] if is_superuser else [Grant("", sql_name(owner))]
+
+
+# --- the server ---------------------------------------------------------------------------------------------------
+
+
+def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
+    if server.version < MIN_VERSION:
+        yield problem(f"PostgreSQL 15 or later is needed, this is {server.settings.get('server_version')}: upgrade it")
+    if server.in_recovery:
+        yield problem(
+            "the server is a standby: point the connection at the primary, copies need its snapshots, or promote it "
+            "(docs/failover.md)"
+        )
+    if (level := server.settings["wal_level"]) != "logical":
+        yield problem(f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the server")
+    if server.settings["server_encoding"] == "SQL_ASCII":
+        yield problem(
+            f"database {server.database} is in SQL_ASCII, which stores bytes without saying what text they are, so values "
+            "can't be read reliably: find out their real encoding, create a database of that encoding (create database … "
+            "encoding 'UTF8' template template0), and load a pg_dump --encoding of it there"
+        )
+    if not server.can_replicate:
+        on_rds = f"for replication slots; on Amazon RDS: grant rds_replication to {sql_name(server.role)}"
+        yield lacking(f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds))
+    if not slot_exists and not server.can_make_slots:
+        functions = [
+            f"pg_create_logical_replication_slot({_SLOT_ARGUMENTS if server.version >= 170000 else _SLOT_ARGUMENTS_BEFORE_17})",
+            "pg_drop_replication_slot(name)",
+        ]
+        yield owning(
+            f"slot {pipeline.source.slot!r} is to be made: it may not execute pg_create_logical_replication_slot or "
+            "pg_drop_replication_slot",
+            *(Grant("execute on function", function) for function in functions),
+        )
+    yield from _options(pipeline, server)
+    yield from _failover(pipeline, server)
+    if server.behind_pooler:
+        yield problem(
+            "a connection pooler answers instead of the server: snapshots and locks need whole sessions; point the "
+            "connection at PostgreSQL itself"
+        )
+    if server.settings["search_path"] != "pg_catalog":
+        yield problem(
+            "the session's settings didn't reach the server (a pooler drops the startup option 'options'): point the "
+            "connection at PostgreSQL itself"
+        )
+
+
+def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
+    total = server.number("max_replication_slots")
+    verifies = pipeline.source.options.acknowledge == "get"
+    needed, free = 2 * verifies + (not slot_exists), total - server.used_slots
+    if free < needed:
+        copies = ["a copy while a consumption is verified, one to keep after a mismatch"] if verifies else []
+        what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
+        where = "" if pipeline.source.read_from is None else " of the standby of source.read_from"
+        yield problem(
+            f"replication slots{where}: {server.used_slots} of {total} are used, and slot {pipeline.source.slot!r} needs {needed} "
+            f"more ({what}): drop unused slots{' there' if where else ''}, or alter system set max_replication_slots = "
+            f"{total + needed - free} and restart"
+        )
+
+
+def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
+    """Options that this server's pgoutput doesn't have; it would say so at the first call only."""
+    chosen = pipeline.source.options
+    for asked, since, name in (
+        (chosen.streaming == "on", 14, "streaming: on"),
+        (chosen.streaming == "parallel", 16, "streaming: parallel"),
+        (chosen.two_phase, 15, "two_phase: true"),
+        (chosen.origin != "any", 16, f"origin: {chosen.origin}"),
+    ):
+        if asked and server.version < since * 10_000:
+            yield problem(
+                f"source.options.{name} needs PostgreSQL {since} or later, this is {server.settings.get('server_version')}: "
+                "leave it out, or upgrade the server"
+            )
+
+
+def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
+    """What a slot that outlives a failover needs; whether a standby keeps it is seen on the standby only."""
+    if not pipeline.source.failover:
+        return
+    if server.version < 170000:
+        yield problem(
+            f"source.failover needs PostgreSQL 17 or later, this is {server.settings.get('server_version')}: leave it out, or "
+            "upgrade the server; without it a failover takes a resync of all tables (docs/failover.md)"
+        )
+        return
+    if pipeline.source.options.two_phase and server.version < 180000:
+        yield problem(
+            "source.failover and source.options.two_phase don't go together before PostgreSQL 18, whose standbys can lose "
+            "prepared transactions: leave one of them out"
+        )
+    if not server.settings.get("synchronized_standby_slots"):
+        yield warning(
+            "synchronized_standby_slots is empty: runs may land what no standby has received, and after a failover the lake "
+            "would then be ahead of the source, which asks for new copies; let it name the physical slot of the standby "
+            "(docs/failover.md)"
+        )
+
+
+def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
+    limits, server = pipeline.slot_limits, facts.slot_server
+    if (encoding := facts.server.settings["server_encoding"]) not in (*WITHIN_UTF8, "SQL_ASCII"):
+        yield warning(
+            f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no character for; a row with one stops "
+            "the slot, and with it all tables, until a resync (SlotUnreadable): look for such rows, or move to a database in UTF8"
+        )
+    if server.number("max_slot_wal_keep_size") == -1:
+        rate = server.wal_bytes_per_hour
+        speed = f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)" if rate else ""
+        yield warning(
+            f"max_slot_wal_keep_size is -1: while the pipeline pauses, its slot holds WAL until the disk is full; slots "
+            f"hold {size(server.retained_bytes)} now{speed}. To bound it: alter system set max_slot_wal_keep_size = "
+            f"'{limits.critical_mb}MB' and reload; beyond that the slot is lost, and a resync has to compare all tables"
+        )
+    for setting, remedy in TIMEOUTS.items():
+        # Snapshots and locks are the primary's, whichever server has the slot.
+        judged = server if setting in SLOT_TIMEOUTS else facts.server
+        if (value := judged.number(setting)) > 0:
+            yield warning(
+                f"{setting} is {value} {'s' if setting == 'idle_replication_slot_timeout' else 'ms'}: {remedy}"
+            )
+    if (limit := server.number("temp_file_limit")) >= 0 and "temp_file_limit" in server.settings:
+        yield warning(
+            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole bite to a temporary file, and a "
+            f"bite reads up to {pipeline.batch.wal_window_mb} MB WAL; lower batch.wal_window_mb, or raise the limit for "
+            f"role {server.role}"
+        )
+
+
+def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
+    if slot is None:
+        return
+    try:
+        check_ours(slot)
+    except SlotForeign as err:
+        yield problem(str(err))
+        return
+    if slot.wal_status == "lost" or slot.invalidation_reason:
+        yield problem(f"slot {slot.name!r} is lost: run resync")
+    if slot.two_phase != pipeline.source.options.two_phase:
+        yield problem(
+            f"slot {slot.name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says "
+            "otherwise: correct source.options.two_phase, or name another slot"
+        )
+    if slot.active and not (slot.active_by or "").startswith("waldelta "):
+        yield problem(
+            f"slot {slot.name!r} is in use by pid {slot.active_pid} ({slot.active_by or 'no name'}): "
+            "stop that reader, or give this pipeline a slot of its own"
+        )
+
+
+# --- publications -------------------------------------------------------------------------------------------------
+
+
+def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
+    actual = facts.actual.get(entry.name)
+    if not entry.manage:
+        if actual is None:
+            yield problem(
+                f"publication {entry.name!r} does not exist, and manage: false means it is never made: create it, or "
+                "remove manage: false and say what it publishes"
+            )
+        return
+    if actual is None:
+        return
+    mark = Mark.parse(actual.comment)
+    if mark is None:
+        yield problem(
+            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage: false to read it as it "
+            "is, choose another name, or drop it"
+        )
+    elif mark.pipeline != pipeline.pipeline:
+        yield problem(
+            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another name, or write "
+            "manage: false to read it as it is"
+        )
+
+
+def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:
+    if not state.publish:
+        yield problem(f"publication {state.name!r} publishes no operation: name one in publish")
+    if state.publishes_generated and facts.server.version < 180000:
+        yield problem(
+            f"publication {state.name!r}: publish_generated_columns needs PostgreSQL 18, this is "
+            f"{facts.server.settings.get('server_version')}: remove it"
+        )
+    whole = "all tables" if state.all_tables else f"schema {', '.join(state.schemas)}" if state.schemas else None
+    if absent := sorted(set(state.schemas) - facts.schemas):
+        yield problem(f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its spelling")
+    if state.schemas and (listed := [str(t.id) for t in state.tables if t.columns is not None]):
+        yield problem(
+            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't stand beside schemas: publish the "
+            "schemas in a publication of their own"
+        )
+    if whole and state.publishes_old_rows and not entry.accept_future_tables:
+        text = (
+            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created later without a primary "
+            "key would refuse its own UPDATEs and DELETEs"
+        )
+        if entry.manage:
+            yield problem(f"{text}; list the tables, or accept that with accept_future_tables: true")
+        else:
+            yield warning(f"{text}; ask its owner to list the tables")
+    if left_out := facts.unpublishable.get(entry.name):
+        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        yield warning(
+            f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be published (unlogged, temporary, "
+            f"foreign tables): {', '.join(left_out[:5])}{more}"
+        )
+
+
+def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
+    for first, other in find_clashes(states, facts):
+        yield problem(
+            f"publications {first.publication!r} and {other.publication!r} give {first.table} different column lists, which "
+            "pgoutput can't decode: give it the same columns (and publish_generated_columns) in both"
+        )

@@ -1,0 +1,145 @@
+"""What would go wrong with the targets' own filters (``target.tables.<table>.where``); a part of preflight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from waldelta.config.pipeline_file import PipelineFile, TargetTable
+from waldelta.config.type_options import TypeOptions
+from waldelta.errors import ConfigError, PrivilegeMissing
+from waldelta.findings import Finding, lacking, problem
+from waldelta.grants import Grant, sql_name
+from waldelta.lake.ledger.records import ColumnState
+from waldelta.pipeline.targets.target_filter import column_states, unpublished
+from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
+from waldelta.row_filter import RowFilter, resolve_filter
+from waldelta.row_filter.resolve import resolve
+from waldelta.row_filter.typed_tree import column_type
+from waldelta.stages.setup.preflight.targets import PlannedTargets
+
+Connection = psycopg.Connection[Any]
+# Raises FilterNotTranslatable for a filter over such columns that can't be evaluated exactly.
+Translate = Callable[[RowFilter, Sequence[ColumnState]], object]
+
+
+def resolvable(row_filter: RowFilter, columns: Sequence[ColumnState]) -> object:
+    """The part of the translation that needs no Spark: types and signatures."""
+    return resolve(row_filter, {c.name: column_type(c.type_name, c.spark_type) for c in columns})
+
+
+@dataclass(frozen=True, slots=True)
+class _Filtered:
+    """A target with a filter, the table that it is over, and how that is published."""
+
+    name: str
+    text: str
+    relation: Relation
+    columns: frozenset[str]
+    updates: bool
+    leaves: tuple[Leaf, ...]
+
+
+def judge_wheres(
+    conn: Connection, pipeline: PipelineFile, planned: PlannedTargets, translate: Translate = resolvable
+) -> list[Finding]:
+    """Every target's filter: something feeds the target, PostgreSQL takes it, it can be translated, old rows can be judged."""
+    findings: list[Finding] = []
+    for name in sorted(pipeline.target.tables):
+        where, feed = pipeline.target.where_of(name), planned.feeds.get(name)
+        try:
+            if feed is None and where is not None and not _is_told(pipeline.target.tables[name], name, planned):
+                raise ConfigError(_why_unfed(conn, name, planned))
+            if feed is not None and feed.where is not None:
+                found = _filtered(conn, name, feed, planned)
+                findings += _judge(conn, found, pipeline.target.types_of(name), translate)
+        except PrivilegeMissing as err:
+            needs = [] if feed is None else _needed(conn, feed)
+            findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
+        except ConfigError as err:
+            findings.append(problem(f"target.tables.{name}.{'where' if where is not None else 'from'}: {err}"))
+    return findings
+
+
+def _needed(conn: Connection, feed: Feed) -> list[Grant]:
+    """What lacks to analyse a filter; the grants on published tables are another finding's."""
+    ((may_make_temporary,),) = conn.execute("select has_database_privilege(current_database(), 'temporary')").fetchall()
+    if not may_make_temporary:
+        return [Grant("temporary on database", sql_name(conn.info.dbname), "to analyse the targets' filters")]
+    return [] if feed.root_id is None else [Grant("select on", sql_name(feed.source.schema, feed.source.name))]
+
+
+def _is_told(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
+    """Whether a finding about what feeds the target says already why nothing does."""
+    return entry.source is not None or entry.partition_root or name in planned.published
+
+
+def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
+    try:
+        table = TableId.parse(name)
+    except ValueError as err:
+        return str(err)
+    oid = read_table_oids(conn, [table]).get(table)
+    if oid is None:
+        return f"{name} does not exist: check schema and spelling"
+    (relation,) = read_relations(conn, [oid])
+    published = {planned.relation.oid: planned.relation for planned in planned.published.values()}
+    if above := [published[a] for a in relation.ancestors if a in published]:
+        return (
+            f"its changes are published as those of {above[0].id}: give that the filter, or write from: {above[0].id} here, "
+            "for what this partition holds"
+        )
+    if any(oid in below.ancestors for below in published.values()):
+        return (
+            "its publication publishes its partitions, each a target of its own: give them the filter, gather them with "
+            "partition_root: true, or set publish_via_partition_root: true"
+        )
+    return "no publication of this pipeline publishes the table: check its name"
+
+
+def _filtered(conn: Connection, name: str, feed: Feed, planned: PlannedTargets) -> _Filtered:
+    fed = planned.fed(name)
+    relation = fed[0].relation if feed.root_id is None else read_relations(conn, [feed.root_id])[0]
+    leaves = read_leaves(conn, [part.relation.oid for part in fed])
+    return _Filtered(
+        name,
+        feed.where or "",
+        relation,
+        frozenset.intersection(*(frozenset(part.columns) for part in fed)),
+        any("update" in part.publishes for part in fed),
+        tuple(leaf for part in fed for leaf in leaves[part.relation.oid]),
+    )
+
+
+def _judge(conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate) -> Iterator[Finding]:
+    relation = found.relation
+    readable = next((leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id)
+    row_filter = resolve_filter(conn, readable, found.text)
+    if absent := sorted(set(row_filter.columns) - found.columns):
+        yield problem(unpublished(found.name, absent))
+        return
+    columns = [c for c in relation.columns if c.name in found.columns]
+    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
+    translate(row_filter, column_states(columns, key, options))
+    if found.updates:
+        yield from _identity(found.name, row_filter, found.leaves)
+
+
+def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
+    """Whether an UPDATE tells what the filter must know of the old row, as PostgreSQL demands of its own filters."""
+    for leaf in leaves:
+        if (
+            leaf.relkind == "r"
+            and leaf.persistence == "p"
+            and (outside := sorted(set(row_filter.columns) - set(leaf.identity_columns)))
+        ):
+            yield problem(
+                f"target.tables.{name}.where uses {', '.join(outside)}, which the replica identity "
+                f"({', '.join(leaf.identity_columns) or 'none'}) doesn't cover, so an UPDATE doesn't tell whether the old row was "
+                f"in the target: alter table {leaf.id} replica identity full, add the column to the key, or publish no updates"
+            )
+            return

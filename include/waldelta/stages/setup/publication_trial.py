@@ -1,0 +1,153 @@
+"""Publications that are younger than what waits in the slot: before PostgreSQL 18 such changes can't be decoded by their names.
+
+pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 passes over one that isn't there yet; before,
+peek and get fail for good. So a copy of the slot is read first, which goes with a session of its own: the server's own answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+
+from waldelta.config.pipeline_file import Source
+from waldelta.errors import PublicationGone, SourceUnreachable
+from waldelta.findings import Finding, problem, warning
+from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.postgres.server_position import READABLE_LSN
+from waldelta.postgres.type_catalog import fetch
+from waldelta.slot.read.peek import call, peek_error, whole
+from waldelta.slot.slot import PLUGIN
+from waldelta.stages.setup.facts.publications import PublicationState
+from waldelta.stages.setup.facts.source_facts import Facts
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+# All that waits is decoded once for this; the first change that can't be ends it at once.
+TRIAL_S = 20
+
+
+def judge_younger(
+    primary: Connection, conn: Connection, job: Job, managed: Sequence[PublicationState], facts: Facts
+) -> Iterator[Finding]:
+    """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot.
+
+    ``conn`` leads to the server that has the slot; ``primary`` knows which transactions are open.
+    """
+    slot = facts.slot
+    if slot is None or facts.server.version >= 180000 or facts.server.in_recovery:
+        return
+    for name in sorted(p.name for p in managed if p.name not in facts.actual):
+        yield problem(
+            f"publication {name!r} would be younger than slot {slot.name!r}: before PostgreSQL 18 changes that "
+            "wait in the slot could not be decoded any more; take it out and add its tables to a publication that this slot "
+            "reads already, or run teardown, setup and resync"
+        )
+    is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
+    if is_readable and not slot.invalidation_reason:
+        yield from _judge_existing(primary, conn, job)
+
+
+def read_younger(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:
+    """Those of these publications that may be newer than the slot, or were altered since it was made."""
+    rows = fetch(conn, _YOUNG, {"publications": list(publications), "slot": slot})
+    return [row.name for row in rows]
+
+
+def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator[Finding]:
+    source = job.pipeline.source
+    names = read_younger(conn, source.slot, source.publication_names)
+    if not names:
+        return
+    if (found := _try(job, names)) is not None:
+        yield found
+        if found.severity == "problem":
+            return
+    for row in fetch(primary, _OLDER, {"publications": names}):
+        yield warning(
+            f"publication {row.name!r} is younger than transactions that are still open ({', '.join(row.older)}): what they "
+            "wrote before couldn't be decoded; wait until they have ended and a run without it has consumed them"
+        )
+
+
+def _try(job: Job, names: Sequence[str]) -> Finding | None:
+    """What decoding by these publications says.
+
+    In a session of its own: setup tries again on its connections when a table was locked, and before PostgreSQL 15.15, 16.11 and 17.7
+    a second decode in a session in which one has failed may crash the server.
+    """
+    source = job.pipeline.source
+    try:
+        with job.connect_slot("trial") as connection:
+            _read_all(connection, source, names)
+    except PublicationGone as err:
+        return problem(str(err))
+    except (psycopg.Error, SourceUnreachable) as err:
+        log.info("slot=%s can't be tried: %s", source.slot, err)
+        return warning(
+            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
+            f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
+        )
+    return None
+
+
+def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
+    """Decode what waits in the slot by these publications, in a copy; raises PublicationGone and psycopg.Error."""
+    asked = source.model_copy(
+        update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
+                "publications": [entry for entry in source.publications if entry.name in names]}
+    )  # fmt: skip
+    with closing(conn.cursor()) as cursor, _copied(cursor, source.slot, asked.slot):
+        ((flushed,),) = cursor.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
+        cursor.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
+        try:
+            cursor.execute(call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode())
+        except psycopg.errors.UndefinedObject as err:
+            raise peek_error(source.slot, str(err)) from None
+
+
+@contextmanager
+def _copied(cursor: psycopg.Cursor[Any], slot: str, name: str) -> Iterator[None]:
+    """A temporary copy of the slot: whoever reads the slot itself isn't disturbed."""
+    cursor.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
+    try:
+        yield
+    finally:  # after an error the server has dropped it already
+        drop = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+        cursor.execute(drop, (name,))
+
+
+# A row that is older than every transaction whose catalogs the slot needs was there when all that waits was written. ALTER PUBLICATION
+# makes rows young too, so that is no more than a reason to try.
+_YOUNG = """
+select p.pubname as name
+from pg_publication p
+join pg_replication_slots s on s.slot_name = %(slot)s
+where p.pubname = any(%(publications)s::name[]) and age(p.xmin) <= age(s.catalog_xmin)
+order by p.pubname
+"""
+
+_OLDER = """
+select *
+from (
+    select p.pubname as name,
+           array(
+               select coalesce('prepared transaction ' || quote_literal(x.gid), 'pid ' || l.pid)
+               from pg_locks l
+               left join pg_prepared_xacts x on x.transaction::text = l.transactionid::text
+               left join pg_stat_activity a on a.pid = l.pid
+               where l.locktype = 'transactionid' and l.granted and age(l.transactionid) > age(p.xmin)
+                 and coalesce(x.database, a.datname) = current_database()
+           ) as older
+    from pg_publication p
+    where p.pubname = any(%(publications)s::name[])
+) found
+where cardinality(older) > 0
+order by name
+"""

@@ -1,0 +1,119 @@
+"""Resync, the PostgreSQL side: a pipeline whose slot is broken for good gets a new one; spark_jobs.resync mends the targets then.
+
+Order of effects: the gap is recorded, the slot's life ends (the slot is dropped, where it is ours), publications and slot are
+set up anew, which begins another life. Killed anywhere in between, the next resync, or setup, goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import psycopg
+
+from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
+from waldelta.failpoints import fault_point
+from waldelta.lake.ledger.records import Gap
+from waldelta.lake.storage import check_writable
+from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline.job import Job
+from waldelta.postgres.server_position import read_position
+from waldelta.slot.failover import check_system
+from waldelta.slot.gaps import BREAKS, describe, open_gaps, record_gap
+from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.recovery import recover
+from waldelta.slot.slot import check_health, check_ours, read_slot
+from waldelta.slot.standby import slot_position
+from waldelta.stages.setup.preflight.target_filters import Translate, resolvable
+from waldelta.stages.setup.setup import carry_out
+from waldelta.stages.setup.slot_setup import beyond, made_here, slot_life
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+
+
+def renew_slot(
+    job: Job, translate: Translate = resolvable, *, accept_server: str | None = None, broken: SlotError | None = None
+) -> Gap | None:
+    """Make the slot anew, and whatever of the publications is missing, when the stream can't go on; returns the gap.
+
+    None, and nothing is done, while the slot is fine, as far as can be seen without reading it: ``broken`` is what reading it
+    found. Raises before anything is changed: SlotMissing when the pipeline was
+    never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one that somebody reads, PreflightFailed, and
+    SourceChanged for a server that isn't, or doesn't go on from, the one that the lake was fed by, unless ``accept_server``
+    names it ("system identifier/timeline").
+    """
+    check_writable(job.pipeline.target.root)
+    with (
+        slot_lock(job) as lock,
+        job.connect("resync") as connection,
+        job.connect_slot("resync", connection) as slot_connection,
+    ):
+        try:
+            job.slot_identity()
+        except SlotMissing:
+            # A resync was killed between the end of one life and the beginning of the next.
+            opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+            if not opened:
+                raise
+            carry_out(connection, job, lock, translate)
+            return opened[-1]
+        err = _broken(slot_connection, job) or broken
+        if err is None:
+            return None
+        if isinstance(err, SourceChanged):
+            _check_accepted(connection, err, accept_server)
+        _check_droppable(slot_connection, job)
+        gap = record_gap(job, err)
+        fault_point("resync.recorded")
+        plan = carry_out(connection, job, lock, translate, renew=True)
+        for text in plan.warnings:
+            log.warning("%s", text)
+        log.info("slot=%s made anew behind the gap %s", job.pipeline.source.slot, describe(gap) if gap else "")
+        return gap
+
+
+def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | None) -> None:
+    """Targets are about to become what this server holds, which may be a clone, or somebody's test."""
+    server = read_position(connection)
+    found = f"{server.system_identifier}/{server.timeline}"
+    if accepted != found:
+        raise SourceChanged(
+            f"{err}. A resync makes the targets what this server holds: only if it is the one that is meant, run it with "
+            f"--accept-server {found} (in Airflow: the param accept_server)"
+        ) from err
+
+
+def _broken(connection: Connection, job: Job) -> SlotError | None:
+    """Why the stream can't go on; None when it can. Raises whatever else is wrong."""
+    name, identity = job.pipeline.source.slot, job.slot_identity()
+    try:
+        server = slot_position(connection, job)
+        check_system(identity, server)
+        end_old_backends(connection, name)
+        check_health(read_slot(connection, name), name)
+        recover(connection, job, identity, job.change_log(identity), server)
+    except BREAKS as err:
+        return err
+    return None
+
+
+def _check_droppable(connection: Connection, job: Job) -> None:
+    """Raises SlotForeign when a slot is there that this pipeline isn't shown to have made: only its owner may drop it."""
+    name = job.pipeline.source.slot
+    slot, moves = read_slot(connection, name), slot_life(job)
+    if slot is None:
+        return
+    check_ours(slot)
+    if not made_here(moves) or slot.system_identifier != moves[-1].system_identifier:
+        raise SlotForeign(
+            f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once nobody else needs it, drop it "
+            f"(select pg_drop_replication_slot('{name}')) and run resync again"
+        )
+    if (furthest := beyond(job, slot)) is not None:
+        raise SlotForeign(
+            f"slot {name!r} stands at {slot.confirmed_flush_lsn}, beyond {furthest}, the furthest this pipeline ever moved it, so "
+            "it may be somebody else's, made under the name of one that was dropped: find out who made or moved it; once nobody "
+            f"else needs it, drop it (select pg_drop_replication_slot('{name}')) and run resync again"
+        )

@@ -1,0 +1,415 @@
+"""Set-up and teardown: publications first, then the slot, by the difference to what exists.
+
+``plan_setup`` changes nothing; ``apply_setup`` refuses before it changes anything, puts all publications in order in
+one transaction, and creates the slot afterwards: peek and get fail for good when a publication they name did not yet
+exist at the WAL position they decode. Each step can die and be run again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+import tenacity
+
+from waldelta.config.pipeline_file import Publication
+from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
+from waldelta.failpoints import fault_point
+from waldelta.findings import Finding, gathered, problem, warning
+from waldelta.grants import sql_name
+from waldelta.lake.storage import check_writable
+from waldelta.permissions import private_files
+from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_removed
+from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
+from waldelta.postgres.walsender import alter_failover, alter_failover_command
+from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.slot import PLUGIN, SlotState, read_slot
+from waldelta.slot.standby import left_on_primary
+from waldelta.stages.setup.facts.publications import (
+    LOCK_TIMEOUT_MS,
+    Mark,
+    PublicationState,
+    Statement,
+    plan_drop,
+    plan_publications,
+    read_marked,
+    read_publications,
+    trial_timeout_ms,
+    try_publications,
+    wanted_publication,
+)
+from waldelta.stages.setup.facts.source_facts import Facts, read_facts
+from waldelta.stages.setup.preflight.expectations import judge_suites
+from waldelta.stages.setup.preflight.source import MIN_VERSION, judge, judge_filters, privileges_needed
+from waldelta.stages.setup.preflight.standby import judge_standby
+from waldelta.stages.setup.preflight.target_filters import Translate, judge_wheres, resolvable
+from waldelta.stages.setup.preflight.targets import plan_targets
+from waldelta.stages.setup.publication_entries import entries_kept
+from waldelta.stages.setup.publication_trial import judge_younger, read_younger
+from waldelta.stages.setup.slot_setup import (
+    beyond,
+    check_same_server,
+    copy_that_stays,
+    end_life,
+    ensure_slot,
+    failover_to_set,
+    judge_history,
+    slot_life,
+    slot_that_stays,
+)
+
+log = logging.getLogger(__name__)
+
+Connection = psycopg.Connection[Any]
+_Found = TypeVar("_Found")
+
+LOCK_ATTEMPTS = 4
+STOP_ON_ERROR = "\\set ON_ERROR_STOP on"
+
+
+@dataclass(frozen=True, slots=True)
+class SetupPlan:
+    """What preflight found, and the SQL between what exists and what is wanted."""
+
+    findings: tuple[Finding, ...]
+    statements: tuple[Statement, ...]
+    create_slot: bool
+    slot: str
+    two_phase: bool = False
+    # Where the slot is to be made, when that isn't the primary: the standby's connection.
+    read_from: str | None = None
+    # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it stays as it is).
+    failover: bool = False
+    alter_failover: bool | None = None
+    # Whether the slot that exists was made for this pipeline, by the script for a DBA.
+    scripted: bool = False
+    # What feeds the targets that aren't just the table of their name.
+    fed: tuple[str, ...] = ()
+    # Who asks, as SQL writes the role.
+    role: str = ""
+    lock_timeout_ms: int = LOCK_TIMEOUT_MS
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why set-up would be refused."""
+        return tuple(f.text for f in self.reported() if f.severity == "problem")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Matters of policy."""
+        return tuple(f.text for f in self.findings if f.severity == "warning")
+
+    def reported(self, *, for_dba: bool = False) -> list[Finding]:
+        """The findings with one for all that the role lacks; ``for_dba``: without what the plan's SQL takes care of."""
+        return gathered(self.findings, self.role, for_dba=for_dba)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is as wanted."""
+        return not self.statements and not self.create_slot and self.alter_failover is None
+
+    def as_sql(self) -> str:
+        """The plan as a script that a DBA can run with psql -f, which ends at the first error; empty when nothing is to be done.
+
+        Only for plans without other problems than missing privileges (``require_for_dba``): a DBA may do anything, also
+        what makes the application's statements fail.
+        """
+        lines: list[str] = []
+        if self.statements:
+            # A filter's text means what was judged here only where backslashes escape nothing.
+            standard = "set local standard_conforming_strings = on;"
+            lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
+            for statement in self.statements:
+                lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
+            lines.append("commit;")
+            if self.create_slot and self.read_from is not None:
+                # The same file is for the standby, too, which can't write what the primary has.
+                lines = ["select not pg_is_in_recovery() as on_primary \\gset", "\\if :on_primary", *lines, "\\endif"]
+        if self.create_slot:
+            flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
+            create = f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()})"
+            if self.read_from is None:
+                lines += ["-- after the publications, never in their transaction", f"{create};"]
+            else:
+                where = _on_one_line(repr(self.read_from))
+                lines += [
+                    f"-- after the publications, once they are replayed there: on the standby of connection {where}, which waits",
+                    "-- for what is to be run on the primary meanwhile, again if need be: select pg_log_standby_snapshot()",
+                    # A slot that a primary made by mistake would be read by nobody, and hold its WAL.
+                    f"{create} where pg_is_in_recovery();",
+                ]
+        if self.alter_failover is not None:
+            command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
+            lines.append(f"-- in a psql with 'replication=database' in its connection string: {command}")
+        # By default psql goes on after an error: the slot would be made without its publications, and hold WAL for nobody.
+        return "\n".join([STOP_ON_ERROR, *lines]) if lines else ""
+
+    def describe(self) -> str:
+        """Findings and plan for people."""
+        found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
+        script = self.as_sql() or "nothing to do: publications and slot are as the pipeline file wants them"
+        fed = ["targets:", *(f"  - {line}" for line in self.fed)] if self.fed else []
+        return "\n".join([*(["preflight:", *found] if found else ["preflight: no findings"]), *fed, "plan:", script])
+
+    def require(self) -> None:
+        """Raises PreflightFailed with every problem."""
+        if self.problems:
+            raise PreflightFailed(self.problems)
+
+    def require_for_dba(self) -> None:
+        """Raises PreflightFailed with the problems that no privilege takes away."""
+        problems = tuple(f.text for f in self.findings if f.severity == "problem" and f.lacks is None)
+        if problems:
+            raise PreflightFailed(problems)
+
+
+def _on_one_line(text: str) -> str:
+    # A comment of psql's ends at any of these, and names of tables may hold them.
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False) -> SetupPlan:
+    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked, or
+    TableBusy when a table of the publications stays locked against readers.
+
+    ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that there is will be replaced.
+    """
+    with job.connect_slot("check", conn) as slot_conn, limited(conn, "lock_timeout", LOCK_TIMEOUT_MS / 1000):
+        # Sizes and filters are read under their tables' locks, and whoever carries the plan out keeps runs from landing meanwhile.
+        plan = partial(_plan_setup, conn, slot_conn, job, translate, renew=renew)
+        return _with_lock_retry(conn, plan, partial(lock_holders, conn, BARRED, waiting=True))
+
+
+def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool) -> SetupPlan:
+    pipeline = job.pipeline
+    actual = read_marked(conn) | read_publications(conn, pipeline.source.publication_names)
+    held = read_slot(slot_conn, pipeline.source.slot)
+    slot = None if renew else held
+    facts = read_facts(conn, pipeline, actual, slot, slot_conn)
+    if renew and held is not None:
+        facts = replace(facts, slot_server=replace(facts.slot_server, used_slots=facts.slot_server.used_slots - 1))
+    findings: list[Finding] = []
+    in_force: dict[str, PublicationState] = {}
+    for entry in pipeline.source.publications:
+        if entry.manage:
+            in_force[entry.name], found = _wanted(conn, job, entry, facts)
+            findings += found
+        elif entry.name in actual:
+            in_force[entry.name] = actual[entry.name]
+    managed = [in_force[e.name] for e in pipeline.source.publications if e.manage]
+    findings = [*judge(pipeline, facts, in_force), *findings]
+    for state in managed:
+        changes = plan_publications([state], actual)
+        findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
+    findings += judge_younger(conn, slot_conn, job, managed, facts)
+    findings += judge_standby(conn, slot_conn, job, facts)
+    fed: list[str] = []
+    if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
+        planned = plan_targets(conn, pipeline, in_force, facts)
+        findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
+        fed = planned.describe()
+        if not renew:  # a lost slot is made anew whatever is to be checked
+            findings += judge_suites(pipeline, planned.feeds)
+    findings += _forgotten(job, actual)
+    scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
+    if not renew and not scripted:
+        findings += judge_history(job, slot)
+    return SetupPlan(
+        findings=tuple(dict.fromkeys(findings)),
+        statements=plan_publications(managed, actual),
+        create_slot=slot is None,
+        slot=pipeline.source.slot,
+        two_phase=pipeline.source.options.two_phase,
+        read_from=pipeline.source.read_from,
+        failover=bool(pipeline.source.failover),
+        alter_failover=failover_to_set(pipeline.source, slot),
+        scripted=scripted,
+        fed=tuple(fed),
+        role=sql_name(facts.server.role),
+    )
+
+
+@private_files()
+def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
+    """Bring publications and slot into the wanted state; gives the plan that was carried out.
+
+    Raises PreflightFailed before anything is changed. Holds the slot's lock meanwhile.
+    """
+    check_writable(job.pipeline.target.root)
+    with slot_lock(job) as lock:
+        return carry_out(conn, job, lock, translate)
+
+
+def carry_out(
+    conn: Connection, job: Job, lock: AdvisoryLock, translate: Translate, *, renew: bool = False
+) -> SetupPlan:
+    """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the slot anew."""
+    # One that lost the lock may still be waiting for the slot that it makes, which has no position until then.
+    with job.connect_slot("fence", conn) as connection:
+        end_old_backends(connection, job.pipeline.source.slot)
+    plan = plan_setup(conn, job, translate, renew=renew)
+    plan.require()
+    if renew:
+        with job.connect_slot("setup", conn) as slot_conn:
+            lock.check()
+            end_life(slot_conn, job)
+    # Before the publications change for others: whoever dies in between has at most recorded too much.
+    with entries_kept(conn, job) if plan.statements else nullcontext():
+        run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
+    _record_removed(conn, job)  # what a DBA changed by hand
+    fault_point("setup.publications")
+    with job.connect_slot("setup", conn) as slot_conn:
+        lock.check()
+        ensure_slot(conn, slot_conn, job, scripted=plan.scripted)
+    if plan.alter_failover is not None:
+        lock.check()
+        alter_failover(job.conninfo, plan.slot, failover=plan.alter_failover)
+        log.info("slot=%s failover=%s", plan.slot, plan.alter_failover)
+    return plan
+
+
+@private_files()
+def teardown(conn: Connection, job: Job) -> list[str]:
+    """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
+
+    A slot that existed before, publications without this pipeline's mark and the lake stay. A slot that stays holds WAL,
+    so the last line says why it does and how to drop it. Raises SourceChanged on another server than the slot's.
+    """
+    slot = job.pipeline.source.slot
+    dropped: list[str] = []
+    with slot_lock(job), job.connect_slot("teardown", conn) as slot_conn:
+        moves = slot_life(job)
+        check_same_server(slot_conn, moves)
+        ours = [p for p in read_marked(conn).values() if _is_ours(job, p)]
+        if not_owned := [p.name for p in ours if not p.owned]:
+            raise PrivilegeMissing(
+                f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped: let its owner run "
+                "drop publication, then run teardown again"
+            )
+        # The slot goes first: once the publications are gone, it could not be read any more.
+        if end_life(slot_conn, job):
+            dropped.append(f"slot {slot}")
+        run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
+        dropped += [f"publication {p.name}" for p in ours]
+        left = read_slot(slot_conn, slot)
+        furthest = beyond(job, left) if left is not None else None
+        stays = slot_that_stays(left, moves, furthest) + copy_that_stays(slot_conn, slot)
+        return dropped + stays + left_on_primary(conn, slot_conn, slot)
+
+
+def run_statements(
+    conn: Connection, statements: Sequence[Statement], before_commit: Callable[[], None] = lambda: None
+) -> None:
+    """Run a plan's statements in one transaction; raises TableBusy when a table stays locked."""
+    if not statements:
+        return
+
+    def run() -> None:
+        with conn.transaction():
+            _bound_locks(conn)
+            for statement in statements:
+                log.info("%s", statement.reason)
+                conn.execute(statement.sql)
+            before_commit()
+
+    try:
+        _with_lock_retry(conn, run)
+    except psycopg.errors.InsufficientPrivilege as err:
+        raise PrivilegeMissing(
+            f"PostgreSQL refused: {err.diag.message_primary}; nothing was changed: grant what it asks for, or let the "
+            "owner run the SQL that setup --sql prints"
+        ) from err
+    except psycopg.Error as err:
+        raise SourceError(f"PostgreSQL refused: {err}; no publication was changed: correct the pipeline file") from err
+
+
+# --- publications -------------------------------------------------------------------------------------------------
+
+
+def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tuple[PublicationState, list[Finding]]:
+    """What is wanted of a publication, as PostgreSQL prints it, and what PostgreSQL says against it."""
+    wanted = wanted_publication(job.pipeline.pipeline, entry, job.pipeline.source.slot)
+    if unreadable := judge_filters(entry):
+        # Only text that could be read is ever sent; the rest of the entry is judged without its filters.
+        return replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)), unreadable
+    if facts.server.in_recovery or facts.server.version < MIN_VERSION:
+        return wanted, []
+    known = facts.actual.get(entry.name)
+    tried = replace(wanted, tables=tuple(t for t in wanted.tables if t.id in facts.tables))
+    trial = partial(try_publications, conn, tried, known)
+    state, problems = _with_lock_retry(conn, trial, timeout_ms=trial_timeout_ms(conn))
+    absent = [t for t in wanted.tables if t.id not in facts.tables]
+    return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [problem(text) for text in problems]
+
+
+def _with_lock_retry(
+    conn: Connection,
+    action: Callable[[], _Found],
+    read_holders: Callable[[], str] | None = None,
+    timeout_ms: int | None = None,
+) -> _Found:
+    attempts = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(psycopg.errors.LockNotAvailable),
+        wait=tenacity.wait_random_exponential(multiplier=0.5, max=10),
+        stop=tenacity.stop_after_attempt(LOCK_ATTEMPTS),
+        reraise=True,
+    )
+    try:
+        return attempts(action)
+    except psycopg.errors.LockNotAvailable as err:
+        holders = read_holders() if read_holders is not None else lock_holders(conn, _IN_THE_WAY)
+        raise TableBusy(
+            f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {timeout_ms or LOCK_TIMEOUT_MS} ms; "
+            f"nothing was changed. Locks that stand in the way:\n{holders}\nwait until they end, and run setup again"
+        ) from err
+
+
+def _bound_locks(conn: Connection) -> None:
+    conn.execute("select set_config('lock_timeout', %s, true)", (str(LOCK_TIMEOUT_MS),))
+
+
+def _record_removed(conn: Connection, job: Job) -> None:
+    with suppress(SlotMissing):  # a slot that isn't there yet has no copies to lose
+        record_removed(job, read_standings(job, read_published(conn, job)), recopied=True)
+
+
+def _is_ours(job: Job, publication: PublicationState) -> bool:
+    mark = Mark.parse(publication.comment)
+    return mark is not None and mark.pipeline == job.pipeline.pipeline
+
+
+def _is_scripted(conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]) -> bool:
+    """Whether a slot that nobody has read was made behind this pipeline's publications, whose comments name it.
+
+    The script for a DBA makes them in that order. One that was there before the publications is somebody's own. So is one that
+    came after a setup of this pipeline, which makes the publications too and has a row in the ledger for the slot.
+    """
+    if job.ledger.slot_lives(slot.name):
+        return False
+    names = [entry.name for entry in job.pipeline.source.publications if entry.manage]
+    marks = [Mark.parse(actual[name].comment) if name in actual else None for name in names]
+    is_named = all(m is not None and (m.pipeline, m.slot) == (job.pipeline.pipeline, slot.name) for m in marks)
+    is_unread = slot.plugin == PLUGIN and slot.in_this_database and not slot.decoded
+    return bool(names) and is_named and is_unread and not read_younger(conn, slot.name, names)
+
+
+def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Finding]:
+    listed = {e.name for e in job.pipeline.source.publications}
+    for name in sorted(p.name for p in actual.values() if _is_ours(job, p) and p.name not in listed):
+        yield warning(
+            f"publication {name!r} was made by this pipeline and is no longer in its file: it stays; once the slot has "
+            "been read past this change, drop it by hand"
+        )
+
+
+# CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.
+_IN_THE_WAY = (
+    "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
+)  # fmt: skip

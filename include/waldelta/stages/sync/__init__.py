@@ -1,0 +1,1 @@
+"""Stage sync: copies the initial snapshot of tables that need it."""

@@ -1,0 +1,80 @@
+"""A copied table: how much it was, which snapshot the stream is added to, and the ledger's row that says so. A part of sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config.target_mode import MIRROR
+from waldelta.lake.ledger.records import StorageState, TableState
+from waldelta.lsn import Lsn
+from waldelta.pipeline.drift.drift import unpublished_columns
+from waldelta.pipeline.source_load import SourceBill
+from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.targets.target_filter import column_states
+from waldelta.pipeline.targets.target_sources import Target
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.publication_membership import to_texts
+from waldelta.stages.sync.skipped_copy import SkippedCopy
+from waldelta.stages.sync.snapshot_diff import RowDiff
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """One table's copy: how much it was, and the snapshot that the stream is added to."""
+
+    table: TableId
+    generation: int
+    version: int
+    snapshot: str
+    lsn: Lsn
+    rows: int
+    bytes: int
+    seconds: float
+    attempts: int
+    relation_ids: tuple[int, ...]
+    storage: StorageState | None = None
+    target_filter: str | None = None
+    bill: SourceBill = field(default_factory=SourceBill)
+    # Of a table that was mended: what differed, and was all that was written. None: it was copied as a whole.
+    diff: RowDiff | None = None
+    whole: str | None = None  # why it was, though a diff was asked for
+    # Rows with a value that its column's type can't hold, where the copy has counted them.
+    verbatim: int | None = None
+    # Of a table with ``copy: false``, of which nothing was read.
+    skipped: SkippedCopy | None = None
+
+
+def synced_state(begun: TableState, copied: SyncResult, fed: Target, pipeline: PipelineFile) -> TableState:
+    """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as the snapshot saw that."""
+    table, name = fed.table, begun.table_name
+    mode = pipeline.target.mode_of(name)
+    state = replace(
+        begun,
+        status=SYNCED,
+        snapshot=copied.snapshot,
+        snapshot_lsn=copied.lsn.value,
+        relation_ids=list(table.relation_ids),
+        key_columns=list(table.key_columns),
+        columns=column_states(table.columns, table.key_columns, pipeline.target.types_of(name)),
+        row_filter=table.row_filter,
+        rows=copied.rows,
+        bytes=copied.bytes,
+        seconds=copied.seconds,
+        storage=copied.storage,
+        target_filter=copied.target_filter,
+        publishes=sorted(table.publishes),
+        entries=to_texts(table.entries),
+        unpublished=unpublished_columns(table, copied.storage),
+        version=copied.version,
+        fed_by=fed.fed_by,
+        root_id=fed.feed.root_id,
+        mode=None if mode == MIRROR else mode,
+    )
+    if copied.skipped is None:
+        return state
+    state = replace(state, copy_skipped=True, reason=str(copied.skipped))
+    if (former := copied.skipped.former) is None:
+        return state
+    # The target keeps its columns: Relation messages tell what changed since.
+    return replace(state, columns=former.columns, key_columns=former.key_columns)

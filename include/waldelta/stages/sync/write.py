@@ -1,0 +1,121 @@
+"""Write copy: a copy's rows into its target, by the way that fits: tasks that write files, Spark, or only the rows that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from waldelta.changes.merge.commits import take_over_for_copy
+from waldelta.changes.merge.target_table import (
+    TargetColumn,
+    Written,
+    as_stored,
+    replace_target,
+    set_deletion_vectors,
+    target_schema,
+    writes_deletion_vectors,
+)
+from waldelta.config.target_mode import MIRROR
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.storage import target_uri
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets.lifecycle import COPYING
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.postgres.catalog import TableId
+from waldelta.snapshot.read_table import TableCopy
+from waldelta.spark.attempts import once
+from waldelta.spark.tasks import Task, run_tasks
+from waldelta.stages.sync.snapshot_diff import CopiedRows, Former, RowDiff, mend_target
+from waldelta.stages.sync.write_files import Reader, copy_files, open_target
+from waldelta.stages.sync.write_states import Commit, Moment, copy_states, prepare_states
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRows:
+    """The rows of a copy, who reads them and in how many tasks, and under which names they are committed.
+
+    ``all_read`` is called as soon as nothing reads any more. Not where Spark replaces the target: in that one statement it may read a
+    task's rows again until it commits.
+    """
+
+    # The target's: one table may feed several, and ``copy`` is of what feeds it.
+    target: TableId
+    copy: TableCopy
+    columns: Sequence[TargetColumn]
+    tasks: int
+    reader: Reader
+    txn: tuple[str, int]
+    metadata: dict[str, Any]
+    moment: Moment
+    all_read: Callable[[], object]
+    # Of a target that keeps more than a mirror: what it holds stays.
+    keeps: bool = False
+
+
+def write_copy(
+    spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
+) -> tuple[Written, int | None, RowDiff | str | None]:
+    """Put the rows into the target: what was written, how many of them are verbatim if that is known, and what differed."""
+    table_id, target = rows.target, job.pipeline.target
+    uri, marks = target_uri(target.root, table_id.schema, table_id.name), target.deletion_vectors_of(str(table_id))
+    mode = target.mode_of(str(table_id))
+    is_plain = mode == MIRROR and former is None and not marks
+    if mode == MIRROR:  # else once it is known that it isn't refused
+        take_over_for_copy(spark, job, str(table_id), generation)
+    here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
+    if here is not None:
+
+        def run(count: int, told: pa.Schema, task: Task) -> list[Any]:
+            done = run_tasks(spark, count, told, task, stops=True)
+            rows.all_read()  # every task has told of its files
+            return done
+
+        copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
+        return copied.written, copied.verbatim, None
+    prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
+    marked = writes_deletion_vectors(DeltaTable(uri, storage_options=job.storage_options))
+    if marks and not marked:
+        set_deletion_vectors(spark, uri, wanted=True)
+    read = spark.range(0, rows.tasks, 1, rows.tasks).mapInArrow(
+        once(_in_frames(rows.reader)), target_schema(rows.columns)
+    )
+    frame = as_stored(read, [(c.name, c.spark_type) for c in rows.columns])
+    diff: RowDiff | str | None = None
+    begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
+    given = CopiedRows(rows.copy, read, frame, rows.all_read)
+    if mode != MIRROR:
+        commit = Commit(rows.moment, rows.txn, rows.metadata, rows.keeps)
+        return copy_states(spark, job, begun, given, commit), None, None
+    if former is not None:
+        diff = mend_target(spark, job, begun, former, given, rows.txn[1])
+    if isinstance(diff, RowDiff):
+        return Written(diff.version, diff.compared, 0), None, diff
+    written = replace_target(spark, uri, frame, rows.txn, rows.metadata)
+    if marked and not marks:  # only now: there are none left
+        set_deletion_vectors(spark, uri, wanted=False)
+    return written, None, diff
+
+
+def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Written:
+    """Leave the target's rows as they are, as a new generation that late writers of earlier ones can't commit to."""
+    take_over_for_copy(spark, job, name, generation)
+    version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
+    return Written(version, 0, 0)
+
+
+def _in_frames(reader: Reader) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The rows as Spark's, of tasks that it numbers."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from reader(number)
+
+    return read

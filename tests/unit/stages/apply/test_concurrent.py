@@ -1,0 +1,256 @@
+"""Landing and applying at once: what is applied meanwhile, what is left, and what happens when one of them fails or is ended."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tests.waiting import wait_until
+from waldelta.errors import LateWriter
+from waldelta.lake.changelog.transaction_counts import Landed, Transactions
+from waldelta.stages.apply.concurrent import Overlap, WholeSteps
+from waldelta.stages.apply.steps import plan_steps, whole_upto
+
+WAIT_S = 30
+
+
+def batch(number):
+    return Landed(number, 1, Transactions(), number, None)
+
+
+def newest(landed):
+    return landed[-1].batch if landed else None
+
+
+class Applying:
+    """Notes what is applied; each apply waits until it is let go on."""
+
+    def __init__(self):
+        self.upto, self.begun, self.may_end, self.ended = [], threading.Event(), threading.Event(), []
+
+    def __call__(self, upto, goes_on):
+        self.goes_on = goes_on
+        self.upto.append(upto)
+        self.begun.set()
+        assert self.may_end.wait(WAIT_S)
+        self.ended.append(upto)
+        return upto
+
+
+def test_landing_goes_on_while_what_has_landed_is_applied():
+    """The second and third batch land during the first one's apply, and are applied together behind it."""
+    applying = Applying()
+    with Overlap(newest, applying, WAIT_S) as overlap:
+        overlap.landed(batch(1))
+        assert applying.begun.wait(WAIT_S)
+        applying.begun.clear()
+        overlap.landed(batch(2))
+        overlap.landed(batch(3))
+        assert applying.upto == [1]
+        applying.may_end.set()
+        assert applying.begun.wait(WAIT_S)
+    assert applying.upto == applying.ended == [1, 3]
+
+
+def test_a_step_that_is_whole_later_is_applied_then():
+    """Each batch asks anew; what isn't whole is left."""
+    upto, applied = [], threading.Event()
+
+    def two(landed):
+        return landed[1].batch if len(landed) > 1 else None
+
+    def apply(batch, _):
+        upto.append(batch)
+        applied.set()
+        return batch
+
+    with Overlap(two, apply, WAIT_S) as overlap:
+        for number in (1, 2, 3, 4, 5):
+            overlap.landed(batch(number))
+            if number % 2 == 0:
+                assert applied.wait(WAIT_S)
+                applied.clear()
+    assert upto == [2, 4]
+
+
+def test_targets_that_are_farther_behind_come_step_by_step():
+    """Each step is one: what is left of the batches is asked for again."""
+    steps, caught_up = iter([-5, -2, 1]), threading.Event()
+
+    def apply(upto, _):
+        reached = next(steps)
+        if reached == upto:
+            caught_up.set()
+        return reached
+
+    with Overlap(newest, apply, WAIT_S) as overlap:
+        overlap.landed(batch(1))
+        assert caught_up.wait(WAIT_S)
+    assert next(steps, None) is None
+
+
+@pytest.mark.parametrize("landed", [0, 1, 3])
+def test_without_a_whole_step_nothing_is_applied(landed):
+    """As is any backlog of one step: it is landed and then applied, as if there were no overlap."""
+    applied = []
+    with Overlap(lambda _: None, lambda upto, _: applied.append(upto), WAIT_S) as overlap:
+        for number in range(1, landed + 1):
+            overlap.landed(batch(number))
+    assert applied == []
+
+
+def test_an_apply_that_fails_holds_up_no_landing(caplog):
+    """It is told, and not tried again before all has landed: whoever applies the rest meets it."""
+    calls, has_failed = [], threading.Event()
+
+    def fail(upto, _):
+        calls.append(upto)
+        has_failed.set()
+        raise RuntimeError("no way")
+
+    with Overlap(newest, fail, WAIT_S) as overlap:
+        overlap.landed(batch(1))
+        assert has_failed.wait(WAIT_S)
+        overlap.landed(batch(2))
+        overlap.landed(batch(3))
+    assert calls == [1]
+    assert "nothing more is applied before all has landed: no way" in caplog.text
+
+
+def test_a_landing_that_fails_waits_for_the_step_under_way():
+    """Nothing of the run is at work once it has failed; what had landed behind that step is left."""
+    applying = Applying()
+
+    def land():
+        with Overlap(newest, applying, WAIT_S) as overlap:
+            overlap.landed(batch(1))
+            assert applying.begun.wait(WAIT_S)
+            overlap.landed(batch(2))
+            threading.Timer(0.05, applying.may_end.set).start()
+            raise ValueError("the slot is gone")
+
+    with pytest.raises(ValueError, match="the slot is gone"):
+        land()
+    assert applying.upto == applying.ended == [1]
+
+
+def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
+    """It is left then, told, and goes on with nothing more: the apply that follows has its own limit."""
+    applying = Applying()
+    with Overlap(newest, applying, 0.05) as overlap:
+        overlap.landed(batch(1))
+        assert applying.begun.wait(WAIT_S)
+        applying.goes_on()
+    assert applying.ended == []
+    assert "it is left, and the apply that follows begins there" in caplog.text
+    with pytest.raises(LateWriter):
+        applying.goes_on()
+    applying.may_end.set()
+
+
+def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
+    """What it holds is free then; that it was over its time already isn't waited for once more."""
+    interrupted, ended = threading.Event(), []
+
+    def apply(upto, goes_on):
+        with overlap.limited(interrupted.set):
+            assert interrupted.wait(WAIT_S)
+        ended.append(upto)
+        goes_on()
+
+    with Overlap(newest, apply, 0.05, grace_s=WAIT_S) as overlap:
+        overlap.landed(batch(1))
+        assert interrupted.wait(WAIT_S)
+    assert ended == [1]
+    assert "it is interrupted" in caplog.text
+    assert "doesn't end" not in caplog.text
+
+
+def test_each_step_has_its_own_time():
+    """What is left of the time of the one before says nothing of a step that is just beginning when landing ends."""
+    second, may_end, ended = threading.Event(), threading.Event(), []
+
+    def apply(upto, _):
+        if upto == 2:  # before its limit begins, as while its session is made
+            second.set()
+            assert may_end.wait(WAIT_S)
+        with overlap.limited(lambda: None):
+            ended.append(upto)
+        return upto
+
+    with Overlap(newest, apply, 0.05, grace_s=0.0) as overlap:
+        overlap.landed(batch(1))
+        wait_until(lambda: ended == [1], WAIT_S)
+        overlap.landed(batch(2))
+        assert second.wait(WAIT_S)
+        assert overlap._patience_s() == 0.05
+        may_end.set()
+    assert ended == [1, 2]
+
+
+def test_a_run_that_is_ended_waits_for_nothing():
+    """SIGTERM: the session is left at once, and what was being applied isn't gone on with."""
+    applying = Applying()
+
+    def land():
+        with Overlap(newest, applying, WAIT_S) as overlap:
+            overlap.landed(batch(1))
+            assert applying.begun.wait(WAIT_S)
+            overlap.landed(batch(2))
+            raise SystemExit(1)
+
+    with pytest.raises(SystemExit):
+        land()
+    assert applying.ended == []
+    with pytest.raises(LateWriter):
+        applying.goes_on()
+    applying.may_end.set()
+    assert applying.upto == [1]
+
+
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        ({}, None),
+        ({1: 40}, None),  # another one like it would still fit
+        ({1: 60}, 1),
+        ({1: 500}, 1),
+        ({1: 40, 2: 40}, 2),
+        ({1: 60, 2: 10}, None),
+        ({1: 60, 2: 60, 3: 10}, 1),
+        ({1: 40, 2: 40, 3: 80, 4: 80}, 2),
+    ],
+)
+def test_whole_steps(sizes, expected):
+    """A step is whole once another batch like the last one wouldn't fit into it: so it would be planned once that has landed, too."""
+    assert whole_upto((sizes, 100)) == expected
+    if expected is not None:
+        following = {**sizes, max(sizes) + 1: sizes[max(sizes)]}
+        assert plan_steps((following, 100))[0] == expected
+
+
+def test_each_batch_is_weighed_once(monkeypatch):
+    """Of a backlog whose batches come sooner than they are applied, too; those that were applied are forgotten."""
+    asked = []
+
+    class Log:
+        def bytes_of_batches(self, after, upto):
+            asked.append((after, upto))
+            return dict.fromkeys(range(after + 1, upto + 1), 1 << 20)
+
+    limits = SimpleNamespace(max_changes=100, wal_window_mb=2)
+    whole = WholeSteps(SimpleNamespace(pipeline=SimpleNamespace(batch=limits)))
+    monkeypatch.setattr(WholeSteps, "_change_log", Log())
+    waiting = [batch(number) for number in range(1, 6)]
+    assert [whole(waiting[:count]) for count in (1, 2, 3, 5)] == [None, None, None, 4]
+    assert whole(waiting[3:]) is None
+    assert asked == [(0, 2), (2, 3), (3, 5), (5, 5)]
+    assert whole(waiting[2:]) is None
+
+
+def test_the_tightest_measure_ends_a_step():
+    """Messages may leave room where bytes don't."""
+    assert whole_upto(({1: 10, 2: 10}, 100), ({1: 60, 2: 30}, 100)) == 2
+    assert whole_upto(({1: 10, 2: 10}, 100), ({1: 30, 2: 30}, 100)) is None

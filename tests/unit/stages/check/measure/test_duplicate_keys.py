@@ -1,0 +1,138 @@
+"""Duplicate keys without Spark: marks for each integer tell what a set would; what they can't tell is left to Spark."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.seeds import chosen_seed
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey
+
+CASES = [
+    ("one after the other", pa.int64(), list(range(1000)), True),
+    ("in any order, with gaps", pa.int32(), [9, -3, 4, 0], True),
+    ("one twice", pa.int64(), [*range(1000), 500], False),
+    ("a null", pa.int64(), [1, 2, None], False),
+    ("far apart", pa.int64(), [1, 10**12], False),
+    ("the ends of bigint", pa.int64(), [-(2**63), 2**63 - 1], False),
+    ("a small integer", pa.int16(), [-32_768, -32_767], True),
+    ("text", pa.string(), ["a", "b"], False),
+    ("no rows", pa.int64(), [], False),
+]
+
+
+def are_unique_here(uri: str, version: int, column: str) -> bool:
+    key = IntegerKey.open(uri, version, column)
+    return key is not None and key.is_unique()
+
+
+@pytest.mark.parametrize(("kind", "keys", "unique"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, unique):
+    write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, kind)}))
+    assert are_unique_here(str(tmp_path), 0, "k") is unique
+
+
+def test_values_of_several_files_are_compared_as_of_a_version(tmp_path):
+    """Each file alone is unique; a column that isn't there, or a version, is Spark's to complain of."""
+    for keys in ([1, 2, 3], [4, 5, 6], [3, 7]):
+        write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
+    assert are_unique_here(str(tmp_path), 1, "k")
+    assert not are_unique_here(str(tmp_path), 2, "k")
+    assert not are_unique_here(str(tmp_path), 1, "other")
+    assert not are_unique_here(str(tmp_path), 9, "k")
+
+
+OLD = [[1, 2], [10, 11], [30]]
+SINCE = [
+    ("nothing", OLD, [], True),
+    ("keys of their own", OLD, [[20, 21], [40]], True),
+    ("a key that was there", OLD, [[11, 20]], False),
+    ("a key twice in one file", OLD, [[20, 20]], False),
+    ("a key twice in two", OLD, [[20], [20, 21]], False),
+    ("a null", OLD, [[20, None]], False),
+    ("keys of their own, far apart", OLD, [[1000], [10**12]], False),
+    ("keys beside others that were equal before", [[1], [1], [10]], [[5]], True),
+]
+
+
+@pytest.mark.parametrize(("before", "written", "unique"), [c[1:] for c in SINCE], ids=[c[0] for c in SINCE])
+def test_keys_written_since(tmp_path, before, written, unique):
+    """Compared with those of files where they might be."""
+    for keys in [*before, *written]:
+        write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
+    key = IntegerKey.open(str(tmp_path), len(before) + len(written) - 1, "k")
+    assert key.written_since(len(before) - 1).is_unique() is unique
+
+
+def test_files_without_any_key_in_question_arent_read(tmp_path):
+    """Nor are all of them taken for compared where the version that was known is gone."""
+    uri = str(tmp_path)
+    for keys in [*OLD, [11, 29]]:
+        write_deltalake(uri, pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
+    first, *_ = sorted(tmp_path.glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+    key = IntegerKey.open(uri, 3, "k")
+    first.unlink()
+    assert not key.written_since(2).is_unique()  # 11
+    assert key.written_since(3).is_unique()
+    assert not key.written_since(9).is_unique()
+    write_deltalake(uri, pa.table({"k": pa.array([12, 28], pa.int64())}), mode="append")
+    assert IntegerKey.open(uri, 4, "k").written_since(3).is_unique()
+
+
+def test_random_rewrites(tmp_path):
+    """Of a target whose keys differed, as a set says, whatever was merged, deleted or compacted since."""
+    chance, told = random.Random(chosen_seed()), 0
+    for number in range(8):
+        uri, known = str(tmp_path / str(number)), 0
+        for start in range(0, 400, 100):
+            write_deltalake(uri, pa.table({"k": pa.array(range(start, start + 100), pa.int64())}), mode="append")
+        known = DeltaTable(uri).version()
+        for _ in range(chance.randrange(1, 4)):
+            table = DeltaTable(uri)
+            low = chance.randrange(450)
+            if (how := chance.randrange(3)) == 0:
+                table.delete(f"k between {low} and {low + chance.randrange(60)}")
+            elif how == 1:
+                table.optimize.compact()
+            else:
+                keys = pa.array(chance.sample(range(low, low + 60), chance.randrange(1, 20)), pa.int64())
+                write_deltalake(uri, pa.table({"k": keys}), mode="append")
+        table = DeltaTable(uri)
+        keys = table.to_pyarrow_table()["k"].to_pylist()
+        found = IntegerKey.open(uri, table.version(), "k").written_since(known).is_unique()
+        # Few keys that lie apart are left to Spark.
+        assert not found or len(set(keys)) == len(keys), number
+        told += found
+    assert told
+
+
+@pytest.mark.parametrize(("told", "lie"), [("min", 2), ("max", 2)])
+def test_statistics_that_lie_are_noticed(tmp_path, told, lie):
+    """A value outside of them would be a mark of another one."""
+    write_deltalake(str(tmp_path), pa.table({"k": pa.array([1, 2, 3], pa.int64())}))
+    (commit,) = (tmp_path / "_delta_log").glob("*.json")
+    text = commit.read_text()
+    bounds = json.loads(json.loads(text.splitlines()[-1])["add"]["stats"])[f"{told}Values"]["k"]
+    honest, lying = (f'{told}Values\\":{{\\"k\\":{value}}}' for value in (bounds, lie))
+    assert honest in text
+    commit.write_text(text.replace(honest, lying))
+    assert not are_unique_here(str(tmp_path), 0, "k")
+
+
+def test_random_columns(tmp_path):
+    """As a set says, whatever the files and batches are cut to."""
+    chance = random.Random(chosen_seed())
+    for number in range(20):
+        keys = [chance.randrange(5000) for _ in range(chance.choice((5, 60, 700)))]
+        if chance.random() < 0.5:
+            keys = sorted(set(keys), key=lambda _: chance.random())
+        cut, uri = chance.randrange(1, len(keys) + 1), str(tmp_path / str(number))
+        for part in filter(None, (keys[:cut], keys[cut:])):
+            write_deltalake(uri, pa.table({"k": pa.array(part, pa.int64())}), mode="append")
+        is_dense = max(keys) - min(keys) < len(keys) * 8
+        found = are_unique_here(uri, 1 if keys[cut:] else 0, "k")
+        assert found is (is_dense and len(set(keys)) == len(keys)), number

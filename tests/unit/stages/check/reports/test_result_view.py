@@ -1,0 +1,81 @@
+"""What Great Expectations' renderers give becomes HTML in which every text is escaped, whatever kind of block has it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from waldelta.stages.check.reports.result_view import _content
+
+BAD = "<script>\"'&</script>"
+SAFE = "&lt;script&gt;&quot;&#x27;&amp;&lt;/script&gt;"
+SENTENCE = {"content_block_type": "string_template", "string_template": {"template": "$x", "params": {"x": BAD}}}
+CHART = {"datasets": {BAD: [{BAD: BAD}]}}
+
+
+def sentence(template, **params):
+    return {"content_block_type": "string_template", "string_template": {"template": template, "params": params}}
+
+
+TAGS = {"b", "br", "code", "details", "div", "h3", "li", "p", "pre", "span", "summary", "ul"} | {
+    "table", "tbody", "td", "th", "thead", "tr"
+}  # fmt: skip
+BLOCKS = {
+    "a text": (BAD, SAFE),
+    "a list": ([BAD, None, 3], f"<div>{SAFE}</div><div></div><div>3</div>"),
+    "a template's words": (sentence(f"{BAD} $$x $y", x=1), f"{SAFE} $$x $y"),
+    "a parameter": (sentence("a ${x}b $xy", x=BAD), f"a <code>{SAFE}</code>b $xy"),
+    "a parameter that is none of its text's": (sentence("$x", x="$y", y=BAD), "<code>$y</code>"),
+    "a dict as a parameter": (sentence("$x", x={BAD: 1}), None),
+    "lines": (sentence("a<br>b<br/>$x", x=1), "a<br>b<br><code>1</code>"),
+    "an icon": (sentence("$icon", icon="", markdown_status_icon="✅"), '<span class="mark passed">passed</span>'),
+    "another icon": (
+        sentence("$icon", icon="", markdown_status_icon=BAD),
+        '<span class="mark warning">warning</span>',
+    ),
+    "a schema": (sentence("$formatted_json", formatted_json=f"<pre>{SAFE}</pre>"), f"<pre>{SAFE}</pre>"),
+    "an icon that is HTML": (
+        sentence("$html_success_icon", html_success_icon="<i class=x></i>"),
+        "<code>&lt;i class=x&gt;&lt;/i&gt;</code>",
+    ),
+    "a template that is none": ({"content_block_type": "string_template", "string_template": BAD}, SAFE),
+    "a table": ({"content_block_type": "table", "header_row": [BAD], "table": [[BAD, [SENTENCE]]]}, None),
+    "its headings": ({"content_block_type": "table", "header": BAD, "subheader": SENTENCE, "table": [[]]}, None),
+    "bullets": ({"content_block_type": "bullet_list", "bullet_list": [BAD, SENTENCE]}, None),
+    "values": ({"content_block_type": "value_list", "value_list": [BAD, SENTENCE]}, None),
+    "paragraphs": ({"content_block_type": "text", "text": [BAD]}, f"<p>{SAFE}</p>"),
+    "one paragraph": ({"content_block_type": "text", "text": BAD}, f"<p>{SAFE}</p>"),
+    "markdown": ({"content_block_type": "markdown", "markdown": f"**{BAD}**"}, f"<p>**{SAFE}**</p>"),
+    "a container": ({"content_block_type": "content_block_container", "content_blocks": [SENTENCE]}, None),
+    "what folds": (
+        {"content_block_type": "collapse", "collapse_toggle_link": BAD, "collapse": [BAD]},
+        f"<details><summary>{SAFE}</summary><div>{SAFE}</div></details>",
+    ),
+    "tabs": ({"content_block_type": "tabs", "tabs": [{"tab_name": BAD, "tab_content": BAD}]}, f"<h3>{SAFE}</h3>{SAFE}"),
+    "a chart": ({"content_block_type": "graph", "graph": CHART}, None),
+    "a chart as text": ({"content_block_type": "graph", "graph": json.dumps(CHART)}, None),
+    "a chart of another form": ({"content_block_type": "graph", "graph": {BAD: BAD}}, None),
+    "a chart that is none": ({"content_block_type": "graph", "graph": BAD}, None),
+    "a kind that isn't known": ({"content_block_type": BAD, BAD: BAD}, None),
+    "an hstore value that looks like a table": (
+        {"content_block_type": "table", "table": [["fine"], [{"content_block_type": "table", BAD: BAD}]]},
+        None,
+    ),
+    "one that looks like a sentence": (
+        {"content_block_type": "string_template", BAD: BAD},
+        None,
+    ),
+    "one whose kind is a list": ({"content_block_type": [], BAD: BAD}, None),
+}
+
+
+@pytest.mark.parametrize(("block", "expected"), BLOCKS.values(), ids=BLOCKS)
+def test_every_text_is_escaped(block, expected):
+    """As given, or within JSON or Python's notation of what has no HTML of its own."""
+    shown = _content(block)
+    assert expected is None or shown == expected
+    assert expected is not None or "&lt;/script&gt;" in shown
+    assert "<script" not in shown
+    assert set(re.findall(r"</?(\w+)", shown)) <= TAGS

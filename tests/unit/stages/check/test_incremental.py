@@ -1,0 +1,153 @@
+"""What earlier checks know: from which position on rows are to be judged, and which targets haven't changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+
+from tests.unit.stages.check.suite.test_plan import state
+from waldelta.errors import ConfigError
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
+from waldelta.lake.ledger.records import BatchCut, TargetCut, now
+from waldelta.stages.check.incremental import At, Known, changed_since, is_settled, met_at, suite_of
+from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
+
+PLAN = SuitePlan("public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),))
+FRESH = PlannedExpectation("expect_target_to_be_fresh", {"is_met": True}, "warning", "pipeline", "n")
+COLUMNS = ["id", "_wd_lsn"]
+
+
+def commit(uri, verb=None):
+    metadata = {"userMetadata": json.dumps({"waldelta": {"verb": verb}})} if verb else {}
+    write_deltalake(
+        uri, pa.table({"id": [1]}), mode="append", commit_properties=CommitProperties(custom_metadata=metadata)
+    )
+
+
+def known(target, version=0, plan=PLAN, end_lsn=7, whole=False, generation=1):
+    row = Judged(now(), "r", target.table_name, generation, version, suite_of(plan), whole, end_lsn)
+    return Known({target.table_name: [row]})
+
+
+CASES = [
+    ("as it was", [], {}, 7),
+    ("changes applied", ["apply", "apply"], {}, 7),
+    ("rows mended", ["apply", "repair"], {}, None),
+    ("somebody else's rows", [None], {}, None),
+    ("never judged", [], None, None),
+    ("judged where no cut was", [], {"end_lsn": None}, None),
+    ("another suite", [], {"plan": SuitePlan("public.t", ())}, None),
+    ("another copy", [], {"generation": 2}, None),
+    ("a suite with freshness", [], {"plan": replace(PLAN, expectations=(*PLAN.expectations, FRESH))}, 7),
+    ("a later version was judged", [], {"version": 1}, None),
+]
+
+
+@pytest.mark.parametrize(("verbs", "row", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_changed_since(tmp_path, verbs, row, expected):
+    """Only where nothing but applied changes came since, and the suite is the same."""
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    for verb in ["sync", *verbs]:
+        commit(uri, verb)
+    at = At(target, len(verbs))
+    before = Known() if row is None else known(target, **row)
+    assert changed_since(before, at, PLAN, COLUMNS, DeltaLog(uri)) == expected
+    assert changed_since(before, at, PLAN, ["id"], DeltaLog(uri)) is None
+    history = replace(at, state=replace(target, mode="history"))
+    assert changed_since(before, history, PLAN, COLUMNS, DeltaLog(uri)) is None
+
+
+MET = [
+    ("judged as it is", {}, 0),
+    ("where no cut was", {"end_lsn": None}, 0),
+    ("at an earlier version", {"version": 0}, 0),
+    ("at a later one", {"version": 3}, None),
+    ("by another suite", {"plan": SuitePlan("public.t", ())}, None),
+    ("before it was copied again", {"generation": 2}, None),
+]
+
+
+@pytest.mark.parametrize(("row", "expected"), [c[1:] for c in MET], ids=[c[0] for c in MET])
+def test_met_at(row, expected):
+    """The version behind which keys may be in two rows."""
+    target = state([("id", "bigint", "bigint", True)])
+    assert met_at(known(target, **row), At(target, 2), PLAN) == expected
+    assert met_at(Known(), At(target, 2), PLAN) is None
+
+
+def test_settled(tmp_path):
+    """By a full check of the same rows; a compaction changes none."""
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    commit(uri, "sync")
+    commit(uri, "apply")
+    DeltaTable(uri).optimize.compact()
+
+    def settled(at, plan=PLAN, **row):
+        return is_settled(known(target, whole=True, **row), At(target, at), plan, DeltaLog(uri))
+
+    assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (True, True, True)
+    assert (settled(2, version=0), settled(0, version=1)) == (False, False)
+    assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
+    assert not is_settled(known(target, version=1), At(target, 1), PLAN, DeltaLog(uri))
+
+
+def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
+    """Each check would read them all."""
+    monkeypatch.setattr("waldelta.stages.check.incremental.MOST_COMMITS", 2)
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    for verb in ["sync", "apply", "apply", "apply"]:
+        commit(uri, verb)
+    found = [changed_since(known(target), At(target, version), PLAN, COLUMNS, DeltaLog(uri)) for version in (2, 3)]
+    assert found == [7, None]
+
+
+OWN = [
+    ("expect_column_values_to_be_between", {"column": "id", "min_value": 1}, True),
+    ("ExpectColumnMaxToBeBetween", {"column": "id", "max_value": 9}, True),
+    ("expect_column_max_to_be_between", {"column": "id", "max_value": {"$PARAMETER": "now()"}}, False),
+    ("expect_column_max_to_be_between", {"column": "id", "row_condition": "d < current_date()"}, False),
+    ("expect_target_rows_to_satisfy", {"condition": "id > 0 and coalesce(v, '') <> 'x'"}, True),
+    ("expect_target_rows_to_satisfy", {"condition": "until > current_date()"}, False),
+    ("expect_target_rows_to_satisfy", {"condition": "until > localtimestamp"}, False),
+    ("expect_target_rows_to_satisfy", {"condition": "rand() < 1"}, False),
+    ("expect_table_row_count_to_equal", {"value": 1}, True),
+    ("expect_table_row_count_to_equal_other_table", {"other_table_name": "u"}, False),
+    ("UnexpectedRowsExpectation", {"unexpected_rows_query": "select * from u"}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "kwargs", "expected"), OWN)
+def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind, kwargs, expected):
+    """Though the target's rows are those that met it."""
+    target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
+    commit(uri, "sync")
+    plan = SuitePlan("public.t", (PlannedExpectation(kind, kwargs, "critical", "own", "m"),))
+    assert is_settled(known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri)) is expected
+
+
+def test_the_position_is_of_the_newest_cut_alone(tmp_path):
+    """Of a target that stands elsewhere nobody knows which changes it holds."""
+    target = state([("id", "bigint", "bigint", True)])
+    cut = BatchCut(now(), "r", 1, 99, None, [TargetCut(target.table_name, target.generation, 4)])
+    found = Known(cut=cut)
+    assert (found.end_of(target, 4), found.end_of(target, 5), Known().end_of(target, 4)) == (99, None, None)
+    assert found.end_of(replace(target, generation=9), 4) is None
+
+
+def test_kept_rows(tmp_path):
+    """The latest of each table, and the latest of a whole target, outlive maintenance."""
+    suites = JudgedSuites(f"file://{tmp_path}")
+    assert suites.latest(["t"]) == {}
+    for version, whole in enumerate([True, True, False, False]):
+        suites.append([Judged(now(), "r", name, 1, version, "s", whole) for name in ("t", "u")])
+    for dropped in (4, 0):
+        assert suites.prune() == dropped
+        latest = suites.latest(["t"])
+        assert {name: [(row.version, row.whole) for row in rows] for name, rows in latest.items()} == {
+            "t": [(1, True), (3, False)]
+        }

@@ -1,0 +1,123 @@
+"""The quick check of a small target by Arrow: what it says is met, and what it leaves to Spark."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.unit.stages.check.suite.test_plan import HELD, state
+from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
+from waldelta.stages.check.constraints.check_constraints import CheckConstraint
+from waldelta.stages.check.constraints.declared_types import DeclaredType
+from waldelta.stages.check.quick_check import outcomes_here, quick_profile
+from waldelta.stages.check.quick_targets import is_little
+from waldelta.stages.check.suite.plan import AS_BEFORE, SourceRules, plan_suite
+from waldelta.stages.check.suite.profile_drift import Before
+
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("mood", pa.string()), ("n", pa.decimal128(9, 2)), ("_wd_raw", pa.map_(pa.string(), pa.string()))]
+)  # fmt: skip
+COLUMNS = [
+    ("id", "bigint", "bigint", True),
+    ("mood", "mood", "string", False),
+    ("n", "numeric(9,2)", "decimal(9,2)", True),
+]
+LABELS = SourceRules(labels={"mood": ("sad", "ok")})
+FINE = [(1, "ok", Decimal(1), None), (2, None, Decimal(2), None)]
+CASES = [
+    ("all met", FINE, LABELS, True),
+    ("no rows", [], LABELS, True),
+    ("a key twice", [*FINE, (2, "ok", Decimal(3), None)], LABELS, False),
+    ("a key that is null", [*FINE, (None, "ok", Decimal(3), None)], LABELS, False),
+    ("no label of the enum", [*FINE, (3, "happy", Decimal(3), None)], LABELS, False),
+    ("null where NaN may stand verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, False),
+    (
+        "a text as long as declared",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "character varying(2)", 1043, 6)]),
+        True,
+    ),
+    (
+        "a longer one",
+        [*FINE, (3, "sad", Decimal(3), None)],
+        SourceRules(declared=[DeclaredType("mood", "character(2)", 1042, 6)]),
+        False,
+    ),
+    ("bits that are too few", FINE, SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]), False),
+    (
+        "no numeric of that precision",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "numeric(50,2)", 1700, ((50 << 16) | 2) + 4)]),
+        False,
+    ),
+    ("no row that lacks a value", FINE, SourceRules(unknown_rows=0), True),
+    ("rows that do, in quarantine", FINE, SourceRules(unknown_rows=1), False),
+    ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), False),
+]
+
+
+def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
+    write_deltalake(
+        str(tmp_path), pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+    )
+    return outcomes_here(DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules))
+
+
+@pytest.mark.parametrize(("rows", "rules", "is_met"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_what_is_met(tmp_path, rows, rules, is_met):
+    """Nothing is said of what isn't met for certain: Spark looks, and Great Expectations tells."""
+    found = looked(tmp_path, rows, rules)
+    assert (found is not None) is is_met
+    assert all(outcome.success for outcome in found or ())
+
+
+@pytest.mark.parametrize("column", [("n", "numeric(9,2)", "decimal(10,2)", True), ("gone", "text", "string", False)])
+def test_other_columns_than_recorded(tmp_path, column):
+    """Of another type, or missing."""
+    assert looked(tmp_path, FINE, columns=[*COLUMNS[:2], column]) is None
+
+
+def test_own_expectations_are_sparks(tmp_path):
+    """Whatever their arguments are."""
+    item = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "mood", "mostly": 0.1}}
+    own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
+    assert looked(tmp_path, FINE, own=own) is None
+
+
+@pytest.mark.parametrize("rows", [2, 5, None])
+def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
+    """It is neither as before nor otherwise, which is told; measured, it is one of both."""
+    write_deltalake(uri := str(tmp_path), pa.table({"id": range(rows or 2), "n": range(rows or 2)}))
+    if rows is None:
+        next(tmp_path.glob("*.parquet")).unlink()
+    columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
+    before = Before(10, {"rows": (2, 4)}, {})
+    plan = plan_suite(state(columns), ["id", "n"], None, None, before)
+    found = quick_profile(DeltaTable(uri), plan)
+    if rows == 5:
+        assert found is None
+        return
+    measured, left = found
+    assert (measured is None) is (rows is None)
+    assert [planned.type for planned in left.expectations].count(AS_BEFORE) == (0 if rows is None else 2)
+    assert [reason.split(":")[0] for reason in left.left_out] == (["drift"] if rows is None else [])
+
+
+def test_a_table_that_is_not_small(tmp_path, monkeypatch):
+    """It is read in tasks."""
+    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 1)
+    assert looked(tmp_path, FINE, LABELS) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "expected"), [(10_000, 1, True), (10_001, 1, False), (10_001, 100_009, False), (10_001, 100_010, True)]
+)  # fmt: skip
+def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, expected):
+    uri = str(tmp_path)
+    write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
+    write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
+    assert is_little(changes, uri, 0) is expected
+    assert not is_little(10_001, uri, 9)

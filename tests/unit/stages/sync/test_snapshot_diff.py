@@ -1,0 +1,52 @@
+"""When a snapshot is compared with a target row by row, and when only a whole copy is exact."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from waldelta.changes.merge.comparable import comparable
+from waldelta.lake.ledger.records import TableState
+from waldelta.stages.sync.snapshot_diff import Former, RowDiff, obstacle
+
+COPIED = Former(TableState(datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", key_columns=["a", "b"]))
+TYPES = {"a": "int", "b": "int", "v": "string"}
+
+
+@pytest.mark.parametrize(
+    "former, key, held, expected",
+    [
+        (COPIED, ("a", "b"), TYPES, None),
+        (COPIED, ("b", "a"), dict(reversed(TYPES.items())), None),
+        (Former(None), ("a", "b"), TYPES, "it was never copied completely"),
+        (COPIED, (), TYPES, "it has no key"),
+        (COPIED, ("a",), TYPES, "its key is another one than when it was copied"),
+        (COPIED, ("a", "b"), {**TYPES, "b": "bigint"}, "its columns, or their types, are others than its target's"),
+        (COPIED, ("a", "b"), {"a": "int", "b": "int"}, "its columns, or their types, are others than its target's"),
+        (COPIED, ("a", "b"), {**TYPES, "w": "int"}, "its columns, or their types, are others than its target's"),
+    ],
+)
+def test_obstacle(former, key, held, expected):
+    assert obstacle(former, key, held, TYPES) == expected
+
+
+@pytest.mark.parametrize(
+    "kind, expected",
+    [
+        ("int", "x"),
+        ("array<string>", "x"),
+        ("double", "cast(x as string)"),
+        ("array<float>", "cast(x as string)"),
+        ("variant", "to_json(x)"),
+        ("map<string,string>", "case when size(x) > 0 then array_sort(map_entries(x)) end"),
+    ],
+)
+def test_comparable(kind, expected):
+    """What equality would take for the same though it isn't, or can't compare, is brought into another form."""
+    assert comparable("x", kind) == expected
+
+
+def test_counts():
+    diff = RowDiff(version=7, inserted=1, updated=2, deleted=4, unchanged=8)
+    assert (diff.compared, diff.written) == (11, 7)

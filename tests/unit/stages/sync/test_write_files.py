@@ -1,0 +1,232 @@
+"""Writing a copy's rows by tasks: what the target holds afterwards, what is told, who comes late, and what is left to Spark."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.unit.changes.merge.test_by_file import one_by_one
+from waldelta.changes.merge.target_table import TargetColumn
+from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
+from waldelta.lake.data_file import recurring_columns
+from waldelta.lake.storage import local_path
+from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
+from waldelta.stages.sync import write_files as module
+from waldelta.stages.sync.write_files import copy_files, open_target
+
+COLUMNS = [
+    TargetColumn("id", "bigint", pa.int64(), False),
+    TargetColumn("v", "string", pa.string(), True),
+    TargetColumn("_wd_raw", "map<string,string>", RAW_TYPE, True),
+]
+SCHEMA = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in COLUMNS])
+
+
+@pytest.fixture
+def uri(tmp_path):
+    return f"{tmp_path.as_uri()}/s/t"
+
+
+def part(*ids, raw=None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": i, "v": f"v{i}", "_wd_raw": raw} for i in ids], SCHEMA)
+
+
+def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
+    """A copy whose tasks read these parts; each is done twice, as Spark may."""
+    target = target or open_target(uri, COLUMNS, None)
+
+    def run(count, schema, task):
+        told = one_by_one(count, schema, task)
+        if meanwhile is not None:
+            meanwhile()
+        return told
+
+    return copy_files(
+        run, target, len(tasks), lambda n: iter(tasks[n]), ("app", attempt), {"verb": "sync", "n": attempt}
+    )
+
+
+def ids(uri) -> list[int]:
+    return sorted(DeltaTable(uri).to_pyarrow_table()["id"].to_pylist())
+
+
+def test_a_copy_takes_the_place_of_all_that_was_there(uri):
+    """In one commit that says whose it is; tasks without rows make no file."""
+    copied(uri, [part(1, 2)])
+    done = copied(uri, [part(3, 4), part(5)], [], [part(6, raw=[("v", "x")])], attempt=2)
+    assert (ids(uri), done.written.rows, done.verbatim) == ([3, 4, 5, 6], 4, 1)
+    table = DeltaTable(uri)
+    (newest,) = table.history(1)
+    assert (table.version(), table.transaction_version("app")) == (done.written.version, 2)
+    assert json.loads(newest["userMetadata"]) == {"waldelta": {"verb": "sync", "n": 2}}
+    added = pa.table(table.get_add_actions(flatten=True))
+    assert (sum(added["size_bytes"].to_pylist()), sorted(added["num_records"].to_pylist())) == (
+        done.written.bytes,
+        [1, 3],
+    )
+
+
+def test_a_new_target_has_the_columns_that_spark_would_give_it(uri):
+    columns = [
+        TargetColumn("id", "bigint", pa.int64(), False), TargetColumn("s", "smallint", pa.int16(), True),
+        TargetColumn("n", "decimal(12,2)", pa.decimal128(12, 2), True), TargetColumn("b", "binary", pa.binary(), True),
+        TargetColumn("t", "timestamp", pa.timestamp("us", "UTC"), True), TargetColumn("l", "date", pa.date32(), True),
+        TargetColumn("a", "array<int>", pa.list_(pa.int32()), True),
+        *(TargetColumn(name, "", kind, True) for name, kind in METADATA_COLUMNS.items()),
+    ]  # fmt: skip
+    table = open_target(uri, columns, None).table
+    told = [(f["name"], f["type"], f["nullable"]) for f in json.loads(table.schema().to_json())["fields"]]
+    text_map = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+    assert told == [
+        ("id", "long", False), ("s", "short", True), ("n", "decimal(12,2)", True), ("b", "binary", True),
+        ("t", "timestamp", True), ("l", "date", True),
+        ("a", {"type": "array", "elementType": "integer", "containsNull": True}, True),
+        ("_wd_lsn", "long", True), ("_wd_commit_ts", "timestamp", True), ("_wd_raw", text_map, True),
+    ]  # fmt: skip
+    assert table.protocol().writer_features is None
+
+
+def test_an_empty_copy_empties_the_target(uri):
+    copied(uri, [part(1)])
+    done = copied(uri, [], attempt=2)
+    assert (ids(uri), done.written.rows, done.written.bytes) == ([], 0, 0)
+
+
+def test_files_and_row_groups_have_bounds(uri, monkeypatch):
+    """However large or small what is read at once may be."""
+    monkeypatch.setattr(module, "ROWS_PER_FILE", 5)
+    copied(uri, [part(*range(3)), part(*range(3, 16)), part(16), part(17)])
+    assert ids(uri) == list(range(18))
+    counts = [pq.read_metadata(path).num_rows for path in local_path(uri).glob("*.parquet")]
+    # Each task was done twice.
+    assert sorted(counts, reverse=True) == [5] * 6 + [3, 3]
+
+
+def test_who_was_overtaken_by_waldelta_is_late(uri):
+    """And leaves no file behind that its commit would have named."""
+    target = open_target(uri, COLUMNS, None)
+    with pytest.raises(LateWriter):
+        copied(uri, [part(1)], target=target, meanwhile=lambda: copied(uri, [part(7)], attempt=2))
+    with pytest.raises(LateWriter):
+        copied(uri, [part(1)])
+    assert ids(uri) == [7]
+
+
+def test_files_of_a_commit_stay_whatever_fails_after_it(uri, monkeypatch):
+    """The table names them from then on."""
+    copied(uri, [part(1)])
+
+    def full_disk(uri, version):
+        raise TargetNotWritable(f"{uri} version {version}: no space left on device")
+
+    monkeypatch.setattr(module, "sync_commit", full_disk)
+    with pytest.raises(TargetNotWritable):
+        copied(uri, [part(2)], attempt=2)
+    assert ids(uri) == [2]
+
+
+def test_what_others_commit_meanwhile_is_replaced_as_what_they_did_before(uri):
+    copied(uri, [part(1)])
+    copied(
+        uri,
+        [part(2)],
+        attempt=2,
+        meanwhile=lambda: write_deltalake(uri, pa.table(part(9).to_pydict(), SCHEMA), mode="append"),
+    )
+    assert ids(uri) == [2]
+
+
+def test_a_commit_whose_answer_was_lost_counts(uri, monkeypatch):
+    target = open_target(uri, COLUMNS, None)
+    real = DeltaTable.create_write_transaction
+
+    def lose(self, *given, **options):
+        real(DeltaTable(uri), *given, **options)
+        monkeypatch.undo()
+        return real(self, *given, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lose)
+    done = copied(uri, [part(1)], target=target)
+    assert (ids(uri), done.written.version) == ([1], DeltaTable(uri).version())
+
+
+def test_the_error_that_a_task_names_is_raised(uri):
+    """Nothing is committed, no file of a task that failed is left."""
+
+    def lost():
+        yield part(1)
+        raise SnapshotLost("gone")
+
+    target = open_target(uri, COLUMNS, None)
+    with pytest.raises(SnapshotLost):
+        copy_files(one_by_one, target, 1, lambda _: lost(), ("app", 1), {})
+    assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
+
+
+@pytest.mark.parametrize("err", [SnapshotLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"])
+def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
+    """What the target holds, and what others have under way in its folder, stays."""
+    copied(uri, [part(1)])
+    before = sorted([*local_path(uri).glob("*.parquet"), local_path(uri) / "part-other.parquet"])
+    (local_path(uri) / "part-other.parquet").touch()
+
+    def run(count, schema, task):
+        one_by_one(count, schema, task)
+        assert len(list(local_path(uri).glob("*.parquet"))) > len(before)
+        raise err
+
+    with pytest.raises((SnapshotLost, TargetNotWritable)):
+        copy_files(run, open_target(uri, COLUMNS, None), 2, lambda n: iter([part(n)]), ("app", 2), {})
+    assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
+
+
+def test_a_disk_that_takes_nothing_is_told(uri):
+    target = open_target(uri, COLUMNS, None)
+
+    def full():
+        yield part(1)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(TargetNotWritable, match="make space"):
+        copy_files(one_by_one, target, 1, lambda _: full(), ("app", 1), {})
+
+
+UNKNOWN = {
+    "a name that Parquet can't hold": lambda uri: [*COLUMNS, TargetColumn("a b", "int", pa.int32(), True)],
+    "a variant": lambda uri: [*COLUMNS, TargetColumn("j", "variant", pa.string(), True)],
+    "another column": lambda uri: copied(uri, []) and [*COLUMNS, TargetColumn("w", "int", pa.int32(), True)],
+    "another type": lambda uri: copied(uri, []) and [COLUMNS[0], TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]],
+    "a key that is none any more": lambda uri: copied(uri, []) and [TargetColumn("id", "bigint", pa.int64(), True), *COLUMNS[1:]],
+    "append only": lambda uri: DeltaTable.create(uri, SCHEMA, configuration={"delta.appendOnly": "true"}) and COLUMNS,
+    "somebody's files": lambda uri: (local_path(uri).mkdir(parents=True), (local_path(uri) / "x").touch()) and COLUMNS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_is_left_to_spark(uri, case):
+    assert open_target(uri, UNKNOWN[case](uri), None) is None
+
+
+def test_a_target_may_have_lost_its_not_null(uri):
+    """As one that Spark once replaced with other columns."""
+    DeltaTable.create(uri, pa.schema([SCHEMA.field("v"), pa.field("id", pa.int64()), SCHEMA.field("_wd_raw")]))
+    copied(uri, [part(1)])
+    assert DeltaTable(uri).to_pyarrow_table().to_pylist() == [{"v": "v1", "id": 1, "_wd_raw": None}]
+
+
+def test_values_that_recur_are_kept_in_a_dictionary():
+    sample = pa.table(
+        {"unique": range(10), "same": ["x"] * 10, "half": [n // 2 for n in range(10)], "raw": pa.nulls(10, RAW_TYPE)}
+    )
+    assert recurring_columns(sample) == ["same", "half"]
+
+
+def test_a_new_target_with_timestamps_without_a_zone_is_made_by_spark(uri):
+    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL: Spark refuses to read it."""
+    columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
+    assert open_target(uri, columns, None) is None
+    assert not DeltaTable.is_deltatable(uri)
