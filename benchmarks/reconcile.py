@@ -20,8 +20,8 @@ from benchmarks.resources import ROLES, watched
 from benchmarks.sources import ORDERS
 from benchmarks.stack import postmaster
 from demo.embedded_postgres import EmbeddedPostgres
-from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark.session import spark_session
 

@@ -113,7 +113,7 @@ class WarmSpark:
 
     def start(self) -> None:
         self._trees.append(self._server.start(os.environ).pid)
-        command = [sys.executable, "-m", "spark_jobs.fork_server", str(self.jobs)]
+        command = [sys.executable, "-m", "waldelta.cli.fork_server", str(self.jobs)]
         self._trees.append(subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True).pid)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._server.is_listening() and self.jobs.exists()):

@@ -10,7 +10,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 # Half a million objects come with the imports, none of them garbage.
 gc.set_threshold(100_000, 50, 50)
 
-from spark_jobs.command_line import run_and_exit  # noqa: E402
+from waldelta.cli.command_line import run_and_exit  # noqa: E402
 
 if __name__ == "__main__":
     run_and_exit()

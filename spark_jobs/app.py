@@ -6,6 +6,6 @@ import os
 
 if __name__ == "__main__":
     os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
-    from spark_jobs.command_line import run_and_exit
+    from waldelta.cli.command_line import run_and_exit
 
     run_and_exit()

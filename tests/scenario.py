@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
-from spark_jobs.pipeline import Pipeline
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunResult
 
 

@@ -14,8 +14,8 @@ import tenacity
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
-from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import look
 

@@ -1,4 +1,4 @@
-"""A job as a child of the fork server (spark_jobs.fork_server), which has imported what jobs need.
+"""A job as a child of the fork server (waldelta.cli.fork_server), which has imported what jobs need.
 
 Like ``ChildProcess`` it writes the job's output into the task's log line by line, and never outlives the task: the server ends a
 job when the connection over which it was asked for is gone.

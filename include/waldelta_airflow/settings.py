@@ -13,7 +13,7 @@ from waldelta.errors import ConfigError
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
-# Socket of a fork server on this machine (spark_jobs.fork_server), by which jobs start at once.
+# Socket of a fork server on this machine (waldelta.cli.fork_server), by which jobs start at once.
 FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 # Seconds before the first retry of a task.
 RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"

@@ -15,18 +15,18 @@ import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.job as job_module
 import waldelta.stages.apply.apply as apply_module
 import waldelta.stages.apply.unreported as untold_module
-from spark_jobs.flow import consume
 from tests.going_on import insert_that_goes_on
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
+from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.table_freshness import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.freshness import Operations, read_changed
 from waldelta.spark.tasks import run_tasks
 from waldelta.stages.apply import select_targets as fed
 from waldelta.stages.apply.apply import apply

@@ -10,11 +10,11 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume, run_resync
-from spark_jobs.maintain import run_maintain
-from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotGap
+from waldelta.jobs.consume import consume, run_resync
+from waldelta.jobs.maintain import run_maintain
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn
@@ -131,7 +131,7 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
 
     database.execute("checkpoint")
     with monkeypatch.context() as old:
-        old.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+        old.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
         old.setattr(
             "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is known in whole seconds

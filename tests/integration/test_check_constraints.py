@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.flow import consume
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
 from waldelta.pipeline.targets.lifecycle import SYNCED

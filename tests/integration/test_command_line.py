@@ -15,15 +15,15 @@ import pytest
 import yaml
 from deltalake import write_deltalake
 
-from spark_jobs.command_line import main
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.cli.command_line import main
 from waldelta.errors import StateError
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import TableState, now
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
-from waldelta.status import read_status
 
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (

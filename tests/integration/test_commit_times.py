@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.flow import consume, run_resync
 from tests.pipelines import pipeline_file
+from waldelta.jobs.consume import consume, run_resync
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.glance import read_glance
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import look

@@ -160,7 +160,7 @@ def test_the_next_run_is_given_nothing_of_an_earlier_one(server, database, lake,
 RESYNC = """
 import json, os, sys
 import psycopg
-from spark_jobs.flow import consume
+from waldelta.jobs.consume import consume
 from waldelta.spark.session import open_session
 from waldelta.stages.sync.sync import sync
 from waldelta.pipeline.job import load_job

@@ -12,8 +12,6 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge as consume_module
-from spark_jobs.flow import land_stage
-from spark_jobs.pipeline import Pipeline
 from tests.landing import land_only, wrongly_counted
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import (
@@ -22,6 +20,8 @@ from waldelta.errors import (
     SlotStuck,
     SourceUnreachable,
 )
+from waldelta.jobs.consume import land_stage
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
 from waldelta.slot.acknowledge import confirmed_lsn, consume
 from waldelta.slot.recovery import never_compared, slot_move

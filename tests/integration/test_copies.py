@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from psycopg import sql
 
-from spark_jobs.flow import consume
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.apply.apply import apply

@@ -12,8 +12,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from benchmarks.verify import duckdb_of_delta
 from spark_jobs.compare import compare_target
-from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
+from waldelta.jobs.pipeline import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -80,7 +80,9 @@ def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch)
     pipeline.consume(spark)
     assert marked_rows(spark, pipeline) == 1
     plain = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.t"]))
-    monkeypatch.setattr("spark_jobs.maintain._compact", lambda *_: None)  # it would write so small a table anew anyway
+    monkeypatch.setattr(
+        "waldelta.jobs.maintain._compact", lambda *_: None
+    )  # it would write so small a table anew anyway
     plain.maintain(spark)
     assert marked_rows(spark, pipeline) == 0
     database.execute("update t set v = 'newer' where id = 6")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.flow import consume, run_validate
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume, run_validate
 from waldelta.lake.ledger.profiles import Profiles
 from waldelta.stages.sync.sync import sync
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.job import load_job
 from waldelta.stages.land.idle_check import look
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spark_jobs.pipeline import Pipeline
 from tests.standby import SCHEMA, ask, catch_up, follow, held, insert, pipeline_on, servers, there
 from waldelta.errors import SlotMissing
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

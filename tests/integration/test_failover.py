@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.pipeline import Pipeline
 from tests.standby import (
     SCHEMA,
     accepted_resync,
@@ -27,6 +26,7 @@ from tests.standby import (
     there,
 )
 from waldelta.errors import NotPrimary, SourceChanged
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect

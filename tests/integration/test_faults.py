@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_jobs import maintain
 from tests.soak.fault_matrix import Matrix
 from tests.soak.scene import Scene
 from tests.soak.steps import STEPS
+from waldelta.jobs import maintain
 from waldelta.slot import durable_position as saved
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -7,9 +7,9 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
-from spark_jobs.pipeline import Pipeline
 from tests.pipelines import pipeline_file
 from waldelta.changes.merge import by_file as module
+from waldelta.jobs.pipeline import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

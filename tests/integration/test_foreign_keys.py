@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from spark_jobs.flow import consume, run_validate
-from spark_jobs.maintain import run_maintain
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume, run_validate
+from waldelta.jobs.maintain import run_maintain
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -15,10 +15,10 @@ from pyspark.sql.types import BooleanType
 
 import waldelta.changes.merge.by_file
 import waldelta.changes.merge.choose
-from spark_jobs.pipeline import Pipeline
 from tests.fix_postgres import new_database
 from tests.pipelines import pipeline_file
 from waldelta.errors import StateError
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import TargetCut
 from waldelta.spark_sql import path
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import spark_jobs
-from spark_jobs.fork_server import ForkServer
+from waldelta.cli.fork_server import ForkServer
 from waldelta_airflow import forked_job
 from waldelta_airflow.forked_job import ForkedJob
 
@@ -31,7 +31,7 @@ def server():
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
         environment = {**os.environ, "WALDELTA_OF_THE_SERVER": "x"}
-        process = subprocess.Popen([sys.executable, "-m", "spark_jobs.fork_server", str(path)], env=environment)
+        process = subprocess.Popen([sys.executable, "-m", "waldelta.cli.fork_server", str(path)], env=environment)
         wait(path.exists, process)
         yield path, process
         process.send_signal(signal.SIGTERM)
@@ -126,7 +126,7 @@ def test_a_path_that_is_no_socket_is_left_alone(tmp_path):
     file = tmp_path / "p.yml"
     file.write_text("pipeline: p\n")
     for path in (file, tmp_path / "missing" / "jobs.sock"):
-        line = [sys.executable, "-m", "spark_jobs.fork_server", str(path)]
+        line = [sys.executable, "-m", "waldelta.cli.fork_server", str(path)]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert f"no socket can be made at {path}" in done.stderr
@@ -174,7 +174,7 @@ def test_sigterm_ends_the_server_and_its_jobs(tmp_path, silent):
     file, environment = pipeline(tmp_path, silent)
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
-        process = subprocess.Popen([sys.executable, "-m", "spark_jobs.fork_server", str(path)])
+        process = subprocess.Popen([sys.executable, "-m", "waldelta.cli.fork_server", str(path)])
         wait(path.exists, process)
         job = ForkedJob.ask(str(path), ["check", str(file)], environment)
         process.send_signal(signal.SIGTERM)
@@ -226,7 +226,7 @@ def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
         process = subprocess.Popen(
-            [sys.executable, "-m", "spark_jobs.fork_server", str(path)],
+            [sys.executable, "-m", "waldelta.cli.fork_server", str(path)],
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         )  # fmt: skip
         wait(path.exists, process)

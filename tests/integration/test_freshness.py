@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from spark_jobs.flow import consume, run_validate
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume, run_validate
 from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.stages.sync.sync import sync
 

@@ -9,23 +9,23 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.stages.repair.replay.replay as replay_module
-from spark_jobs.flow import consume
-from spark_jobs.reconcile import Order, run_reconcile
-from spark_jobs.retry import run_accept, run_retry
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
+from waldelta.jobs.consume import consume
+from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
+from waldelta.monitoring.check_results import read_latest_checks
+from waldelta.monitoring.decisions import read_decided
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.stopped_tables import read_stopped
+from waldelta.monitoring.table_freshness import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.decided import read_decided
-from waldelta.review.freshness import read_changed
-from waldelta.review.glance import read_glance
-from waldelta.review.stopped import read_stopped
-from waldelta.review.verdicts import read_latest_checks
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.check.gate.release import release_tables
 from waldelta.stages.repair.replay.interval import read_span

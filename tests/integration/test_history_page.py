@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from spark_jobs.arguments import parse
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
-from spark_jobs.pipeline import Pipeline
-from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
+from waldelta.cli.arguments import parse
+from waldelta.jobs.consume import consume
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.spark_sql import quote

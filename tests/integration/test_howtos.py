@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.command_line import main
-from spark_jobs.pipeline import Pipeline
+from waldelta.cli.command_line import main
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import now
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.flow import report_stage
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import report_stage
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import ServerPosition, read_position

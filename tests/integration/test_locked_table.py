@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from psycopg.pq import TransactionStatus
 
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.target_sources import read_unbarred

@@ -9,13 +9,14 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume, run_resync
 from tests.integration.test_privileges_page import lose
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
+from waldelta.jobs.consume import consume, run_resync
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -26,7 +27,6 @@ from waldelta.stages.land.idle_check import look
 from waldelta.stages.setup.renew_slot import renew_slot
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.sync.sync import sync
-from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg
 

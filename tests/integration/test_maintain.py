@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs import maintain
 from spark_jobs.compare import compare_target
-from spark_jobs.pipeline import Pipeline
 from tests.copies import before_rows
 from tests.pipelines import pipeline_file
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
+from waldelta.jobs import maintain
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger import retention as ledger_upkeep
 from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
 from waldelta.lake.storage import bookkeeping_uri, local_path
@@ -54,11 +54,11 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     before = (ledger.table_states(), pipeline.job().slot_identity(), ledger.last_cut(), ledger.last_run())
     real = ledger_upkeep.prune_ledger
     monkeypatch.setattr(
-        "spark_jobs.maintain.prune_ledger", lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None)
+        "waldelta.jobs.maintain.prune_ledger", lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None)
     )
     # Two tables at once.
     meeting, compact = Barrier(2, timeout=30), maintain._compact
-    monkeypatch.setattr("spark_jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given)))
+    monkeypatch.setattr("waldelta.jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given)))
     assert pipeline.maintain(spark).status == "succeeded"
     assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
     assert (ledger.table_states(), pipeline.job().slot_identity()) == before[:2]
@@ -80,7 +80,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
 
 def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
     """However old: a server that stops without a checkpoint has its slot back where it was, and the next run compares."""
-    monkeypatch.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+    monkeypatch.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
         "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds
@@ -104,7 +104,7 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
         consume(spark, database, pipeline, 1)
         database.execute("checkpoint")
         with monkeypatch.context() as later:
-            later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+            later.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
             later.setattr("waldelta.slot.durable_position.MOVING", timedelta(seconds=-1))
             told.append(pipeline.maintain(spark).stages["change_log"].detail)
 
@@ -184,7 +184,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     database.execute("checkpoint")
     shutil.rmtree(target)
     with monkeypatch.context() as later:
-        later.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+        later.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
         later.setattr(
             "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is told in whole seconds

@@ -21,9 +21,6 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from spark_jobs.flow import consume
-from spark_jobs.reconcile import Order, run_reconcile
-from spark_jobs.retry import run_accept
 from tests.integration.test_target_modes import NAMES, as_of, check_intervals, held, replayed, source
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
@@ -31,6 +28,9 @@ from tests.seeds import chosen_seed, is_long
 from tests.soak.driver import Driver
 from tests.soak.listener import Action, Listener
 from tests.soak.scene import kill_driver, wait_until
+from waldelta.jobs.consume import consume
+from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.jobs.retry_quarantined import run_accept
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunFailed
@@ -246,7 +246,7 @@ def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
 
 RELEASE = """
 import os, signal, sys
-from spark_jobs.pipeline import Pipeline
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.table import LedgerTable
 
 when, file = sys.argv[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from spark_jobs.command_line import main
+from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, LockHeld
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.postgres.connection import connect

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs import flow
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SchemaChanged, SourceUnreachable
+from waldelta.jobs import consume as flow
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed, RunResult
 from waldelta.stages.apply import apply as apply_module

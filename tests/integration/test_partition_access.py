@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
-from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

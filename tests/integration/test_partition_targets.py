@@ -10,9 +10,9 @@ import re
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import PreflightFailed
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.pipeline import Pipeline
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

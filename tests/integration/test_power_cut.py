@@ -18,10 +18,10 @@ from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge
 import waldelta.slot.verify.slot_count
-from spark_jobs.flow import consume
-from spark_jobs.maintain import run_maintain
 from tests.pipelines import bare_slot, pipeline_file
 from tests.power import Disk, volatile
+from waldelta.jobs.consume import consume
+from waldelta.jobs.maintain import run_maintain
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.storage import local_path
 from waldelta.stages.sync.sync import sync

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
 from tests.file_modes import open_to_others
 from tests.pipelines import pipeline_file
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake import storage as lake_module
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

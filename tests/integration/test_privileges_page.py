@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
-from spark_jobs.retry import run_retry
 from tests.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed, PrivilegeMissing
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import look
 

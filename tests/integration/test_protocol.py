@@ -9,10 +9,10 @@ from itertools import count
 
 import pytest
 
-from spark_jobs.maintain import run_maintain
 from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConfigError
+from waldelta.jobs.maintain import run_maintain
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
 from waldelta.slot.acknowledge import confirmed_lsn
@@ -378,7 +378,7 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
     log = job.change_log(job.slot_identity())
     (waiting,) = log.prepared()
     assert (waiting.batch, waiting.decided_in) == (1, None)
-    monkeypatch.setattr("spark_jobs.maintain.now", lambda: now() + timedelta(days=90))
+    monkeypatch.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
         "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds

@@ -9,7 +9,6 @@ from threading import Event
 import pytest
 
 import waldelta.stages.apply.logical_messages as messages_module
-from spark_jobs.flow import consume
 from tests.integration.test_protocol import (
     STREAMING,
     TABLES,
@@ -23,6 +22,7 @@ from tests.integration.test_protocol import (
     run,
 )
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.apply.apply import apply

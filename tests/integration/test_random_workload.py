@@ -7,11 +7,11 @@ import os
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import FOLLOWED, Workload, create_tables
 from tests.seeds import chosen_seed
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
 

@@ -9,7 +9,6 @@ from threading import Event
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
 from tests.standby import (
     SCHEMA,
     ask,
@@ -27,6 +26,7 @@ from tests.standby import (
 from waldelta.background import beside
 from waldelta.config.pipeline_file import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect

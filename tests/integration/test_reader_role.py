@@ -10,8 +10,8 @@ import pytest
 import yaml
 from psycopg.conninfo import make_conninfo
 
-from spark_jobs.command_line import main
 from tests.integration.test_setup import job_for
+from waldelta.cli.command_line import main
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.grants import sql_name
 from waldelta.postgres.connection import connect

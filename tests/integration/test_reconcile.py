@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.pipeline import Pipeline
 from tests.bookkeeping import read_expectation_results
 from tests.fix_postgres import AT_HAND, new_database
 from tests.integration.test_reread import wait_until
 from tests.integration.test_values import values  # noqa: F401 - a fixture
 from tests.seeds import is_long
 from waldelta.config.pipeline_file import PipelineFile
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,

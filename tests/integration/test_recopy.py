@@ -10,20 +10,20 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.stages.sync.sync as sync_module
-from spark_jobs.flow import consume, run_sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
+from waldelta.jobs.consume import consume, run_sync
 from waldelta.lake.ledger.records import TableState, now
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.status import read_status
+from waldelta.monitoring.table_freshness import Operations, read_changed
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.lifecycle import Due, read_published, read_standings, record_killed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.freshness import Operations, read_changed
 from waldelta.stages.land.idle_check import look
 from waldelta.stages.sync.sync import sync
-from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg
 

@@ -12,11 +12,11 @@ import pytest
 import waldelta.stages.land.land_until as land_module
 import waldelta.stages.repair.repair as repair_module
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed, is_long
 from waldelta.config.pipeline_file import Publication
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.drift.repair_plan import Rule, entering
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land.drain import drain

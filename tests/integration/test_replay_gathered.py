@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.flow import consume
 from tests.integration.test_partition_targets import assert_equal, source_rows
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
+from waldelta.jobs.consume import consume
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync

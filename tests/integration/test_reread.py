@@ -9,12 +9,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException
 
-from spark_jobs.flow import consume
-from spark_jobs.retry import run_retry
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
+from waldelta.jobs.consume import consume
+from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -26,16 +26,16 @@ from waldelta.lake.ledger.expectation_results import (
 from waldelta.lake.ledger.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.status import read_status
+from waldelta.monitoring.table_freshness import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.lifecycle import Due, read_published
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.freshness import read_changed
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
-from waldelta.status import read_status
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -6,8 +6,8 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from spark_jobs.pipeline import Pipeline
 from tests.integration.test_setup import job_for
 from tests.pipelines import pipeline_file
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE
 from waldelta.changes.decode.route import SENT, judgement, plan_routing
 from waldelta.errors import ConfigError
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import read_types

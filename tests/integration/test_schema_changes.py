@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.integration.test_apply import BIG, source_rows
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.pipeline import Pipeline
 from tests.native_subscriber import native_subscriber
 from tests.pipelines import pipeline_file
 from tests.scenario import Both, Scenario
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 

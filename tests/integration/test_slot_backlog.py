@@ -6,15 +6,15 @@ import logging
 
 import pytest
 
-from spark_jobs.flow import land_stage, report_stage
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import SlotLimits
+from waldelta.jobs.consume import land_stage, report_stage
 from waldelta.lake.ledger.records import now
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.slot.health import slot_warnings
 from waldelta.slot.slot import read_slot
 from waldelta.stages.land.idle_check import look
-from waldelta.status import read_status
 
 pytestmark = pytest.mark.pg
 

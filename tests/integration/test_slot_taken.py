@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from spark_jobs.flow import land_stage
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
+from waldelta.jobs.consume import land_stage
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import waldelta.changes.stage.split as split_module
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.landing import land_only, told
 from tests.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unread

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
 from tests.standby import (
     SCHEMA,
     ask,
@@ -21,6 +20,7 @@ from tests.standby import (
     servers,
     there,
 )
+from waldelta.jobs.pipeline import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import waldelta.stages.sync.sync as sync_module
-from spark_jobs.flow import consume
 from tests.copies import before_rows
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 from waldelta.stages.sync.sync import sync

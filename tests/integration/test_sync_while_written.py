@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
 from tests.pipelines import bare_slot, pipeline_file
 from tests.seeds import chosen_seed
 from waldelta.background import beside
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.stages.sync.sync import sync
 

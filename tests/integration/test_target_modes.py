@@ -10,12 +10,12 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
-from spark_jobs.retry import run_retry
 from tests.pipelines import bare_slot, pipeline_file
 from tests.random_workload import Workload
 from tests.seeds import chosen_seed
 from waldelta.errors import ModeRefused, SyncFailed
+from waldelta.jobs.consume import consume
+from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
-from spark_jobs.pipeline import Pipeline
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
+from waldelta.jobs.consume import consume
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.quarantine import REREAD, Quarantine
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.target_filter import filter_of

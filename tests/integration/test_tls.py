@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from demo.embedded_postgres import EmbeddedPostgres
-from spark_jobs.flow import consume
 from tests.fix_postgres import INSTALLED, InstalledPostgres
 from tests.pipelines import bare_slot, pipeline_file
 from tests.tls import Authority, tls_before
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
+from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.connection import connect, connect_arrow, conninfo_from_environment

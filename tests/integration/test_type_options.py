@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume, run_sync
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed
+from waldelta.jobs.consume import consume, run_sync
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

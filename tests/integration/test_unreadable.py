@@ -9,23 +9,23 @@ from datetime import UTC, datetime
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume, run_resync
 from tests.fix_postgres import new_database
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SlotUnreadable, SyncFailed
+from waldelta.jobs.consume import consume, run_resync
 from waldelta.lsn import Lsn
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.glance import read_glance
 from waldelta.slot.read.peek import peek_error
 from waldelta.stages.land import drain as module
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import look
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
-from waldelta.status import read_status
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

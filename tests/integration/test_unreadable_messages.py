@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from spark_jobs.compare import compare_target
-from spark_jobs.flow import consume
-from spark_jobs.reconcile import Order, run_reconcile
 from tests.pipelines import bare_slot, pipeline_file
 from tests.tampering import send_right, send_wrong, tamper_with
 from waldelta.errors import ConfigError, DecodeError
+from waldelta.jobs.consume import consume
+from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, skip_messages
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.sync.sync import sync
-from waldelta.status import read_status
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

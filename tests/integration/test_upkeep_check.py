@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-from spark_jobs.flow import consume, run_sync
-from spark_jobs.maintain import run_maintain
 from tests.bookkeeping import read_expectation_results
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.changes.merge.statements import session_settings
+from waldelta.jobs.consume import consume, run_sync
+from waldelta.jobs.maintain import run_maintain
 from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.staging_leftovers import staging_folder

@@ -7,9 +7,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from spark_jobs.pipeline import Pipeline
 from tests.pipelines import bare_slot, pipeline_file
 from waldelta.errors import PreflightFailed, TargetNotWritable
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.storage import CHANGES, bookkeeping_uri, find_unwritable
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.spark.session import read_log_store

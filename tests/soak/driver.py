@@ -20,11 +20,11 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
-import spark_jobs.maintain
 import waldelta.changes.merge.choose
+import waldelta.jobs.maintain
 import waldelta.slot.durable_position
-from spark_jobs.pipeline import Pipeline
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 
@@ -86,7 +86,7 @@ def said(err: BaseException) -> str:
 
 def grow_old() -> None:
     """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are pruned."""
-    spark_jobs.maintain.now = lambda: now() + OLD_AGE
+    waldelta.jobs.maintain.now = lambda: now() + OLD_AGE
     waldelta.slot.durable_position.MOVING = timedelta()
 
 

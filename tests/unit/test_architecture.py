@@ -130,7 +130,7 @@ def test_no_job_module_hides_one_of_the_standard_library():
 def test_no_module_is_loaded_under_two_names():
     """An editable install must not make `include.waldelta` a second copy of `waldelta`."""
     program = (
-        "import sys, waldelta.config.pipeline_file, waldelta.lake.ledger.ledger, spark_jobs.pipeline\n"
+        "import sys, waldelta.config.pipeline_file, waldelta.lake.ledger.ledger, waldelta.jobs.pipeline\n"
         "files = [m.__file__ for m in list(sys.modules.values()) if getattr(m, '__file__', None)]\n"
         f"ours = [f for f in files if f.startswith({str(ROOT)!r}) and '.venv' not in f]\n"
         "doubled = sorted({f for f in ours if ours.count(f) > 1})\n"

@@ -478,7 +478,7 @@ def test_scaled(number, scale, expected):
         ("java", "java -cp x org.apache.spark.deploy.SparkSubmit", "jvm"),
         ("python", "python -m pyspark.daemon pyspark.worker", "workers"),
         ("python", "python -m waldelta.changes.python_daemon", "workers"),
-        ("python", "python -m spark_jobs.fork_server /x", "client"),
+        ("python", "python -m waldelta.cli.fork_server /x", "client"),
         ("pg_recvlogical", "pg_recvlogical -d x", "client"),
     ],
 )

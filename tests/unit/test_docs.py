@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import waldelta.errors
-from spark_jobs.arguments import VERBS
+from waldelta.cli.arguments import VERBS
 from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
@@ -146,7 +146,7 @@ def attention_texts() -> list[str]:
     """What the pages' words for what needs attention begin with, behind the names of tables."""
     found = []
     for path in [
-        *(ROOT / "include/waldelta/review").glob("*.py"),
+        *(ROOT / "include/waldelta/monitoring").glob("*.py"),
         *(ROOT / "include/waldelta_airflow/views").glob("*.py"),
     ]:
         for node in ast.walk(ast.parse(path.read_text())):

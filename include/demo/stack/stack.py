@@ -264,7 +264,7 @@ class Stack:
         path = self.folder / "jobs.sock"
         if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
             return {}
-        command = [sys.executable, "-P", "-m", "spark_jobs.fork_server", str(path)]
+        command = [sys.executable, "-P", "-m", "waldelta.cli.fork_server", str(path)]
         part = start("fork server", command, folder=self.folder, log=self.logs / "fork-server.log", environment=base)
         self._remember(replace(part, needed=False))
         return {FORK_SERVER_VARIABLE: str(path)}

@@ -16,9 +16,9 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.records import now
-from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
-from waldelta.review.compared import read_compared
-from waldelta.review.freshness import fed_tables
+from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
+from waldelta.monitoring.reconciliation_status import read_compared
+from waldelta.monitoring.table_freshness import fed_tables
 from waldelta_airflow.views import pages
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.dags import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause

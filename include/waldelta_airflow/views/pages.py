@@ -20,15 +20,15 @@ from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
+from waldelta.monitoring.attention import Attention, shortened, worst_first
+from waldelta.monitoring.check_results import expectations_map, missed_earlier, tables_map
+from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
+from waldelta.monitoring.overview import REACH, Glance, read_glance
+from waldelta.monitoring.run_details import read_run, verbs_of
+from waldelta.monitoring.run_history import LagPoint, lag_points, read_runs
+from waldelta.monitoring.table_details import read_table_details
+from waldelta.monitoring.table_freshness import fed_tables, read_changed, read_states
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.review.attention import Attention, shortened, worst_first
-from waldelta.review.bookkeeping import Bookkeeping, bookkeeping_of
-from waldelta.review.freshness import fed_tables, read_changed, read_states
-from waldelta.review.glance import REACH, Glance, read_glance
-from waldelta.review.history import LagPoint, lag_points, read_runs
-from waldelta.review.run_details import read_run, verbs_of
-from waldelta.review.table_details import read_table_details
-from waldelta.review.verdicts import expectations_map, missed_earlier, tables_map
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow.views.access import Reader
 from waldelta_airflow.views.dags import dag_of_verb, read_dag_run

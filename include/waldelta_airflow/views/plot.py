@@ -9,7 +9,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from waldelta.review.history import LagPoint, thin_out
+from waldelta.monitoring.run_history import LagPoint, thin_out
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 150, 62, 8, 10, 22
 _MOST_POINTS = 300

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.quarantine import IncompleteRow, SentMessage
+from waldelta.monitoring.decisions import read_decided
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open, read_since
+from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import held_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.decided import read_decided
-from waldelta.review.lacking import open_keys, read_by_id, read_open, read_since
-from waldelta.review.stopped import read_stopped
 from waldelta_airflow.views.pages import Turning
 from waldelta_airflow.views.pipelines import cdc_dag
 from waldelta_airflow.views.render import render

@@ -9,9 +9,9 @@ from typing import Any
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
 from waldelta.lake.ledger.records import now
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.compared import read_compared
-from waldelta.review.freshness import fed_tables
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.reconciliation_status import read_compared
+from waldelta.monitoring.table_freshness import fed_tables
 from waldelta_airflow.views.pipelines import cdc_dag
 from waldelta_airflow.views.render import render
 from waldelta_airflow.views.trigger import Button

@@ -25,8 +25,8 @@ from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine, SentMessa
 from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
 from waldelta.lake.ledger.records import Release, Run, TableState, TargetCut, now
 from waldelta.lake.ledger.table import LedgerTable
+from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.review.stopped import Stopped, Unmet
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
 from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 from waldelta_airflow.settings import pipelines_folder

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jobs.pipeline import Pipeline
 from tests.power import Disk
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import StateError
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import BatchCut, TargetCut, now
 from waldelta.lake.storage import local_path, sync_commit
 from waldelta.pipeline.job import Job

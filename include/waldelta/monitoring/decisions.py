@@ -18,7 +18,7 @@ from waldelta.lake.ledger.quarantine import (
     message_of,
 )
 from waldelta.lake.ledger.records import Release
-from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.monitoring.lake_tables import Bookkeeping
 
 _WHAT = {
     DISCARDED: "discarded",

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from spark_jobs.flow import Stage, all_failures, continued, report_stage, run_stages
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
+from waldelta.jobs.consume import Stage, all_failures, continued, report_stage, run_stages
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,

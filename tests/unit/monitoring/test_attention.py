@@ -13,9 +13,9 @@ from waldelta.lake.ledger.expectation_results import ExpectationResult, append_e
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
 from waldelta.lake.ledger.records import ForeignCommit, Gap, Run, TableState, TargetCut
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.compared import read_compared
-from waldelta.review.glance import read_glance
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.reconciliation_status import read_compared
 
 
 @pytest.fixture

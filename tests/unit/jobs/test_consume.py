@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_jobs.flow import check_stage, consume, continued, run_stages, run_sync
 from tests.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
+from waldelta.jobs.consume import check_stage, consume, continued, run_stages, run_sync
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
@@ -127,7 +127,7 @@ def test_an_attempt_begins_before_it_asks_what_an_earlier_one_left(job, monkeypa
         return found
 
     monkeypatch.setattr(Ledger, "run_result", sleep)
-    monkeypatch.setattr("spark_jobs.flow.CONSUME", dict.fromkeys(NAMES, lambda *_: None))
+    monkeypatch.setattr("waldelta.jobs.consume.CONSUME", dict.fromkeys(NAMES, lambda *_: None))
     with pytest.raises(LateWriter, match=r"began later .*succeeded.* log"):
         consume(None, replace(job, again=again), ["apply"])
     assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
@@ -182,7 +182,7 @@ def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
     quality = job.pipeline.quality.model_copy(update={"enabled": checks})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
     if checks:
-        monkeypatch.setattr("spark_jobs.flow._check", lambda *_: None)
+        monkeypatch.setattr("waldelta.jobs.consume._check", lambda *_: None)
     check_stage(None, job, RunResult(verb, "run", tables={"public.a": done}), StageResult("running", 0.0))
     told = [(row.run_id, row.success) for row in read_expectation_results(root)]
     assert told == [("c", False), *([("run", True)] if is_told else [])]

@@ -87,7 +87,7 @@ class Pipeline:
         run_id: str | None = None,
     ) -> RunResult:
         """Copy tables that were never copied, or these; the stream goes on meanwhile."""
-        from spark_jobs.flow import run_sync
+        from waldelta.jobs.consume import run_sync
 
         return run_sync(spark, self.job(run_id), tables, reason)
 
@@ -100,13 +100,13 @@ class Pipeline:
         accept_server: str | None = None,
     ) -> RunResult:
         """Go on after the slot was lost, or the source is another: a new slot, and targets mended by the rows that differ."""
-        from spark_jobs.flow import run_resync
+        from waldelta.jobs.consume import run_resync
 
         return run_resync(spark, self.job(run_id), tables, reason, accept_server=accept_server)
 
     def consume(self, spark: SparkSession, run_id: str | None = None, stage: str | None = None) -> RunResult:
         """Land, consume, apply and check everything up to the server's present position."""
-        from spark_jobs.flow import consume
+        from waldelta.jobs.consume import consume
 
         return consume(spark, self.job(run_id), None if stage is None else [stage])
 
@@ -123,14 +123,14 @@ class Pipeline:
         Of all tables or of these; a row that differs is mended, whatever else the targets hold stays. Raises StateError when
         the change log no longer reaches back that far.
         """
-        from spark_jobs.flow import replay
+        from waldelta.jobs.consume import replay
 
         job = self.job(run_id, run_type="backfill", interval_start=start, interval_end=end)
         return replay(spark, job, tables=tables)
 
     def validate(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Check every target's expectations now."""
-        from spark_jobs.flow import run_validate
+        from waldelta.jobs.consume import run_validate
 
         return run_validate(spark, self.job(run_id))
 
@@ -147,19 +147,19 @@ class Pipeline:
 
         With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else the user of this process.
         """
-        from spark_jobs.reconcile import Order, run_reconcile
+        from waldelta.jobs.reconcile import Order, run_reconcile
 
         return run_reconcile(spark, self.job(run_id), Order.of(tables, repair=repair, by=by, reason=reason))
 
     def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Compact targets, drop what is older than the promised retention, prune reports."""
-        from spark_jobs.maintain import run_maintain
+        from waldelta.jobs.maintain import run_maintain
 
         return run_maintain(spark, self.job(run_id))
 
     def status(self) -> dict[str, Any]:
         """Slot, lag, targets and last run, without Spark."""
-        from waldelta.status import read_status
+        from waldelta.monitoring.status import read_status
 
         return read_status(self.job())
 
@@ -178,7 +178,7 @@ class Pipeline:
         reason: str | None = None,
     ) -> RunResult:
         """Read these rows from the source again and judge them again; ``by``: who asks, else the user of this process."""
-        from spark_jobs.retry import run_retry
+        from waldelta.jobs.retry_quarantined import run_retry
 
         return run_retry(spark, self.job(run_id), tables, by, reason)
 
@@ -193,7 +193,7 @@ class Pipeline:
         run_id: str | None = None,
     ) -> RunResult:
         """Read these rows (ids), or all of these tables, again, and write them whatever their gates say."""
-        from spark_jobs.retry import run_accept
+        from waldelta.jobs.retry_quarantined import run_accept
 
         return run_accept(spark, self.job(run_id), rows, tables, by, reason)
 

@@ -11,9 +11,9 @@ import pytest
 from tests.bookkeeping import minutes, pipeline, result, run
 from waldelta.lake.ledger.expectation_results import append_expectation_results
 from waldelta.lake.ledger.records import SlotMove, TableState
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.glance import read_glance
-from waldelta.review.stopped import read_stopped
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.stages.check.gate.verdicts import STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from spark_jobs.flow import Stage, all_failures, check_stage, continued, run_stages
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
+from waldelta.jobs.consume import Stage, all_failures, check_stage, continued, run_stages
 from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
 from waldelta.lake.ledger.records import TableState
 from waldelta.pipeline.drift.catalog_state import PresentTable, read_present

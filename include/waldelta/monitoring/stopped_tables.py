@@ -19,13 +19,13 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.records import Release, TableState
+from waldelta.monitoring.attention import Attention
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_runs
+from waldelta.monitoring.run_results import read_result
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import Watermarks
 from waldelta.quantities import counted
-from waldelta.review.attention import Attention
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.history import LANDING, RunLine, latest_run, read_runs
-from waldelta.review.results import read_result
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
 

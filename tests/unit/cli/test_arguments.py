@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.arguments import VERBS, parse
-from spark_jobs.command_line import main
+from waldelta.cli.arguments import VERBS, parse
+from waldelta.cli.command_line import main
 from waldelta.decisions import DECISIONS
 
 # What Airflow's operator adds to every verb.

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, QUARANTINED, IncompleteRow, as_row, row_id_of
-from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.monitoring.lake_tables import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
 _NAMED = ("table_name", "generation", "batch", "lsn", "key")

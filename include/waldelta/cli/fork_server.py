@@ -1,6 +1,6 @@
 """Forks jobs from a process that has imported what they need: a job begins after 0.05 s instead of one or two seconds.
 
-``python -m spark_jobs.fork_server SOCKET``, on a machine that runs Airflow's tasks, beside a warm Spark Connect server: then
+``python -m waldelta.cli.fork_server SOCKET``, on a machine that runs Airflow's tasks, beside a warm Spark Connect server: then
 Python's imports are most of what is left of a small run. The tasks find it by WALDELTA_FORK_SERVER (waldelta_airflow.job_process
 is the other side) and start a process of their own where there is none. It is Python's own idea of a fork server
 (multiprocessing.forkserver) for whole jobs: each is a child in a group of its own, with the environment, folder and output of
@@ -42,7 +42,7 @@ KILL_AFTER_S = 3.0
 _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
 _NEEDED = (
-    "pyspark.sql.connect.session", "spark_jobs.command_line", "spark_jobs.flow", "waldelta.stages.check.check", "waldelta.stages.land.drain",
+    "pyspark.sql.connect.session", "waldelta.cli.command_line", "waldelta.jobs.consume", "waldelta.stages.check.check", "waldelta.stages.land.drain",
     "waldelta.stages.apply.apply", "waldelta.stages.sync.sync", "waldelta.changes.merge.by_driver", "waldelta.changes.merge.by_file", "waldelta.pipeline.run_result",
 )  # fmt: skip
 
@@ -191,7 +191,7 @@ class ForkServer:
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-        from spark_jobs.command_line import run_and_exit
+        from waldelta.cli.command_line import run_and_exit
 
         run_and_exit()
 
@@ -320,5 +320,5 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m spark_jobs.fork_server SOCKET")
+        sys.exit("usage: python -m waldelta.cli.fork_server SOCKET")
     sys.exit(main(sys.argv[1:]))

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, NO_CHECKS, ON_OTHERS, ExpectationResult
+from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.quantities import counted
-from waldelta.review.bookkeeping import Bookkeeping
 
 R = TypeVar("R")
 Verdict = Literal["failed", "unknown", "warning", "passed"]

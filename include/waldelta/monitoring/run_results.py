@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.records import Run
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.history import RunLine
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.run_history import RunLine
 
 Results = Callable[[RunLine], dict[str, Any]]
 

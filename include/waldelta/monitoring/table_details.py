@@ -13,8 +13,8 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.lake.storage import files_of, has_deletion_vectors, row_count, target_uri
+from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.postgres.catalog import TableId
-from waldelta.review.bookkeeping import Bookkeeping
 
 _OWN = "_wd_"
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}

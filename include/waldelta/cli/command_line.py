@@ -15,10 +15,10 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from spark_jobs.arguments import check_decision, parse
-from spark_jobs.pipeline import Pipeline
+from waldelta.cli.arguments import check_decision, parse
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
+from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
@@ -186,8 +186,8 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
-    from spark_jobs import flow
-    from spark_jobs.maintain import run_maintain
+    from waldelta.jobs import consume as flow
+    from waldelta.jobs.maintain import run_maintain
 
     if options.verb in ("sync", "resync"):
         copy: Callable[..., RunResult]
@@ -210,14 +210,14 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
 def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:
     """Verbs of which the ledger keeps who asked for them."""
     if options.verb == "quarantine":
-        from spark_jobs.retry import run_accept, run_retry
+        from waldelta.jobs.retry_quarantined import run_accept, run_retry
 
         if options.accept:
             return lambda spark, job: run_accept(
                 spark, job, options.row or (), options.tables, options.by, options.reason
             )
         return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
-    from spark_jobs.reconcile import Order, run_reconcile
+    from waldelta.jobs.reconcile import Order, run_reconcile
 
     order = Order.of(options.tables, repair=options.repair, by=options.by, reason=options.reason)
     return lambda spark, job: run_reconcile(spark, job, order, options.stage)

@@ -25,15 +25,21 @@ from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import ColumnState, Run, TableState, TargetCut
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
+from waldelta.monitoring.check_results import (
+    expectations_map,
+    missed_earlier,
+    read_checks,
+    read_latest_checks,
+    tables_map,
+)
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
+from waldelta.monitoring.quarantine_rows import count_open, open_keys, read_of_run, read_open
+from waldelta.monitoring.run_details import read_run
+from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
+from waldelta.monitoring.table_details import read_table_details
+from waldelta.monitoring.table_freshness import Operations, read_changed, read_tables
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.freshness import Operations, read_changed, read_tables
-from waldelta.review.glance import read_glance
-from waldelta.review.history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
-from waldelta.review.lacking import count_open, open_keys, read_of_run, read_open
-from waldelta.review.run_details import read_run
-from waldelta.review.table_details import read_table_details
-from waldelta.review.verdicts import expectations_map, missed_earlier, read_checks, read_latest_checks, tables_map
 from waldelta.slot.health import SlotReading
 
 

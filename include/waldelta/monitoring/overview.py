@@ -10,13 +10,15 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotUnreadable
 from waldelta.lake.ledger.reconciliations import Reconciliation
 from waldelta.lake.ledger.records import Gap
-from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
-from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
-from waldelta.quantities import counted, size
-from waldelta.review.attention import Attention, names, shortened, worst_first
-from waldelta.review.bookkeeping import Bookkeeping
-from waldelta.review.compared import Compared, of_compared, read_compared
-from waldelta.review.freshness import (
+from waldelta.monitoring.attention import Attention, names, shortened, worst_first
+from waldelta.monitoring.check_results import read_latest_checks
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
+from waldelta.monitoring.run_findings import of_runs
+from waldelta.monitoring.run_history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
+from waldelta.monitoring.run_results import Results, results_of
+from waldelta.monitoring.stopped_tables import Stopped, of_stopped, read_stopped
+from waldelta.monitoring.table_freshness import (
     Operations,
     TableLine,
     latest_states,
@@ -24,11 +26,9 @@ from waldelta.review.freshness import (
     read_tables,
     total,
 )
-from waldelta.review.history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
-from waldelta.review.results import Results, results_of
-from waldelta.review.stopped import Stopped, of_stopped, read_stopped
-from waldelta.review.told_by_runs import of_runs
-from waldelta.review.verdicts import read_latest_checks
+from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
+from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
+from waldelta.quantities import counted, size
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import duration
 

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers, last_whole
 from waldelta.lake.ledger.reconciliations import FAILED as NOT_ANSWERED
-from waldelta.review.attention import Attention, names
-from waldelta.review.bookkeeping import Bookkeeping, last_rows
-from waldelta.review.freshness import copied_at
-from waldelta.review.verdicts import Verdict
+from waldelta.monitoring.attention import Attention, names
+from waldelta.monitoring.check_results import Verdict
+from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
+from waldelta.monitoring.table_freshness import copied_at
 
 
 @dataclass(frozen=True, slots=True)

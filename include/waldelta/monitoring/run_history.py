@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.records import Run
-from waldelta.review.bookkeeping import Bookkeeping
+from waldelta.monitoring.lake_tables import Bookkeeping
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)

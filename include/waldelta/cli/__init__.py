@@ -1,0 +1,1 @@
+"""The command line and the fork server that runs jobs for Airflow."""
