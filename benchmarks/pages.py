@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.plugin_app import plugin_app
+from tests.support.plugin_app import plugin_app
 from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage

@@ -2,4 +2,9 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_spark", "tests.fix_stack", "tests.fix_airflow"]
+pytest_plugins = [
+    "tests.support.fixtures.postgres",
+    "tests.support.fixtures.spark",
+    "tests.support.fixtures.stack",
+    "tests.support.fixtures.airflow",
+]

@@ -18,7 +18,7 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from spark_jobs.compare import Difference
+    from tests.oracles.compare import Difference
 
 APPLIED = ("inserted", "updated", "deleted", "skipped")
 STAGES = ("slot_has_changes", "land", "apply", "check", "report")

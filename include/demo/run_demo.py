@@ -29,7 +29,7 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from spark_jobs.compare import Difference
+    from tests.oracles.compare import Difference
 
 CONN_ID = "flights_source"
 PIPELINE = "flights"
@@ -74,7 +74,7 @@ class Demo:
 
     def compare(self) -> list[Difference]:
         """Compare every target with the source's filtered rows, counts and full content."""
-        from spark_jobs.compare import compare_target
+        from tests.oracles.compare import compare_target
         from waldelta.spark.session import open_session
 
         states = Ledger(self.pipeline.target.root).table_states()

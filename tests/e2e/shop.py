@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowClient, DagRun
 from demo.stack import Stack
-from tests.fix_stack import have_parsed
+from tests.support.fixtures.stack import have_parsed
 
 PIPELINE = """\
 pipeline: {name}

@@ -22,7 +22,7 @@ from demo.stack.databases import AIRFLOW
 from tests.e2e.shop import CDC, NO_COPY, Shop, change, clear, make_shop
 from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -23,9 +23,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from demo.airflow_client import DagRun
 from demo.stack import Stack
-from tests.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
-from tests.busy import times_longer
 from tests.e2e.shop import Shop, change, make_shop
+from tests.support.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
+from tests.support.machine_load import times_longer
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import Quarantine
 

@@ -22,7 +22,6 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowError, DagRun
 from demo.stack import Stack
-from tests.busy import times_longer
 from tests.e2e.shop import (
     CDC,
     NO_COPY,
@@ -32,9 +31,10 @@ from tests.e2e.shop import (
     clear,
     make_shop,
 )
-from tests.fix_stack import have_parsed
-from tests.mail_server import mail_server
-from tests.waiting import wait_until
+from tests.support.fixtures.stack import have_parsed
+from tests.support.machine_load import times_longer
+from tests.support.servers.mail_server import mail_server
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 

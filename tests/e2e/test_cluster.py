@@ -19,7 +19,7 @@ from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
-from tests.installed import OURS, python_without_ours
+from tests.support.executor_python import OURS, python_without_ours
 from waldelta.changes.merge.by_file import MERGED
 from waldelta.changes.stage.stage_tasks import COUNTS, DIVIDED
 from waldelta.config.pipeline_file import load_pipeline_file

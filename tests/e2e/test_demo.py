@@ -12,8 +12,8 @@ from demo.outcome import show
 from demo.run_demo import CONN_ID, PIPELINE, Demo
 from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
-from tests.bookkeeping import read_expectation_results
-from tests.fix_stack import have_parsed
+from tests.support.bookkeeping import read_expectation_results
+from tests.support.fixtures.stack import have_parsed
 from waldelta.lake.storage import target_uri
 
 pytestmark = pytest.mark.e2e

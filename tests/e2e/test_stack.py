@@ -18,7 +18,7 @@ from demo.airflow_client import AirflowClient, AirflowError
 from demo.stack import Stack
 from demo.stack.processes import marked, wait_until
 from demo.stack.stack import SPARK_CONN_ID
-from tests.fix_stack import own_folder
+from tests.support.fixtures.stack import own_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
 

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 from selenium.webdriver.remote.webdriver import WebDriver
 
-from tests.browser import CUT, open_browser, prefer
 from tests.pictures.lakes import run_id, write_lake
 from tests.pictures.story import AT, NOT_SET_UP, TALES
-from tests.plugin_app import plugin_app, serve
+from tests.support.browser import CUT, open_browser, prefer
+from tests.support.plugin_app import plugin_app, serve
 from waldelta.config.pipeline_file import load_pipeline_file
 
 # What Airflow leaves to a page in a window of 1,440 pixels.

@@ -17,9 +17,9 @@ from demo.airflow_client import AirflowError
 from demo.run_demo import CDC, PIPELINE, Demo
 from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
-from tests.browser import open_browser, prefer
 from tests.pictures.__main__ import take
-from tests.plugin_app import plugin_app, serve
+from tests.support.browser import open_browser, prefer
+from tests.support.plugin_app import plugin_app, serve
 from waldelta.lake.storage import target_uri
 
 _WIDTH, _HEIGHT = 1240, 900

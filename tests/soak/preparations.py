@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from demo.embedded_postgres import EmbeddedPostgres
-from tests.random_workload import BIG
+from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
-from tests.standby import ask, catch_up, follow, keep_slot, promote
+from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder

@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.fix_postgres import chosen_version
-from tests.random_workload import KINDS
+from tests.oracles.random_workload import KINDS
 from tests.soak.driver import Driver, said
 from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import PLAIN, STEP_CHANGES, Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
+from tests.support.fixtures.postgres import chosen_version
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed

@@ -25,11 +25,11 @@ from deltalake.exceptions import DeltaProtocolError
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
-from tests.fix_postgres import chosen_version, new_postgres
-from tests.random_workload import Workload
+from tests.oracles.random_workload import Workload
 from tests.soak.landed_twice import landed_twice
 from tests.soak.listener import Listener
 from tests.soak.network import Network
+from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.storage import MESSAGES, bookkeeping_uri, local_path

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.bookkeeping import read_expectation_results
+from tests.support.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs.consume import check_stage, consume, continued, run_stages, run_sync

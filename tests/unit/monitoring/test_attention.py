@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.bookkeeping import did, minutes, pipeline, result, run
+from tests.support.bookkeeping import did, minutes, pipeline, result, run
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations

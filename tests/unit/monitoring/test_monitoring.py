@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.bookkeeping import NOON, did, minutes, pipeline, result, run
+from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.bookkeeping import minutes, pipeline, result, run
+from tests.support.bookkeeping import minutes, pipeline, result, run
 from waldelta.lake.ledger.expectation_results import append_expectation_results
 from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.monitoring.lake_tables import Bookkeeping

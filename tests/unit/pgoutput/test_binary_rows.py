@@ -7,8 +7,8 @@ import struct
 
 import pyarrow as pa
 
-from tests import pgoutput_encoder as enc
-from tests.pgoutput_encoder import UNCHANGED, Binary
+from tests.support import pgoutput_encoder as enc
+from tests.support.pgoutput_encoder import UNCHANGED, Binary
 from tests.unit.pgoutput.test_rows import damage, reference
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.rows import Rows, decode_rows

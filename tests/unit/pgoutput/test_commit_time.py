@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST, shown, shown_at
 from waldelta.pgoutput.control import begun_at, read_control
 from waldelta.pgoutput.envelope import Envelope

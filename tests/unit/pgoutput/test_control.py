@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.control import Control, read_control
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 

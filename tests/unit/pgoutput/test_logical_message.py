@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.logical_message import decode_logical_messages, read_logical_message
 

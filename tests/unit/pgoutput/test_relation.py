@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.logical_message import LogicalMessage, read_logical_message
 from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests import pgoutput_encoder as enc
-from tests.pgoutput_encoder import UNCHANGED, Binary
+from tests.support import pgoutput_encoder as enc
+from tests.support.pgoutput_encoder import UNCHANGED, Binary
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.rows import decode_rows
 

@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from tests.unit.pgoutput.test_envelope import AT, TS, add
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.plugin_app import plugin_app
+from tests.support.plugin_app import plugin_app
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

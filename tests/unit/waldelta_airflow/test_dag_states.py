@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, insert, select
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from tests.bookkeeping import NOON, run
+from tests.support.bookkeeping import NOON, run
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import now

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.storage import local_path
 from waldelta_airflow.operators import ReportOperator

@@ -24,9 +24,9 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.timeout import TimeoutPosix
 
-from tests.fix_airflow import PIPELINE
+from tests.support.fixtures.airflow import PIPELINE
+from tests.support.waiting import wait_until
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
-from tests.waiting import wait_until
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.spark.settings import driver_settings

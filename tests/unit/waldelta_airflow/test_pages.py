@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from tests.bookkeeping import run
-from tests.fix_airflow import PIPELINE
-from tests.plugin_app import plugin_app
+from tests.support.bookkeeping import run
+from tests.support.fixtures.airflow import PIPELINE
+from tests.support.plugin_app import plugin_app
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.ledger import Ledger

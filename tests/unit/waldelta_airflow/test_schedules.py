@@ -12,7 +12,7 @@ from airflow.utils.types import DagRunType
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
-from tests.bookkeeping import NOON
+from tests.support.bookkeeping import NOON
 from waldelta_airflow.notify import LOOK
 from waldelta_airflow.views.pipelines import _schedule
 

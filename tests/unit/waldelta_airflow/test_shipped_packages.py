@@ -8,7 +8,7 @@ from pathlib import Path
 
 import spark_jobs
 import waldelta
-from tests.installed import python_without_ours
+from tests.support.executor_python import python_without_ours
 from waldelta_airflow.spark_submit import shipped_packages
 
 # Prints where each of our modules was found.

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pytest
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
 from waldelta.changes.decode.relation_versions import read_versions

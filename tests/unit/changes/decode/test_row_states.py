@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from tests.seeds import chosen_seed
+from tests.support.seeds import chosen_seed
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
 from waldelta.changes.decode.row_states import Truncation, Unfolding, unfold
 from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE

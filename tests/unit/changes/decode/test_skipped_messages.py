@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from tests.unit.changes.decode.test_decode import (
     BOTH_WAYS,
     T,

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests import pgoutput_encoder as enc
-from tests.seeds import chosen_seed
+from tests.support import pgoutput_encoder as enc
+from tests.support.seeds import chosen_seed
 from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.changes.stage import split

@@ -8,7 +8,7 @@ import time
 import pytest
 from deltalake import DeltaTable
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from tests.unit.changes.decode.test_decode import plain
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.errors import SlotGap

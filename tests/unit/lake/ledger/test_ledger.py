@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.power import Disk
+from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.lake.ledger import file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.power import Disk
+from tests.support.power_cut import Disk
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import StateError
 from waldelta.jobs.pipeline import Pipeline

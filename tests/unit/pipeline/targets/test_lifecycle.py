@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file
 from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import Due, Life, Standing, lives, read_standings, record_removed, standing

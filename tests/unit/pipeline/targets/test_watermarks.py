@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake.ledger.records import SlotMove, TableState, now
 from waldelta.pipeline.job import Job

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.pipeline.job import Job

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.lake.changelog.transaction_counts import Landed, Transactions
 from waldelta.stages.apply.concurrent import Overlap, WholeSteps

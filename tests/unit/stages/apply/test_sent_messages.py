@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from deltalake import write_deltalake
 
-from tests import pgoutput_encoder as enc
+from tests.support import pgoutput_encoder as enc
 from tests.unit.changes.decode.test_decode import T, change_log, chunk, commit, described, plain, plan_of, row
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.quarantine import SentMessage

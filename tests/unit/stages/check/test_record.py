@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.bookkeeping import read_expectation_results
+from tests.support.bookkeeping import read_expectation_results
 from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, newest_versions, told_unknown
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.seeds import chosen_seed
+from tests.support.seeds import chosen_seed
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey
 
 CASES = [

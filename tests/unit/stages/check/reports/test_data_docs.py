@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from tests.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.stages.check.reports.data_docs import list_reports
 from waldelta.stages.check.suite.verdict import TableVerdict, unchecked

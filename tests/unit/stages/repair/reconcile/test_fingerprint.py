@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.seeds import chosen_seed
+from tests.support.seeds import chosen_seed
 from waldelta.stages.repair.reconcile.canonical import Marks, lake_rows
 from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, bucket_count, hash_rows, in_parts
 from waldelta.stages.repair.reconcile.hash64 import hash_texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed
 from waldelta.stages.setup.preflight.lake import check_store, is_conditional, judge_store
 

@@ -1,0 +1,402 @@
+"""Applying landed changes: after every kind of change the target equals the source's published rows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import waldelta.changes.merge.choose as merge_module
+import waldelta.changes.stage.stage as stage_module
+import waldelta.pipeline.advisory_locks as locks_module
+import waldelta.pipeline.job as job_module
+import waldelta.stages.apply.apply as apply_module
+import waldelta.stages.apply.unreported as untold_module
+from tests.support.connect_operations import insert_that_goes_on
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.changes.stage import stage_tasks
+from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
+from waldelta.jobs.consume import consume
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.staging_leftovers import staged_for, staging_folder
+from waldelta.lake.storage import local_path
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.table_freshness import Operations, read_changed
+from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline.targets.watermarks import last_cut, uri_of
+from waldelta.spark.tasks import run_tasks
+from waldelta.stages.apply import select_targets as fed
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
+
+DDL = """
+create table t(
+    id int primary key, v text, big text, n numeric(10,2), ts timestamptz, d date, b bytea, a int[], f float8, ok bool
+)
+"""
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
+
+
+def target_rows(spark, job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")):
+    frame = spark.read.format("delta").load(uri_of(job, table)).select(*columns)
+    rows = [tuple(bytes(x) if isinstance(x, bytearray) else x for x in row) for row in frame.collect()]
+    return sorted(rows, key=repr)
+
+
+def source_rows(database, table="t", where="true"):
+    database.execute("set timezone = 'UTC'")
+    rows = database.execute(f"select * from {table} where {where}")
+    return sorted((tuple(_plain(value) for value in row) for row in rows), key=repr)
+
+
+def _plain(value):
+    return value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value
+
+
+def run(spark, job):
+    drain(spark, job)
+    applied = apply(spark, job)
+    assert applied.failures == {}
+    return applied
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute(DDL)
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+STATEMENTS = [
+    f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff', '{{1,2}}', 1.5, true)",
+    "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false from generate_series(2, 300) g",
+    "update t set v = 'changed' where id = 1",  # leaves big unchanged and TOASTed
+    "update t set id = 1001 where id = 1",  # moves the key, big still unchanged
+    "update t set n = null, ok = null, a = null where id between 5 and 9",
+    "delete from t where id between 10 and 20",
+    "insert into t select g, 'again' from generate_series(10, 12) g",
+    "update t set id = id + 5000 where id between 30 and 60",
+    "begin; update t set id = -1 where id = 2; update t set id = 2 where id = 3; update t set id = 3 where id = -1; commit",
+    "truncate t; insert into t values (7, 'after', 'x')",
+    f"insert into t values (8, 'b', {BIG}); update t set v = 'c' where id = 8; update t set id = 9 where id = 8",
+]
+
+
+@pytest.mark.soak
+def test_every_kind_of_change_one_run_each(spark, database, job):
+    """Run after run the target holds what the source holds."""
+    database.execute(STATEMENTS[0])
+    sync(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+    for statement in STATEMENTS[1:]:
+        database.execute(statement)
+        run(spark, job)
+        assert target_rows(spark, job) == source_rows(database), statement
+
+
+@pytest.mark.usefixtures("compiled")
+def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
+    """The same changes in one batch collapse to the same rows, in one commit; a second run changes nothing."""
+    sync(spark, job)
+    for statement in STATEMENTS:
+        database.execute(statement)
+    applied = run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+    (step,) = applied.steps
+    assert step.targets[0].truncated
+    version = last_cut(job).targets[0].version
+    run(spark, job)
+    assert last_cut(job).targets[0].version == version
+
+
+def test_changes_before_the_copy_are_not_applied_twice(spark, database, job):
+    """Landing goes on before and during a copy; what the snapshot saw is left out by xid."""
+    database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 100) g")
+    database.execute("update t set v = 'y' where id <= 50")
+    drain(spark, job)
+    with database.connect() as open_transaction:
+        database.execute("delete from t where id = 1")
+        open_transaction.execute("select pg_current_xact_id()")
+        open_transaction.rollback()
+    sync(spark, job)
+    database.execute("update t set v = 'z' where id = 2")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, database, job):
+    """As PostgreSQL's subscriber does; an upsert would invent rows."""
+    database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
+    sync(spark, job)
+    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
+    database.execute("update t set v = 'x'")
+    applied = run(spark, job)
+    assert [row[:2] for row in target_rows(spark, job)] == [(2, "x")]
+    assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
+
+
+def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
+    """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync it catches up."""
+    database.execute("create table t(id int primary key, v text); create table u(id int primary key, v text)")
+    target = {"root": lake, "schema_changes": "fail"}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target))
+    sync(spark, job)
+    database.execute(
+        "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values (1, 'u')"
+    )
+    drain(spark, job)
+    applied = apply(spark, job)
+    assert isinstance(applied.failures["public.t"], SchemaChanged)
+    assert "added: extra" in str(applied.failures["public.t"])
+    assert target_rows(spark, job, "public.u", ("id", "v")) == [(1, "u")]
+    sync(spark, job, ["public.t"], "column added")
+    database.execute("insert into t values (2, 'b', 2)")
+    run(spark, job)
+    assert target_rows(spark, job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
+
+
+def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
+    """Errors without a name, too, are one table's, wherever they come from; once they are gone it catches up.
+
+    All tables have their locks in one session, and are planned on one connection.
+    """
+    opened, connect = [], job_module.connect
+    for module in (job_module, locks_module):
+        monkeypatch.setattr(module, "connect", lambda info, name: opened.append(name) or connect(info, name))
+    database.execute("create table t(id int primary key); create table u(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
+    sync(spark, job)
+    ways = ((untold_module, "read_unreported"), (apply_module, "plan_target"), (apply_module, "read_commit"))
+    for number, (module, where) in enumerate(ways):
+        database.execute(f"insert into t values ({number}); insert into u values ({number})")
+        drain(spark, job)
+        real = getattr(module, where)
+
+        def broken(*given, real=real, **named):
+            if any(getattr(value, "table_name", None) == "public.t" for value in given):
+                raise KeyError("c1")
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, where, broken)
+        opened.clear()
+        failures = apply(spark, job).failures
+        assert opened.count(f"waldelta apply {job.pipeline.source.slot}") == 2
+        assert len([name for name in opened if name.startswith("waldelta lock")]) == 1
+        assert {name: str(err) for name, err in failures.items()} == {"public.t": "public.t: KeyError: 'c1'"}
+        assert target_rows(spark, job, "public.u", ("id",))[number:] == [(number,)]
+        monkeypatch.setattr(module, where, real)
+    run(spark, job)
+    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+
+
+@pytest.mark.parametrize("moment", ["count_statement", "tagged"])
+def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, database, lake, monkeypatch, moment):
+    """Another run has applied the first of its batches meanwhile, and died: Delta's version alone would let it write both."""
+    database.execute("create table t(id int); alter table t replica identity full; insert into t values (0)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    sync(spark, job)
+    for number in (1, 2):
+        changed = "; delete from t where id = 0" if (moment, number) == ("count_statement", 2) else ""
+        database.execute(f"insert into t values ({number}){changed}")
+        drain(spark, job)
+    real, ours = getattr(merge_module, moment), []
+
+    def taken_over(*given, **named):
+        if not ours:
+            ours.append(True)
+            database.execute(
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+            )
+            with monkeypatch.context() as first:
+                first.setattr(apply_module, "plan_steps", lambda *_: [1])
+                assert apply(spark, replace(job, run_id="the other")).failures == {}
+        return real(*given, **named)
+
+    monkeypatch.setattr(merge_module, moment, taken_over)
+    assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
+    assert target_rows(spark, job, columns=("id",)) == [(0,), (1,)]
+    run(spark, job)
+    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+
+
+def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, database, lake, tmp_path):
+    """A killed client's, in a Connect server: the next run brings the same changes."""
+    database.execute("create table t(id int); insert into t values (1)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    sync(spark, job)
+    database.execute("insert into t values (2)")
+    local_path(staging_folder(lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
+    with insert_that_goes_on(spark, uri_of(job, "public.t"), tmp_path):
+        run(spark, job)
+    assert staged_for(lake, "public.t") == []
+    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
+    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and nothing is committed.
+
+    By their bytes they are several; the rows of large values are staged a few at a time.
+    """
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.COUNTED_BYTES", 0)
+    monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
+    monkeypatch.setattr(stage_tasks, "BYTES_PER_TASK", 20_000)
+    monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
+    sync(spark, job)
+    database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
+    database.execute("update t set v = 'y' where id % 3 = 0")
+    database.execute("delete from t where id % 5 = 0")
+    drain(spark, job)
+    before = last_cut(job)
+    lake = local_path(job.pipeline.target.root)
+    # Between the two rounds of tasks, and between the last one and the merge.
+    for damage, files in ((_cut_at_a_message, "*.arrow"), (Path.unlink, "*.arrow"), (Path.unlink, "net/*.parquet")):
+        with monkeypatch.context() as damaged:
+            damaged.setattr(stage_tasks, "run_tasks", _damaging_one_file(damage, lake, files))
+            failure = apply(spark, job).failures["public.t"]
+        assert isinstance(failure, StagedLost), (damage, files)
+        assert failure.retryable
+        assert (last_cut(job), target_rows(spark, job)) == (before, [])
+    with monkeypatch.context() as repeated:
+        repeated.setattr(stage_tasks, "run_tasks", _doing_all_twice)
+        run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+def _damaging_one_file(damage, lake, files):
+    """As soon as tasks have written such."""
+
+    def run_all(*given):
+        told = run_tasks(*given)
+        if found := sorted(lake.rglob(files)):
+            damage(max(found, key=lambda path: path.stat().st_size))
+        return told
+
+    return run_all
+
+
+def _cut_at_a_message(path):
+    """What is left reads as a whole stream."""
+    with pa.OSFile(str(path)) as file:
+        messages = pa.ipc.MessageReader.open_stream(file)
+        messages.read_next_message()
+        end = file.tell()
+    os.truncate(path, end)
+    with pa.OSFile(str(path)) as file:
+        assert len(pa.ipc.open_stream(file).read_all()) == 0
+
+
+def _doing_all_twice(*given):
+    """As of an attempt that was taken for lost: what it wrote is left, and told to nobody."""
+    run_tasks(*given)
+    return run_tasks(*given)
+
+
+@pytest.mark.soak
+def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monkeypatch):
+    """What the driver reads is bounded in bytes, not only in rows."""
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_BYTES", 100_000)
+    staged = []
+    real = stage_module.stage_in_tasks
+    monkeypatch.setattr(stage_module, "stage_in_tasks", lambda *given: staged.append(1) or real(*given))
+    sync(spark, job)
+    database.execute("insert into t(id, v) values (1, 'small')")
+    run(spark, job)
+    assert staged == []
+    database.execute(f"insert into t(id, big) select g, {BIG} from generate_series(2, 30) g")
+    run(spark, job)
+    assert staged == [1]
+    assert target_rows(spark, job) == source_rows(database)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_values_that_the_type_cant_hold_are_counted(spark, database, job, where_decoded):
+    """They stand verbatim beside the row; the run's summary says how many rows have such."""
+    sync(spark, job)
+    database.execute("insert into t(id, n, ts) values (1, 'NaN', 'infinity'), (2, 1.5, now()), (3, null, '-infinity')")
+    assert consume(spark, job).tables["public.t"].verbatim == 2
+
+
+def test_values_that_are_lost_are_told(spark, database, lake):
+    """Without metadata columns there is no place for them."""
+    database.execute("create table t(id int primary key, n numeric(5,2))")
+    target = {"root": lake, "metadata_columns": False}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
+    sync(spark, job)
+    database.execute("insert into t values (1, 'NaN'), (2, 1)")
+    (warning,) = consume(spark, job).warnings
+    assert warning.startswith("public.t: 1 row has values that their types can't hold; metadata_columns is off")
+
+
+def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):
+    """A run that died between its merge and its report leaves rows that nobody counted, checked or announced."""
+    sync(spark, job)
+    database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
+    drain(spark, job)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
+    with pytest.raises(Killed):
+        apply(spark, job)
+    monkeypatch.undo()
+    result = consume(spark, replace(job, run_id="the next"))
+    assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
+    again = consume(spark, replace(job, run_id="and another"))
+    assert not again.tables.get("public.t", TableResult()).changed
+    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"]
+    assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
+
+
+def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark, database, job, monkeypatch):
+    """What was chosen for one copy is never merged into the next one."""
+    database.execute("insert into t(id, v) values (1, 'a')")
+    sync(spark, job)
+    database.execute("update t set v = 'b'")
+    drain(spark, job)
+    database.execute("update t set v = 'c'")
+    real = fed.end_killed_repairs
+
+    def synced_again(*args):
+        found = real(*args)
+        sync(spark, job, ["public.t"], "by hand")
+        return found
+
+    monkeypatch.setattr(fed, "end_killed_repairs", synced_again)
+    assert isinstance(apply(spark, job).failures["public.t"], LateWriter)
+    assert [row[:2] for row in target_rows(spark, job)] == [(1, "c")]
+    monkeypatch.undo()
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database)
+
+
+@pytest.mark.parametrize("policy", ["fail", "ignore"])
+def test_a_table_whose_last_sync_failed_is_left_out(spark, database, lake, policy):
+    """It gets no changes until it is synced by hand, if it may not be copied again by itself, and every run says so."""
+    database.execute("create table t(id int primary key, v text, n numeric(10,2), big text)")
+    target = {"root": lake, "schema_changes": policy}
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
+    sync(spark, job)
+    job.ledger.append(TableState(now(), "r", "public.t", 2, "failed", reason="disk full"))
+    database.execute("insert into t(id) values (1)")
+    drain(spark, job)
+    failure = apply(spark, job).failures["public.t"]
+    assert isinstance(failure, StateError)
+    assert "disk full" in str(failure)
+
+
+def test_two_slots_in_one_lake_are_refused(spark, database, job, lake):
+    """Both would apply the same changes to the same tables."""
+    other = bare_slot(database, pipeline_file(lake, f"s2_{database.name}"))
+    with pytest.raises(StateError, match=r"give each pipeline a target\.root of its own"):
+        drain(spark, other)

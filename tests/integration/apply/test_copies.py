@@ -1,0 +1,253 @@
+"""Tables without a key: equal rows are copies, and every change of one of them arrives as exactly that."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from psycopg import sql
+
+from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
+from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+
+DDL = """
+create table t(a text, b int, n numeric, m numeric(10,2), f float8, fs float4[], j jsonb, w timestamptz, y bytea, big text);
+alter table t alter big set storage external;
+alter table t replica identity full;
+"""
+COLUMNS = ("a", "b", "n", "m", "f", "fs", "j", "w", "y", "big")
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute(DDL)
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+def source_rows(connection) -> Counter:
+    """Rows as PostgreSQL's text."""
+    connection.execute("set timezone = 'UTC'")
+    columns = sql.SQL(", ").join(
+        sql.SQL("case when {0} is not null then pg_catalog.concat({0}) end").format(sql.Identifier(c)) for c in COLUMNS
+    )
+    return Counter(connection.execute(sql.SQL("select {} from t").format(columns)).fetchall())
+
+
+def target_rows(spark, job) -> Counter:
+    """The target's rows, each value as PostgreSQL prints it."""
+    frame = spark.read.format("delta").load(uri_of(job, "public.t")).select(*COLUMNS, "_wd_raw")
+    return Counter(tuple(_text(row, name) for name in COLUMNS) for row in frame.collect())
+
+
+def _text(row, name):
+    value = (row["_wd_raw"] or {}).get(name, row[name])
+    if isinstance(value, bytes | bytearray):
+        return "\\x" + bytes(value).hex()
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, list):
+        return "{" + ",".join("NULL" if v is None else _float(v) for v in value) + "}"
+    if hasattr(value, "isoformat"):
+        return f"{value.isoformat(sep=' ')}+00"
+    return None if value is None else str(value)
+
+
+def _float(value: float) -> str:
+    return "NaN" if math.isnan(value) else repr(value).removesuffix(".0")
+
+
+def run(spark, job) -> tuple[int, int, int, int]:
+    """Consume; returns the rows inserted, updated, deleted and skipped, as the run tells them."""
+    told = consume(spark, job).tables.get("public.t", TableResult())
+    return told.inserted, told.updated, told.deleted, told.skipped
+
+
+@pytest.mark.soak
+def test_each_change_touches_one_copy(spark, database, job, where_decoded):
+    """Duplicates and nulls are counted, not merged; so is what each run did."""
+    database.execute("insert into t(a, b) select 'x', null from generate_series(1, 3)")
+    sync(spark, job)
+    one = "(select ctid from t where a = 'x' limit 1)"
+    for statement, done in [
+        (f"delete from t where ctid = {one}", (0, 0, 1, 0)),
+        (f"update t set b = 1 where ctid = {one}", (0, 1, 0, 0)),
+        ("insert into t(a) values ('x'), ('x'), (null); delete from t where a is null", (2, 0, 0, 0)),
+        (f"delete from t where ctid = {one}; insert into t(a) values ('x')", (1, 0, 1, 0)),
+        ("update t set a = 'y'", (0, 4, 0, 0)),
+        ("delete from t where b is null; insert into t values ('z')", (1, 0, 3, 0)),
+        ("truncate t; insert into t(a) values ('n'), ('n'); delete from t where ctid = '(0,1)'", (1, 0, 0, 0)),
+    ]:
+        database.execute(statement)
+        told = run(spark, job)
+        assert target_rows(spark, job) == source_rows(database.connection), statement
+        assert told == done, statement
+
+
+@pytest.mark.soak
+def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
+    """numeric(10,2) holds no NaN: such values lie beside the row, and still tell rows apart."""
+    database.execute("insert into t(a, m) values ('x', 'NaN'), ('x', null), ('x', 'NaN')")
+    sync(spark, job)
+    database.execute("delete from t where m is null; update t set a = 'y' where ctid = '(0,1)'")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database.connection)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("one, other", [("f = '0'", "f = '-0'"), ("n = 1.0", "n = 1.00")])
+def test_equal_rows_written_differently(spark, database, job, one, other):
+    """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as there is one."""
+    for condition in (one, other):
+        column, value = condition.split(" = ")
+        database.execute(f"insert into t({column}) values ({value})")
+    sync(spark, job)
+    database.execute("delete from t where ctid = '(0,2)'")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database.connection)
+    assert sum(target_rows(spark, job).values()) == 1
+
+
+@pytest.mark.soak
+def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, job):
+    """As PostgreSQL's subscriber, which compares by the type's equality."""
+    database.execute("insert into t(n, f) values (1.00, '-0')")
+    sync(spark, job)
+    spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set n = '1.0', f = 0.0D")
+    database.execute("update t set a = 'found'")
+    assert run(spark, job) == (0, 1, 0, 0)
+    assert target_rows(spark, job) == source_rows(database.connection)
+
+
+def test_missing_rows_are_skipped_and_counted(spark, database, job):
+    """An update of a row that the target lacks adds none, and the commit says what was done, to a later run too."""
+    database.execute("insert into t(a, b) values ('x', 1), ('x', 1), ('y', 2)")
+    sync(spark, job)
+    spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where a = 'y'")
+    database.execute("update t set b = 3 where a = 'y'; delete from t; insert into t(a) values ('new')")
+    assert run(spark, job) == (1, 0, 2, 1)
+    assert target_rows(spark, job) == source_rows(database.connection)
+
+
+@pytest.mark.soak
+def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, monkeypatch):
+    """Delta's metrics of a rewrite say nothing of it: the commit itself carries the counts."""
+    database.execute("insert into t(a) select 'x' from generate_series(1, 5)")
+    sync(spark, job)
+    database.execute("delete from t where ctid = '(0,1)'; update t set b = 1 where ctid = '(0,2)'")
+    drain(spark, job)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
+    with pytest.raises(Killed):
+        apply(spark, job)
+    monkeypatch.undo()
+    assert run(spark, job) == (0, 1, 1, 0)
+
+
+def test_a_column_added_between_changes(spark, database, job):
+    """Old rows show the default, in the target, in the stream before it and in that after it."""
+    database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")
+    sync(spark, job)
+    database.execute("update t set a = 'y' where ctid = '(0,1)'; insert into t(a) values ('z'), ('z')")
+    database.execute("alter table t add column extra int default 7; delete from t where a = 'z' and ctid = '(0,9)'")
+    database.execute("update t set extra = 8 where a = 'y'; delete from t where ctid = '(0,2)'")
+    run(spark, job)
+    assert target_rows(spark, job) == source_rows(database.connection)
+    extra = spark.read.format("delta").load(uri_of(job, "public.t")).groupBy("extra").count().collect()
+    assert Counter(dict(map(tuple, extra))) == Counter(
+        dict(database.execute("select extra, count(*) from t group by extra"))
+    )
+
+
+def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
+    """Another replica identity sends less than it takes to find the row: the table is copied, then with a key."""
+    database.execute("insert into t(a, b) values ('x', 1)")
+    sync(spark, job)
+    database.execute("alter table t alter b set not null; create unique index i on t(b)")
+    database.execute("alter table t replica identity using index i; delete from t")
+    drain(spark, job)
+    applied = apply(spark, job)
+    assert (applied.failures, list(applied.outdated)) == ({}, ["public.t"])
+    database.execute("insert into t(a, b) values ('y', 2), ('z', 3); update t set a = 'w' where b = 2")
+    (warning,) = consume(spark, job).warnings
+    assert warning.startswith("public.t: an update or delete came for a table without a key")
+    database.execute("delete from t where b = 3")
+    assert consume(spark, job).warnings == []
+    assert job.table_states()["public.t"].key_columns == ["b"]
+    assert target_rows(spark, job) == source_rows(database.connection)
+
+
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+VALUES = {
+    "a": ["null", "'x'", "'y'"],
+    "b": ["null", "1"],
+    "n": ["null", "1.0", "1.00", "'NaN'"],
+    "m": ["null", "2.50", "'NaN'"],
+    "f": ["null", "0", "'-0'", "'NaN'"],
+    "fs": ["null", "'{NaN,-0,NULL}'", "'{1.5}'"],
+    "j": ["null", """'{"k": 1}'"""],
+    "w": ["null", "'2020-01-01'", "'infinity'"],
+    "y": ["null", "'\\x00ff'"],
+    "big": ["null", "'short'", BIG],
+}
+
+
+def random_statement(rng: random.Random) -> str:
+    """An insert of some copies, or a change of one or of all equal rows."""
+    column = rng.choice(COLUMNS)
+    value = rng.choice(VALUES[column])
+    some = f"ctid = any(array(select ctid from t order by random() limit {rng.randrange(1, 4)}))"
+    kind = rng.choice("iiuuuddk")
+    if kind == "i":
+        chosen = ", ".join(rng.choice(VALUES[name]) for name in COLUMNS)
+        return f"insert into t select {chosen} from generate_series(1, {rng.randrange(1, 4)})"
+    if kind == "u":
+        return f"update t set {column} = {value} where {some}"
+    if kind == "k":
+        return f"update t set b = b where {some}"
+    return f"delete from t where {some}"
+
+
+def equal_rows(rows: Counter) -> Counter:
+    """With one spelling for what PostgreSQL holds equal: its subscriber may keep the other one."""
+    spelled: Counter = Counter()
+    for row, copies in rows.items():
+        values = dict(zip(COLUMNS, row, strict=True))
+        values |= {"n": "1" if values["n"] in ("1.0", "1.00") else values["n"]}
+        values |= {name: values[name] and values[name].replace("-0", "0") for name in ("f", "fs")}
+        spelled[tuple(values.values())] += copies
+    return spelled
+
+
+@pytest.mark.soak
+def test_random_changes_of_copies(spark, database, postgres, job):
+    """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own subscriber agrees."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    sync(spark, job)
+    publication = f"s_{database.name}_pub"
+    with native_subscriber(postgres, database, [publication], lambda c: c.execute(DDL)) as (subscriber, slot):
+        for _ in range(3):
+            for _ in range(40):
+                database.execute(random_statement(rng))
+            run(spark, job)
+            expected = source_rows(database.connection)
+            assert target_rows(spark, job) == expected, seed
+        wait_until_caught_up(database, slot)
+        assert equal_rows(source_rows(subscriber)) == equal_rows(expected), seed

@@ -1,0 +1,99 @@
+"""Targets whose commits mark rows as gone: the same rows as without, files that stay, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from benchmarks.verify import duckdb_of_delta
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import pipeline_file
+from waldelta.jobs.pipeline import Pipeline
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def pipeline(spark, database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    database.execute("insert into t select g, 'v' || g from generate_series(1, 1000) g")
+    made = Pipeline(
+        pipeline_file(lake, f"s_{database.name}", ["public.t"], target={"root": lake, "deletion_vectors": True})
+    )
+    made.setup()
+    made.sync(spark)
+    return made
+
+
+def marked(pipeline):
+    """The data files with marks, and the files of marks, of the newest commit."""
+    folder = Path(urlsplit(pipeline.target_path("public.t")).path)
+    newest = max((folder / "_delta_log").glob("*.json"))
+    added = [json.loads(line).get("add") for line in newest.read_text().splitlines()]
+    return [add for add in added if add and add.get("deletionVector")], list(folder.glob("**/deletion_vector_*.bin"))
+
+
+def rows_in_duckdb(pipeline):
+    """As DuckDB's own reader of Delta finds them."""
+    with duckdb_of_delta() as connection:
+        query, uri = "select count(*), sum(id), min(v) from delta_scan(?)", pipeline.target_path("public.t")
+        return connection.execute(query, [uri]).fetchone()
+
+
+def rows(pipeline):
+    """As delta-rs reads them, whose tables for Arrow can't."""
+    table = DeltaTable(pipeline.target_path("public.t"))
+    found = QueryBuilder().register("t", table).execute("select count(*), sum(id), min(v) from t").read_all()
+    return tuple(found.column(i)[0].as_py() for i in (0, 1, 2))
+
+
+def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline, monkeypatch):
+    """Updates and deletes equal the source's rows for every reader, and the files of marks are forced onto the disk too."""
+    everything = "select count(*), sum(id), min(v) from t"
+    synced = []
+    real = os.fsync
+    monkeypatch.setattr(
+        "waldelta.lake.storage.os.fsync",
+        lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1],
+    )
+    assert (marked(pipeline), [rows_in_duckdb(pipeline)]) == (([], []), database.execute(everything))
+    database.execute("update t set v = 'new' where id % 100 = 0; delete from t where id % 100 = 1")
+    pipeline.consume(spark)
+    adds, files = marked(pipeline)
+    assert adds
+    assert files
+    assert {str(f) for f in files} <= set(synced)
+    job = pipeline.job()
+    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
+
+
+@pytest.mark.soak
+def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch):
+    """Maintenance writes the marked files anew, and later changes mark nothing."""
+    database.execute("update t set v = 'new' where id = 5")
+    pipeline.consume(spark)
+    assert marked_rows(spark, pipeline) == 1
+    plain = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.t"]))
+    monkeypatch.setattr(
+        "waldelta.jobs.maintain._compact", lambda *_: None
+    )  # it would write so small a table anew anyway
+    plain.maintain(spark)
+    assert marked_rows(spark, pipeline) == 0
+    database.execute("update t set v = 'newer' where id = 6")
+    plain.consume(spark)
+    assert marked_rows(spark, plain) == 0
+    job = plain.job()
+    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+
+
+def marked_rows(spark, pipeline):
+    """What the target's files hold beyond its rows."""
+    uri = pipeline.target_path("public.t")
+    files = [row[0] for row in spark.sql(f"select distinct input_file_name() from delta.`{uri}`").collect()]
+    return spark.read.parquet(*files).count() - spark.read.format("delta").load(uri).count()

@@ -1,0 +1,271 @@
+"""Others write to targets, between runs and beside a merge: their commits are told, retried upon, or nobody's business."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+from pyspark.sql.types import BooleanType
+
+import waldelta.changes.merge.by_file
+import waldelta.changes.merge.choose
+from tests.support.fixtures.postgres import new_database
+from tests.support.pipelines import pipeline_file
+from waldelta.errors import StateError
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.ledger.records import TargetCut
+from waldelta.spark_sql import path
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What somebody does to a table, and as what it is told; None: it changes no row."""
+
+    act: Callable
+    told: str | None = None
+
+
+def append(_, uri):
+    key = 1000 + DeltaTable(uri).version()
+    write_deltalake(uri, pa.table({"id": pa.array([key], pa.int32()), "v": ["foreign"]}), mode="append")
+
+
+def sql(statement):
+    return lambda spark, uri: spark.sql(statement.format(path(uri))).collect()
+
+
+def update(_, uri):
+    DeltaTable(uri).update({"v": "'foreign'"}, predicate="id = 1")
+
+
+def restore(_, uri):
+    DeltaTable(uri).restore(DeltaTable(uri).version() - 1)
+
+
+def optimize(_, uri):
+    DeltaTable(uri).optimize.compact()
+
+
+def vacuum(_, uri):
+    DeltaTable(uri).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
+def compact(_, uri):
+    optimize(_, uri)
+    vacuum(_, uri)
+
+
+TABLES = ("t_append", "t_update", "t_restore", "t_compact", "t_other")
+# By delta-rs, since it is done from a task of Spark's as well.
+BESIDE = {
+    "t_append": Foreign(append, "WRITE"),
+    "t_update": Foreign(update, "UPDATE"),
+    "t_restore": Foreign(restore, "RESTORE"),
+    "t_compact": Foreign(compact),
+    "t_other": Foreign(optimize),
+}
+BETWEEN = {
+    "t_append": Foreign(append, "WRITE"),
+    "t_update": Foreign(sql("update {} set v = 'foreign' where id = 1"), "UPDATE"),
+    "t_restore": Foreign(
+        lambda spark, uri: spark.sql(f"restore {path(uri)} to version as of {DeltaTable(uri).version() - 1}").collect(), "RESTORE"
+    ),
+    "t_compact": Foreign(compact),
+    "t_other": Foreign(sql("create or replace table {} using delta as select 1 as id, 'foreign' as v"), "CREATE OR REPLACE"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def database(postgres):
+    with pytest.MonkeyPatch.context() as patch, new_database(postgres, patch) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pipeline(spark, database, tmp_path_factory):
+    """Of tables with a key, each with two rows; small ones, and without our columns, so that anybody can write to them."""
+    for name in TABLES:
+        database.execute(f"create table {name}(id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'source'), (2, 'source')")
+    lake = (tmp_path_factory.mktemp("foreign") / "lake").as_uri()
+    target = {"root": lake, "metadata_columns": False}
+    made = Pipeline(pipeline_file(lake, f"s_{database.name}", [f"public.{n}" for n in TABLES], target=target))
+    made.setup()
+    made.sync(spark)
+    return made
+
+
+@pytest.fixture
+def add(database):
+    """Adds a row to each table, which becomes a file of its own that OPTIMIZE has something to do with."""
+
+    def made(number):
+        for name in TABLES:
+            database.execute(f"insert into {name} values (%s, 'source')", (number,))
+
+    return made
+
+
+@pytest.fixture
+def change(database, add):
+    """Changes a row of each table and adds one."""
+
+    def made(number):
+        add(number)
+        for name in TABLES:
+            database.execute(f"update {name} set v = %s where id = 2", (f"changed {number}",))
+
+    return made
+
+
+def uri_of(pipeline, name):
+    return pipeline.target_path(f"public.{name}")
+
+
+def rows_of(pipeline, name, version=None):
+    held = DeltaTable(uri_of(pipeline, name), version=version).to_pyarrow_table(columns=["id", "v"])
+    return sorted(tuple(row.values()) for row in held.to_pylist())
+
+
+def told_by(result):
+    told = [warning for warning in result.warnings if "somebody else wrote" in warning]
+    return {warning.partition(":")[0].removeprefix("public."): warning for warning in told}
+
+
+def names(cases):
+    return sorted(name for name, foreign in cases.items() if foreign.told)
+
+
+def by_tasks(monkeypatch, acts):
+    """Between the reading of the target and the commit of what tasks merged."""
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    real = waldelta.changes.merge.by_file._commit
+
+    def commit(table, *given, **named):
+        acts(table.table_uri.rstrip("/").rpartition("/")[2])
+        return real(table, *given, **named)
+
+    monkeypatch.setattr("waldelta.changes.merge.by_file._commit", commit)
+
+
+def by_spark(monkeypatch, acts):
+    """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
+    real = waldelta.changes.merge.choose._merge
+
+    def merge(spark, job, source, plan, tag, check):
+        table = plan.state.table_name.removeprefix("public.")
+
+        def beside(_):
+            acts(table)
+            return True
+
+        name = f"beside_{table}"
+        spark.udf.register(name, beside, BooleanType())
+        return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, check)
+
+    monkeypatch.setattr("waldelta.changes.merge.choose._merge", merge)
+
+
+@pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])
+def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
+    spark, pipeline, add, change, monkeypatch, tmp_path, way, number
+):
+    """The merge is done again on what they left; what changed data is told by the same run."""
+
+    def act(name):
+        if not (done := tmp_path / name).exists():
+            done.touch()
+            BESIDE[name].act(None, uri_of(pipeline, name))
+            (tmp_path / f"{name}.rows").write_text(repr(rows_of(pipeline, name)))
+
+    add(100 + number)
+    pipeline.consume(spark)
+    change(number)
+    with monkeypatch.context() as patch:
+        way(patch, act)
+        result = pipeline.consume(spark)
+    assert sorted(told_by(result)) == names(BESIDE)
+    expected = {}
+    for name in TABLES:
+        left = dict(ast.literal_eval((tmp_path / f"{name}.rows").read_text()))
+        expected[name] = left | ({2: f"changed {number}"} if 2 in left else {}) | {number: "source"}
+    assert {name: rows_of(pipeline, name) for name in TABLES} == {n: sorted(e.items()) for n, e in expected.items()}
+    assert pipeline.consume(spark).warnings == []
+
+
+def test_what_others_write_between_runs_is_told_once_and_stays_on_record(spark, database, pipeline, add, change):
+    """Until the table is copied again, or compared with its source."""
+    add(30)
+    pipeline.consume(spark)
+    before = {name: DeltaTable(uri_of(pipeline, name)).version() for name in TABLES}
+    for name, foreign in BETWEEN.items():
+        foreign.act(spark, uri_of(pipeline, name))
+    database.execute("insert into t_compact values (31, 'source')")
+    result = pipeline.consume(spark)
+    assert sorted(told_by(result)) == names(BETWEEN)
+    assert result.foreign_commits == [f"public.{name}" for name in names(BETWEEN)]
+    for name in names(BETWEEN):
+        told = told_by(result)[name]
+        assert re.search(rf"version {before[name] + 1} \({BETWEEN[name].told}.*_resync with tables", told), told
+    recorded = {name: len(pipeline.status()["targets"][f"public.{name}"]["foreign_commits"]) for name in TABLES}
+    assert sorted(name for name, count in recorded.items() if count) == names(BETWEEN)
+
+    change(32)
+    assert pipeline.consume(spark).warnings == []
+    pipeline.resync(spark, ["public.t_append"])
+    pipeline.sync(spark, ["public.t_other"], "mended")
+    targets = pipeline.status()["targets"]
+    for name in ("t_append", "t_other"):
+        assert rows_of(pipeline, name) == database.execute(f"select * from {name} order by id")
+        assert targets[f"public.{name}"]["foreign_commits"] == []
+    assert len(targets["public.t_update"]["foreign_commits"]) == recorded["t_update"]
+    change(33)
+    assert pipeline.consume(spark).warnings == []
+
+
+def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
+    """At later versions of the same rows where a VACUUM took the older ones' files; an older cut otherwise, or none."""
+
+    def is_read_as(rows):
+        cut = pipeline.cut()
+        assert {name: rows_of(pipeline, name, cut[f"public.{name}"]) for name in TABLES} == rows
+        return cut
+
+    add(40)
+    pipeline.consume(spark)
+    then = {name: rows_of(pipeline, name) for name in TABLES}
+    cut = is_read_as(then)
+    for name in TABLES:
+        compact(None, uri_of(pipeline, name))
+    with pytest.raises((OSError, DeltaError)):
+        rows_of(pipeline, "t_append", cut["public.t_append"])
+    assert is_read_as(then)["public.t_append"] > cut["public.t_append"]
+    pipeline.maintain(spark)
+    assert pipeline.job().ledger.last_cut().targets == [  # renewed, so that no log has to reach back behind it
+        TargetCut(t.table_name, t.generation, is_read_as(then)[t.table_name])
+        for t in pipeline.job().ledger.last_cut().targets
+    ]
+
+    sql("update {} set v = 'foreign' where id = 1")(spark, uri_of(pipeline, "t_other"))
+    is_read_as(then)
+    vacuum(None, uri_of(pipeline, "t_other"))
+    with pytest.raises(StateError, match="no cut can be read"):
+        pipeline.cut()
+    assert "no cut can be read" in pipeline.status()["last_cut"]["problem"]
+    add(41)
+    told = pipeline.consume(spark).warnings
+    assert any("a VACUUM kept less" in text and "marked as expired" in text for text in told), told
+    is_read_as({name: rows_of(pipeline, name) for name in TABLES})
+    assert [row.expired for row in pipeline.job().ledger.batches()][-1:] == [False]
+    assert all(row.expired for row in pipeline.job().ledger.batches()[:-2])
+    assert pipeline.status()["last_cut"]["batch"] == pipeline.job().ledger.last_cut().batch

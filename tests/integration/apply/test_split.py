@@ -1,0 +1,69 @@
+"""Changes of many tables that lie mixed in the change log: read once, applied to each."""
+
+from __future__ import annotations
+
+import pytest
+
+import waldelta.changes.stage.split as split_module
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
+from waldelta.lake.storage import local_path
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+
+TABLES = [f"t{n}" for n in range(8)]
+LARGE = "t0"
+
+
+@pytest.fixture
+def job(database, lake, spark):
+    for table in TABLES:
+        database.execute(f"create table {table}(id int primary key, v text)")
+        database.execute(f"insert into {table} select g, 'old' from generate_series(1, 300) g")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in TABLES]))
+    sync(spark, job)
+    return job
+
+
+def write_mixed(database):
+    """Changes of all tables in turn, in each 100 of some and 1,500 of one."""
+    database.execute(
+        f"""
+        do $$ begin
+            for i in 1..20 loop
+                {
+            "".join(
+                f"insert into {table} select 1000 * i + g, 'new' from generate_series(1, {70 if table == LARGE else 2}) g;"
+                f"update {table} set v = v || i where id = i; delete from {table} where id = 100 + i;"
+                f"update {table} set id = -i where id = 200 + i;"
+                for table in TABLES
+            )
+        }
+                commit;
+            end loop;
+        end $$"""
+    )
+
+
+def test_many_tables_mixed(spark, database, job, monkeypatch):
+    """Few changes of one are applied here, many by tasks, both from what was written anew by table once for the range."""
+    made = []
+
+    def split(*given):
+        made.append(original(*given))
+        return made[-1]
+
+    original = split_module.split
+    monkeypatch.setattr(split_module, "split", split)
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
+    write_mixed(database)
+    result = consume(spark, job)
+    assert len(made) == 1
+    assert all(result.tables[f"public.{table}"].changed for table in TABLES)
+    for table in TABLES:
+        found = spark.read.format("delta").load(uri_of(job, f"public.{table}")).select("id", "v").collect()
+        expected = database.execute(f"select id, v from {table}")
+        assert sorted(map(tuple, found)) == sorted(map(tuple, expected)), table
+    assert list((local_path(job.pipeline.target.root) / "_waldelta" / "staging").glob("*")) == []

@@ -1,0 +1,315 @@
+"""Targets that keep more than a mirror does: what the source has now is in each of them, and what it had then in its history."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from threading import current_thread
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.compare import compare_target
+from tests.oracles.random_workload import Workload
+from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.seeds import chosen_seed
+from waldelta.errors import ModeRefused, SyncFailed
+from waldelta.jobs.consume import consume
+from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.check.check import check
+from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+from waldelta.stages.land.drain import drain
+from waldelta.stages.repair.replay.replay import replay
+from waldelta.stages.sync import write_states as copy_states
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+MODES = {"w1": "history", "w2": "soft_delete", "w3": "changelog"}
+NAMES = ["id", "part", "a", "b", "big"]
+
+
+def target(lake, modes=MODES):
+    """The pipeline file's target."""
+    return {"root": lake, "tables": {f"public.{name}": {"mode": mode} for name, mode in modes.items()}}
+
+
+def job_of(database, lake, modes=MODES):
+    """A pipeline with a table of each mode."""
+    pipeline = pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in modes], target=target(lake, modes))
+    return bare_slot(database, pipeline)
+
+
+def held(job, name):
+    """All rows of a target."""
+    return DeltaTable(uri_of(job, f"public.{name}")).to_pyarrow_table().to_pylist()
+
+
+def source(connection, name):
+    """What the source has, as sorted tuples."""
+    return sorted(connection.execute(f"select {', '.join(NAMES)} from {name}".encode()).fetchall(), key=repr)
+
+
+def as_of(rows, lsn):
+    """What a history says of a position: after every commit before it."""
+    found = [
+        r
+        for r in rows
+        if r["_wd_valid_from_lsn"] < lsn and (r["_wd_valid_to_lsn"] is None or r["_wd_valid_to_lsn"] >= lsn)
+    ]
+    return sorted((tuple(r[n] for n in NAMES) for r in found), key=repr)
+
+
+def replayed(rows, lsn=None):
+    """What a changelog says when its rows are done one by one, in order."""
+    now = {}
+    for row in sorted(rows, key=lambda r: (r["_wd_lsn"], r["_wd_seq"])):
+        if lsn is not None and row["_wd_lsn"] >= lsn:
+            break
+        assert not row["_wd_unchanged"], row
+        key = (row["id"], row["part"])
+        if row["_wd_op"] == "truncate":
+            now.clear()
+        elif row["_wd_op"] == "delete":
+            del now[key]
+        else:
+            if row["_wd_before"] is not None:
+                del now[tuple(row["_wd_before"].values())]
+            assert row["_wd_op"] != "insert" or key not in now
+            now[key] = tuple(row[n] for n in NAMES)
+    return sorted(now.values(), key=repr)
+
+
+def check_intervals(rows):
+    """Of each key states follow each other, and the last one alone may be open."""
+    by_key = {}
+    for row in rows:
+        by_key.setdefault((row["id"], row["part"]), []).append(row)
+    for states in by_key.values():
+        states.sort(key=lambda r: r["_wd_valid_from_lsn"])
+        for state, following in zip(states, [*states[1:], None], strict=True):
+            until = state["_wd_valid_to_lsn"]
+            assert until is None or until > state["_wd_valid_from_lsn"]
+            assert state["_wd_valid_to"] is None or state["_wd_valid_to"] >= state["_wd_valid_from"]
+            assert following is None or (until is not None and until <= following["_wd_valid_from_lsn"]), states
+
+
+@pytest.mark.usefixtures("compiled")
+def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, where_decoded, monkeypatch):
+    """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
+    seed = chosen_seed()
+    with database.connect(autocommit=True) as connection:
+        workload = Workload(connection, seed, list(MODES))
+        job = job_of(database, lake)
+        for _ in range(20):
+            workload.transaction()
+        sync(spark, job)
+        sampled = {}
+        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or 2)):
+            for _ in range(4):
+                for _ in range(10):
+                    workload.transaction()
+                ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+                sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
+            result = consume(spark, job)
+            what = (f"WALDELTA_SEED={seed}", run, result.warnings)
+            for state in job.table_states().values():
+                difference = compare_target(spark, job.conninfo, job.pipeline, state)
+                assert difference.rows == 0, (what, difference)
+            check_intervals(held(job, "w1"))
+            for lsn, then in sampled.items():
+                assert (what, as_of(held(job, "w1"), lsn)) == (what, then["w1"])
+                assert (what, replayed(held(job, "w3"), lsn)) == (what, then["w3"])
+            deleted = [r for r in held(job, "w2") if r["_wd_deleted"]]
+            assert all(r["_wd_deleted_at"] is not None for r in deleted)
+            keys = [(r["id"], r["part"]) for r in held(job, "w2")]
+            assert len(keys) == len(set(keys)), what
+        # A copy of what is there already changes nothing; of a source that went on unseen, what differs.
+        before = {name: held(job, name) for name in MODES}
+        sync(spark, job, [f"public.{name}" for name in MODES])
+        assert {name: sorted(map(repr, held(job, name))) for name in MODES} == {
+            name: sorted(map(repr, rows)) for name, rows in before.items()
+        }
+        for _ in range(10):
+            workload.transaction()
+        # One after the other: a session has one transaction id and one userMetadata for all commits.
+        threads = set()
+        real = copy_states.tagged
+        monkeypatch.setattr(copy_states, "tagged", lambda *of: threads.add(current_thread().name) or real(*of))
+        sync(spark, job, [f"public.{name}" for name in MODES])
+        assert len(threads) <= 1
+        consume(spark, job)
+        for lsn, then in sampled.items():
+            assert as_of(held(job, "w1"), lsn) == then["w1"]
+        check_intervals(held(job, "w1"))
+        assert replayed(held(job, "w3")) == source(connection, "w3")
+        for state in job.table_states().values():
+            assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+class Killed(BaseException):
+    """What a kill is to the process."""
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(pytest.param(f"apply.{step}", marks=pytest.mark.soak) for step in ("staged", "applied")),
+        "apply.merging",
+        "apply.merged",
+    ],
+)
+def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
+    """Before the commit and behind it: the next run ends with each state and each change once."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int, part int, a int, b text, big text, primary key (id, part))")
+        database.execute(f"insert into {name} values (1, 0, 1, 'x'), (2, 0, 1, 'x')")
+    job = job_of(database, lake)
+    sync(spark, job)
+    for name in MODES:
+        database.execute(f"update {name} set a = a + 1")
+        database.execute(f"delete from {name} where id = 2")
+
+    def fault_point(reached):
+        if reached == step:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("waldelta.stages.apply.apply.fault_point", fault_point)
+        with pytest.raises(Killed):
+            consume(spark, job)
+    consume(spark, job)
+    consume(spark, job)
+    states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
+    assert states == [(1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]
+    assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [(1, 2, False), (2, 2, True)]
+    changes = [r["_wd_op"] for r in sorted(held(job, "w3"), key=lambda r: (r["_wd_lsn"], r["_wd_seq"]))]
+    assert changes == ["snapshot", "snapshot", "update", "update", "delete"]
+
+
+def test_what_is_kept_is_never_taken_away(spark, database, lake):
+    """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there is a changelog alone."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
+    database.execute("create table k (v text)")
+    database.execute("alter table k replica identity full")
+    database.execute("insert into k values ('x'), ('x')")
+    modes = {"w1": "mirror", "w2": "soft_delete", "w3": "changelog", "k": "changelog"}
+    job = job_of(database, lake, modes)
+    sync(spark, job)
+    database.execute("update k set v = 'z' where ctid = '(0,1)'")
+    database.execute("delete from k where v = 'x'")
+    database.execute("alter table w3 add column n int default 5")
+    database.execute("update w3 set id = 9 where id = 1")
+    database.execute("truncate w2")
+
+    def by(**changed):
+        tables = [f"public.{t}" for t in modes]
+        file = pipeline_file(lake, job.pipeline.source.slot, tables, target=target(lake, modes | changed))
+        return replace(job, pipeline=file)
+
+    result = consume(spark, by(w1="history"))
+    assert any("w1" in warning and "mode history" in warning for warning in result.warnings)
+    assert [r["_wd_valid_to_lsn"] for r in held(job, "w1")] == [None, None]
+    assert sorted(r["_wd_deleted"] for r in held(job, "w2")) == [True, True]
+    assert sorted((r["_wd_op"], r["v"]) for r in held(job, "k")) == [
+        ("delete", "x"), ("snapshot", "x"), ("snapshot", "x"), ("update", "z"),
+    ]  # fmt: skip
+    assert ("update", 9, {"id": 1}) in [(r["_wd_op"], r["id"], r["_wd_before"]) for r in held(job, "w3")]
+    before = held(job, "w2")
+    with pytest.raises(ModeRefused, match="kept as soft_delete"):
+        sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
+    assert held(job, "w2") == before
+    assert job.table_states()["public.w2"].status == "synced"
+    with pytest.raises(ModeRefused, match="no key"):
+        sync(spark, by(w1="history", k="history"), ["public.k"])
+    with pytest.raises(ModeRefused, match="a replay would overwrite"):
+        replay(spark, by(w1="history"), None, ["public.w1"])
+
+
+def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
+    """A quarantined row is a row of the source's now, and its MERGE would write over closed states: only a copy is exact."""
+    tables = {"w1": "history", "w2": "soft_delete"}
+    modes = tables | {"w3": "changelog"}
+    for name in modes:
+        database.execute(f"create table {name} (id int, a text, big text, primary key (id, a))")
+        database.execute(f"alter table {name} alter big set storage external")
+        big = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+        database.execute(f"insert into {name} values (1, 'n', 'x'), (2, 'a', {big})")
+    job = job_of(database, lake, modes)
+    publication = job.pipeline.source.publications[0].name
+    listed = ", ".join(f"{name} where (a > 'm')" for name in modes)
+    database.execute(f"alter publication {publication} set table {listed}")
+    sync(spark, job)
+    for name in modes:
+        database.execute(f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1")
+        database.execute(f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2")
+    drain(spark, job)
+    for name in modes:
+        database.execute(f"alter table {name} rename column big to hidden")
+    assert apply(spark, job).failures == {}
+    for name in modes:
+        database.execute(f"alter table {name} rename column hidden to big")
+    lacking = check(spark, job.pipeline, job.ledger, "check").warnings
+    assert [(text.split(":")[0], text.endswith("(1 row)")) for text in lacking] == [
+        ("public.w1", False), ("public.w2", False), ("public.w3", True),
+    ]  # fmt: skip
+    before = {name: held(job, name) for name in tables}
+    assert [row["_wd_valid_to_lsn"] is None for row in before["w1"]].count(True) == 1
+    with pytest.raises(RunFailed) as failed:
+        run_retry(spark, replace(job, run_id="retry"))
+    for name, mode in tables.items():
+        assert f"kept as {mode}" in str(failed.value)
+        assert f"sync --tables public.{name}" in str(failed.value)
+    assert {name: held(job, name) for name in tables} == before
+    assert len(list_quarantined(job)) == 2
+    # A copy brings what is lacking, and leaves what ended.
+    sync(spark, replace(job, run_id="again"), [f"public.{name}" for name in tables])
+    ended = [row for row in before["w1"] if row["_wd_valid_to_lsn"] is not None]
+    assert all(row in held(job, "w1") for row in ended)
+    assert {row["id"] for row in held(job, "w1") if row["_wd_valid_to_lsn"] is None} == {1, 2}
+    assert list_quarantined(job) == []
+
+
+def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
+    """Positions that begin anew (another server), other columns, no key: nothing is taken away, and changes go on."""
+    for name in MODES:
+        database.execute(f"create table {name} (id int primary key, v text)")
+        database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
+    database.execute("create table k (v text); alter table k replica identity full")
+    job = job_of(database, lake, MODES | {"k": "changelog"})
+    sync(spark, job)
+    consume(spark, job)
+    ahead = str(1 << 60)
+    DeltaTable(uri_of(job, "public.w1")).update({"_wd_valid_from_lsn": ahead}, predicate="id = 2")
+    for name in ("w2", "w3"):
+        DeltaTable(uri_of(job, f"public.{name}")).update({"_wd_lsn": ahead}, predicate="id = 2")
+    for name in MODES:
+        database.execute(f"delete from {name} where id = 2")
+    before = {name: held(job, name) for name in MODES}
+    for name in [*MODES, "k"]:
+        with pytest.raises(SyncFailed, match="positions begin anew" if name in MODES else "has no key"):
+            sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
+    assert {name: held(job, name) for name in MODES} == before
+    assert {state.status for state in job.table_states().values()} == {"synced"}
+    database.execute("insert into w1 values (3, 'z'); insert into k values ('z')")
+    consume(spark, replace(job, run_id="goes on"))
+    assert (3, True) in [(row["id"], row["_wd_valid_to_lsn"] is None) for row in held(job, "w1")]
+    assert [row["v"] for row in held(job, "k")] == ["z"]
+
+
+def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(spark, database, lake):
+    """Unless it was asked for by its name: then it is refused at once."""
+    database.execute("create table n (v text); create table w1 (id int primary key); insert into w1 values (1)")
+    job = job_of(database, lake, {"n": "history", "w1": "history"})
+    with pytest.raises(ModeRefused, match="no key"):
+        sync(spark, job, ["public.n", "public.w1"])
+    with pytest.raises(SyncFailed, match="1 of 2 tables not synced") as failed:
+        sync(spark, job)
+    assert [(name, type(err)) for name, err in failed.value.failures.items()] == [("public.n", ModeRefused)]
+    assert [row["id"] for row in held(job, "w1")] == [1]

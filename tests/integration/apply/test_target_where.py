@@ -1,0 +1,286 @@
+"""A target's own filter (target.tables.<table>.where): the target holds what a filter of the publication would let through."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.config.pipeline_file import PipelineFile
+from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
+from waldelta.jobs.consume import consume
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.ledger.quarantine import REREAD, Quarantine
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.target_filter import filter_of
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
+WHERE = "a > 5 and c = 'NSW'"
+COLUMNS = "a int, b int, c text, big text, n numeric(10,2)"
+IDENTITIES = {
+    "by_default": f"create table by_default({COLUMNS}, primary key (a, c))",
+    "by_index": f"""
+        create table by_index({COLUMNS}, primary key (b)); alter table by_index alter a set not null, alter c set not null;
+        create unique index by_index_i on by_index(a, c, b); alter table by_index replica identity using index by_index_i""",
+    "by_full": f"create table by_full({COLUMNS}, primary key (b)); alter table by_full replica identity full",
+    "without_key": f"create table without_key({COLUMNS}); alter table without_key replica identity full",
+    "by_root": f"""
+        create table by_root({COLUMNS}, primary key (a, c)) partition by range (a);
+        create table by_root_1 partition of by_root for values from (minvalue) to (7);
+        create table by_root_2 partition of by_root default;
+        alter table by_root_1 alter big set storage external; alter table by_root_2 alter big set storage external""",
+}
+
+
+def made(database, lake, tables, wheres, publication=""):
+    """Tables by their DDL, each with its target's filter, in one publication through partition roots."""
+    for name, ddl in tables.items():
+        database.execute(ddl)
+        database.execute(f"alter table {name} alter big set storage external")
+    own = {f"public.{name}": {"where": where} for name, where in wheres.items()}
+    document = pipeline_file(
+        lake, f"s_{database.name}", [f"public.{name}" for name in tables], target={"root": lake, "tables": own}
+    )
+    job, pub = bare_slot(database, document), f"s_{database.name}_pub"
+    listed = ", ".join(f"table {name} {publication}" for name in tables)
+    database.execute(
+        f"drop publication {pub}; create publication {pub} for {listed} with (publish_via_partition_root = true)"
+    )
+    return job
+
+
+def one(database, lake, name, where=WHERE, publication=""):
+    return made(database, lake, {name: IDENTITIES[name]}, {name: where}, publication)
+
+
+def rows(spark, job, table, *columns):
+    held = DeltaTable(uri_of(job, f"public.{table}")).to_pyarrow_table(columns=list(columns))
+    return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True), key=repr)
+
+
+def wanted(database, table, where, *columns):
+    return sorted(database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr)
+
+
+STATEMENTS = [
+    (
+        f"insert into t values (2, 102, 'NSW', {BIG}, null), (3, 103, 'QLD', null, 1), (6, 106, 'NSW', {BIG}, 1.5), "
+        "(9, 109, 'NSW', 'x', 'NaN')"
+    ),
+    "update t set b = 999 where a = 6",  # matches before and after
+    "update t set a = 555 where a = 2",  # enters: the row comes whole
+    "update t set c = 'VIC' where a = 9",  # leaves
+    "update t set n = 7 where c = 'QLD'",  # never matched
+    "insert into t values (7, 107, 'NSW'); update t set a = 1 where a = 7; update t set a = 8 where a = 1",
+    "update t set a = 5 where a = 6; update t set a = 6, n = 2 where a = 5",  # leaves and returns
+    "delete from t where c = 'QLD'; delete from t where a = 8; insert into t values (8, 108, 'NSW')",
+    "begin; savepoint s; insert into t values (70, 170, 'NSW'); rollback to s; insert into t values (71, 171, 'NSW'); commit",
+    "insert into t select g, g + 1000, case g % 3 when 0 then 'NSW' else 'NT' end from generate_series(100, 160) g",
+    "update t set c = case c when 'NSW' then 'NT' else 'NSW' end where a between 100 and 160",
+    f"update t set a = 40 where a = 4 and big = {BIG}",
+]
+AND_THEN = [
+    "insert into t values (32, 5000, 'NSW')",
+    "truncate t",
+    "insert into t values (30, 1, 'NSW'), (31, 2, 'VIC')",
+]
+
+
+def of(table, statement):
+    """The statement for another table."""
+    return re.sub(r"\b(into|update|from|truncate) t\b", rf"\1 {table}", statement)
+
+
+def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
+    """Copied through the filter, then kept by the chapter's table of UPDATEs: all changes in one batch, then a TRUNCATE."""
+    job = made(database, lake, IDENTITIES, dict.fromkeys(IDENTITIES, WHERE))
+    first = f"insert into t values (20, 1, 'NSW', {BIG}), (4, 2, 'NSW', {BIG}), (21, 3, 'VIC', ''), (22, 4, 'NSW', 'x')"
+    for table in IDENTITIES:
+        database.execute(of(table, first))
+    assert [copied.rows for copied in sync(spark, job)] == [2] * len(IDENTITIES)
+    names = ("a", "b", "c", "big")
+    for number, statements in enumerate([STATEMENTS, AND_THEN]):
+        for table in IDENTITIES:
+            for statement in statements:
+                database.execute(of(table, statement))
+        consume(spark, replace(job, run_id=f"run {number}"))
+        for table in IDENTITIES:
+            assert rows(spark, job, table, *names) == wanted(database, table, WHERE, *names), (table, statements)
+        if number == 0:
+            for state in (job.table_states()[f"public.{table}"] for table in ("by_index", "without_key")):
+                assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+def test_the_chapters_table(spark, database, lake):
+    """Two rows enter, three leave, one stays; nothing is counted that doesn't concern the target. NULL counts as false."""
+    job = one(database, lake, "by_full")
+    updates = [
+        ("5, 'NSW'", "6, 'VIC'"), ("5, 'NSW'", "6, 'NSW'"), ("null, 'NSW'", "6, 'NSW'"), ("6, 'NSW'", "6, 'VIC'"),
+        ("6, 'NSW'", "6, null"), ("7, 'NSW'", "null, 'NSW'"), ("6, 'NSW'", "7, 'NSW'"), ("null, null", "null, 'x'"),
+    ]  # fmt: skip
+    for number, (old, _) in enumerate(updates):
+        database.execute(f"insert into by_full(b, a, c) values ({number}, {old})")
+    sync(spark, job)
+    for number, (_, new) in enumerate(updates):
+        database.execute(f"update by_full set (a, c) = ({new}) where b = {number}")
+    done = consume(spark, job).tables["public.by_full"]
+    assert (done.inserted, done.deleted, done.updated, done.skipped) == (2, 3, 1, 0)
+    assert rows(spark, job, "by_full", "b") == [(1,), (2,), (6,)]
+
+
+def test_an_entering_row_without_its_large_value_is_read_again(spark, database, lake, where_decoded):
+    """Only the key tells the old row; the unchanged TOAST is read from the source, and quarantine says so."""
+    job = one(database, lake, "by_default")
+    database.execute(f"insert into by_default values (1, 1, 'NSW', {BIG})")
+    sync(spark, job)
+    database.execute("update by_default set a = 10")
+    done = consume(spark, job).tables["public.by_default"]
+    assert (done.inserted, done.reread) == (1, 1)
+    assert [row.status for row in Quarantine(lake).rows("public.by_default", 1)] == [REREAD]
+    assert rows(spark, job, "by_default", "a", "big") == wanted(database, "by_default", "true", "a", "big")
+
+
+SPECIAL = {
+    "t1": "n > 1 or d < '0001-01-01'",
+    "t2": "n = 'NaN' or d = 'infinity' or ts > '9999-12-31'",
+    "t3": "f = 'NaN' or f = 0",
+    "t4": "arr @> '{1}' and not coalesce(a > 5, true)",
+    "t5": "case when a <> 0 then 10 / a > 3 end",
+}
+
+
+@pytest.mark.soak
+def test_values_that_no_type_holds(spark, database, lake, where_decoded):
+    """NaN, the infinities and years BC are judged as PostgreSQL judges them, in old rows too."""
+    columns = f"{COLUMNS}, d date, ts timestamp, f float8, arr int[], primary key (b)"
+    ddl = {t: f"create table {t}({columns}); alter table {t} replica identity full" for t in SPECIAL}
+    job = made(database, lake, ddl, SPECIAL)
+    values = [
+        "1, {}, 'x', null, 'NaN', '0044-03-15 BC', 'infinity', 'NaN', '{{1}}'",
+        "0, {}, null, null, 1.01, 'infinity', null, -0, '{{}}'",
+        "null, {}, null, null, null, null, null, null, null",
+        "3, {}, 'y', null, 0.5, '2020-01-01', '0001-01-01', 1, '{{1,2}}'",
+    ]
+    for table in SPECIAL:
+        for number, row in enumerate(values):
+            database.execute(f"insert into {table} values ({row.format(number)})")
+    sync(spark, job)
+    for table, where in SPECIAL.items():
+        assert rows(spark, job, table, "b") == wanted(database, table, where, "b"), where
+        database.execute(f"update {table} set (a, n, d, ts, f, arr) = (select a, n, d, ts, f, arr from {table} o "
+                         f"where o.b = ({table}.b + 1) % 4)")  # fmt: skip
+        for number, row in enumerate(values):
+            database.execute(f"insert into {table} values ({row.format(number + 10)})")
+    consume(spark, job)
+    for table, where in SPECIAL.items():
+        assert rows(spark, job, table, "b") == wanted(database, table, where, "b"), where
+
+
+def test_beside_the_publications_filter(spark, database, lake):
+    """Both must let a row through; the target's own isn't asked of rows that the publication keeps back."""
+    job = one(database, lake, "by_default", "10 / (a - 5) > 0", "where (a <> 5)")
+    database.execute("insert into by_default values (5, 1, 'x'), (6, 2, 'x'), (4, 3, 'x')")
+    sync(spark, job)
+    database.execute(
+        "insert into by_default values (5, 4, 'y'), (7, 5, 'y'); update by_default set a = 5, c = 'z' where a = 6"
+    )
+    consume(spark, job)
+    assert rows(spark, job, "by_default", "a", "b") == [(7, 5)]
+
+
+def test_a_filter_stays_as_the_copy_had_it(spark, database, lake):
+    """Another type of its column makes a new copy; a column that is renamed or dropped stops the table by name."""
+    job = one(database, lake, "by_full", "a > 5")
+    sync(spark, job)
+    assert filter_of(job.table_states()["public.by_full"]).analysed == "(a > 5)"
+    database.execute("insert into by_full values (6, 1), (5, 2); alter table by_full alter a type bigint")
+    database.execute("insert into by_full values (7, 3)")
+    assert any("copied again" in text for text in consume(spark, job).warnings)
+    assert rows(spark, job, "by_full", "a") == [(6,), (7,)]
+    database.execute("alter table by_full rename a to aa; insert into by_full values (8, 4)")
+    with pytest.raises(RunFailed) as caught:
+        consume(spark, replace(job, run_id="second"))
+    assert isinstance(caught.value.__cause__, SchemaChanged)
+    assert "correct the filter" in str(caught.value.__cause__)
+
+
+def test_an_identity_that_no_longer_tells(spark, database, lake, where_decoded):
+    """The identity shrank after setup: an UPDATE whose old row can't be judged stops the table, no row is guessed."""
+    job = one(database, lake, "by_full")
+    sync(spark, job)
+    database.execute("insert into by_full values (6, 1, 'NSW'); alter table by_full replica identity default")
+    database.execute("insert into by_full values (7, 2, 'NSW'); delete from by_full where b = 2")
+    consume(spark, job)
+    assert rows(spark, job, "by_full", "b") == [(1,)]
+    database.execute("update by_full set a = 1")
+    with pytest.raises(RunFailed) as caught:
+        consume(spark, replace(job, run_id="second"))
+    assert isinstance(caught.value.__cause__, ApplyError)
+    assert "replica identity full" in str(caught.value.__cause__)
+
+
+# --- setup ---------------------------------------------------------------------------------------------------------
+
+DDL = """
+create table t(id int primary key, a int, c text, j json, g numeric);
+create table plain(id int primary key);
+create table p(id int primary key, a int) partition by range (id);
+create table p_1 partition of p default;
+"""
+REFUSED = {
+    "not an expression": ("public.t", "id >", {}, r"where.*filter"),
+    "no such column": ("public.t", "nope > 1", {}, r"nope.*does not exist"),
+    "not translatable": ("public.t", "id > 0 and j::text = 'x'", {}, r"can't be evaluated in Spark: at"),
+    "numeric without limits": ("public.t", "g > 0", {}, r"can't be evaluated in Spark: at"),
+    "outside the identity": ("public.t", "a > 5", {}, r"uses a, which the replica identity \(id\) doesn't cover.*full"),
+    "not in the column list": ("public.t", "id > 5 and c = 'x'", {"columns": ["id", "a"]}, r"c, which isn't published"),
+    "no such table": ("public.nope", "id > 5", {}, r"public\.nope does not exist"),
+    "not published": ("public.plain", "id > 5", {}, r"no publication of this pipeline publishes"),
+    "a root whose leaves are targets": ("public.p", "id > 5", {}, r"publishes its partitions"),
+    "a leaf of a published root": ("public.p_1", "id > 5", {"via": True}, r"published as those of public\.p"),
+    "no name of a table": ("t", "id > 5", {}, r"schema\.table"),
+}
+ALLOWED = {
+    "the key": ("public.t", "id > 5 and id < 100", {}),
+    "another column, but no updates": ("public.t", "a > 5", {"publish": ["insert", "delete"]}),
+    "a root": ("public.p", "id > 5", {"via": True}),
+    "a leaf": ("public.p_1", "id > 5", {}),
+}
+
+
+def pipeline_with(database, lake, table, where, options):
+    slot = f"s_{database.name}"
+    publication = {
+        "name": "p",
+        "tables": [{"name": "public.t", **({"columns": options["columns"]} if "columns" in options else {})}, {"name": "public.p"}],
+        "publish_via_partition_root": options.get("via", False),
+        "publish": options.get("publish", ["insert", "update", "delete", "truncate"]),
+    }  # fmt: skip
+    source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
+    target = {"root": lake, "tables": {table: {"where": where}}}
+    return Pipeline(PipelineFile.model_validate({"pipeline": slot, "source": source, "target": target}))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_setup_refuses_by_name(database, lake, case):
+    """With the place and the remedy, before anything is changed."""
+    table, where, options, message = REFUSED[case]
+    database.execute(DDL)
+    with pytest.raises(PreflightFailed, match=message):
+        pipeline_with(database, lake, table, where, options).setup()
+    assert database.execute("select count(*) from pg_publication") == [(0,)]
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_setup_allows(database, lake, case):
+    """What the stream can tell."""
+    database.execute(DDL)
+    assert not pipeline_with(database, lake, *ALLOWED[case]).check().problems

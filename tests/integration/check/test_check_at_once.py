@@ -1,0 +1,70 @@
+"""Several targets checked at once: each on its own session, each judged by its own rows and version."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.integration.check.test_quality import GOOD, Lake
+from waldelta.spark.session_pool import MOST_AT_ONCE, SessionPool
+
+pytestmark = pytest.mark.spark
+
+QUERY = """
+expectations:
+  - type: unexpected_rows_expectation
+    kwargs: {unexpected_rows_query: "select * from {batch} where id > 3"}
+    notes: no id above 3
+"""
+
+
+@pytest.fixture
+def lake(spark, tmp_path):
+    return Lake(spark, tmp_path)
+
+
+def test_query_expectations_see_their_own_table(lake):
+    """Great Expectations gives all its queries' views one name: on one session they would judge each other's rows."""
+    wrong = {f"public.t{number}" for number in range(0, 2 * MOST_AT_ONCE, 3)}
+    for number in range(2 * MOST_AT_ONCE):
+        table = f"public.t{number}"
+        lake.target([*GOOD, (4, "JFK", "1", None)] if table in wrong else GOOD, table=table, row_filter=None)
+        lake.own(QUERY, f"{table}.yml")
+    report = lake.check()
+    assert set(report.failed_tables) == wrong
+    assert [verdict.table for verdict in report.tables] == sorted(verdict.table for verdict in report.tables)
+
+
+def test_each_piece_of_work_has_a_session_to_itself(spark):
+    """Results come in the items' order, and as many run at once as there are sessions."""
+    busy, seen, together = set(), set(), threading.Barrier(MOST_AT_ONCE)
+
+    def work(session, item):
+        assert id(session) not in busy
+        busy.add(id(session))
+        seen.add(id(session))
+        together.wait(timeout=60)
+        session.range(item).createOrReplaceTempView("tmp_view")
+        together.wait(timeout=60)
+        rows = session.sql("select count(*) as n from tmp_view").collect()[0].n
+        busy.discard(id(session))
+        return rows
+
+    items = list(range(2 * MOST_AT_ONCE))
+    with SessionPool(spark, len(items)) as pool:
+        assert pool.map(work, items) == items
+    assert len(seen) == MOST_AT_ONCE
+
+
+def test_the_first_error_ends_the_work(spark):
+    """What hasn't begun never does."""
+    begun = []
+
+    def work(_, item):
+        begun.append(item)
+        raise ValueError(item)
+
+    with SessionPool(spark, 2) as pool, pytest.raises(ValueError, match="0"):
+        pool.map(work, list(range(50)))
+    assert len(begun) < 50

@@ -1,0 +1,54 @@
+"""docs/history.md: its example is run, and its queries give what the page shows."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[3] / "docs/history.md").read_text()
+TABLES = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])["target"]["tables"]
+BEFORE, FIRST, SECOND = re.findall(r"```sql\n((?:create|insert|update|delete).*?)```", PAGE, re.DOTALL)
+QUERIES = re.findall(r"```sql\n(select.*?)```\n```\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_query_gives_what_the_page_shows(spark, database, lake):
+    assert len(QUERIES) == 6
+    for statement in filter(None, map(str.strip, BEFORE.split(";"))):
+        database.execute(statement)
+    pipeline = pipeline_file(
+        lake, f"s_{database.name}", ["public.seats"], target={"root": lake, "tables": TABLES}, quality={"enabled": True}
+    )
+    job = bare_slot(database, pipeline)
+    sync(spark, job)
+    arguments = {}
+    for changes in (FIRST, SECOND):
+        for statement in filter(None, map(str.strip, changes.split(";"))):
+            database.execute(statement)
+        result = consume(spark, job)
+        assert result.failed_expectations == []
+        assert set(result.passed) == set(TABLES)
+        if not arguments:
+            moment = f"timestamp'{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
+            arguments = {":moment": moment, ":end_lsn": str(job.ledger.last_cut().end_lsn)}
+    for name in TABLES:
+        spark.read.format("delta").load(uri_of(job, name)).createOrReplaceTempView(name.removeprefix("public."))
+    for query, shown in QUERIES:
+        asked = re.sub(r":\w+", lambda name: arguments[name[0]], query)
+        rows = spark.sql(asked).collect()
+        told = "".join(" | ".join(_text(value) for value in row) + "\n" for row in rows)
+        assert (query, told) == (query, shown)
+
+
+def _text(value) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,154 @@
+"""The pages' commands: those of the how-tos are run in their order, those of the reference each once, and do what the pages say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from waldelta.cli.command_line import main
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import now
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+DOCS = Path(__file__).parents[3] / "docs"
+FILE = "include/pipelines/shop.yml"
+
+
+def blocks(page, kind):
+    """The page's blocks of one kind."""
+    return re.findall(rf"```{kind}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def shop(spark, database, lake, tmp_path, monkeypatch):
+    """Runs a page's commands, by the first page's file; Spark's are this test's session."""
+    database.execute("create table orders (id int primary key, amount int)")
+    database.execute("insert into orders values (1, 10), (2, 20)")
+    (document,) = blocks("howto-scheduled-runs.md", "yaml")
+    path = tmp_path / "shop.yml"
+    slot = f"s_{database.name}"
+    path.write_text(
+        document.replace("file:///data/lake", lake).replace("shop_cdc", slot).replace("shop_pub", f"{slot}_pub")
+    )
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
+
+    @contextmanager
+    def open_session(*_):
+        yield spark
+
+    monkeypatch.setattr("waldelta.spark.session.open_session", open_session)
+    today = datetime.now(UTC).date()
+
+    moved = {FILE: str(path), "2026-01-31": f"{today - timedelta(1)}", "2026-02-01": f"{today + timedelta(2)}"}
+    return Shop(moved)
+
+
+class Shop:
+    """Runs commands as the pages have them, and keeps which verbs and options it ran."""
+
+    def __init__(self, moved):
+        self.moved, self.ran = moved, set()
+
+    def page(self, page, before=lambda _: None):
+        """A page's commands."""
+        commands = [line for block in blocks(page, "bash") for line in block.splitlines()]
+        assert commands
+        for command in commands:
+            before(command)
+            self.run(command)
+
+    def run(self, command):
+        """One command."""
+        program, option, module, *arguments = shlex.split(command)
+        assert (program, option, module) == ("python", "-m", "spark_jobs")
+        self.ran |= verb_and_options(command)
+        assert main([self.moved.get(argument, argument) for argument in arguments]) == 0, command
+
+
+def verb_and_options(command):
+    """What a command, or a line on it, names: the verb alone, and with each option."""
+    verb = re.search(r"python -m spark_jobs (\w+)", command)[1]
+    return {(verb, ""), *((verb, option) for option in re.findall(r"(?<![\w-])--[a-z-]+", command))}
+
+
+def named_commands():
+    """What the reference names: the table of operations.md, and reconcile.md's usage."""
+    table = (DOCS / "operations.md").read_text().split("## By hand")[1].split("\n#")[0]
+    rows = [" ".join(re.findall(r"`[^`]*`", row)) for row in table.splitlines() if row.startswith("| `python -m")]
+    usage = re.findall(r"^    (python -m spark_jobs .*)$", (DOCS / "reconcile.md").read_text(), re.MULTILINE)
+    assert rows
+    assert usage
+    return set().union(*map(verb_and_options, [*rows, *usage]))
+
+
+def test_their_commands_do_what_they_say(spark, database, lake, shop):
+    """A pipeline is set up and followed, damaged and mended, reviewed, and torn down."""
+
+    def rows():
+        held = DeltaTable(f"{lake}/public/orders").to_pyarrow_table(columns=["id", "amount"]).to_pylist()
+        return sorted((row["id"], row["amount"]) for row in held)
+
+    def change(command):
+        if " consume " in command:
+            database.execute("update orders set amount = 11 where id = 1")
+
+    shop.page("howto-scheduled-runs.md", change)
+    assert rows() == [(1, 11), (2, 20)]
+    (damage,) = blocks("howto-backfill.md", "sql")
+    spark.sql(damage.replace("/data/lake", lake)).collect()
+    mended = []
+    shop.page("howto-backfill.md", lambda _: mended.append(rows()))
+    assert mended == [[(1, 0), (2, 0)], [(1, 11), (2, 0)], [(1, 11), (2, 20)]]
+    touched = []
+
+    def damage_again(command):
+        if "--repair" in command:
+            spark.sql(damage.replace("/data/lake", lake)).collect()
+        touched.append(rows())
+
+    shop.page("howto-review.md", damage_again)
+    assert touched[-1] == [(1, 0), (2, 0)]
+    assert rows() == [(1, 11), (2, 20)]
+
+    # What the reference names beyond that.
+    job = Pipeline.load(shop.moved[FILE]).job()
+    lacking = IncompleteRow(
+        now(), "r", QUARANTINED, "public.orders", job.table_states()["public.orders"].generation, 0, '{"id": "9"}'
+    )
+    Quarantine(lake).add([lacking])
+    orphan = f"orphan_{database.name}"
+    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (orphan,))
+    database.execute("insert into orders values (3, 30)")
+    for command in (
+        "setup FILE --dry-run", "setup FILE --sql", "consume FILE --stage land", "consume FILE --hand-over --run-id by-hand",
+        "consume FILE --again --run-id by-hand", "quarantine FILE --tables public.orders",
+        f"quarantine FILE --discard --tables public.orders --row {lacking.id} --reason TEXT --by NAME",
+        "quarantine FILE --release --tables public.orders --reason TEXT --by NAME", "teardown FILE --orphans",
+        "quarantine FILE --retry --tables public.orders",
+        "quarantine FILE --accept --tables public.orders --reason TEXT --by NAME",
+        "replay FILE --interval-start 2026-01-31 --interval-end 2026-02-01 --tables public.orders",
+        "reconcile FILE --tables public.orders", "sync FILE --tables public.orders --reason TEXT --due",
+    ):  # fmt: skip
+        shop.run(f"python -m spark_jobs {command.replace('FILE', FILE)}")
+    assert rows() == [(1, 11), (2, 20), (3, 30)]
+    DeltaTable(f"{lake}/public/orders").delete("id = 3")
+    shop.run(f"python -m spark_jobs reconcile {FILE} --tables public.orders --repair --reason TEXT --by NAME")
+    assert rows() == [(1, 11), (2, 20), (3, 30)]
+    DeltaTable(f"{lake}/public/orders").delete("id = 2")
+    shop.run(f"python -m spark_jobs resync {FILE} --tables public.orders --reason TEXT --accept-server 1/1")
+    shop.run(f"python -m spark_jobs maintain {FILE}")
+    assert rows() == [(1, 11), (2, 20), (3, 30)]
+    shop.run(f"python -m spark_jobs teardown {FILE}")
+    # tests/integration/slot/test_orphans.py and test_unreadable_messages.py have the situations that these two are for.
+    assert named_commands() - shop.ran == {("teardown", "--drop"), ("quarantine", "--skip")}
+    assert database.execute("select slot_name::text from pg_replication_slots where database = current_database()") == [
+        (orphan,)
+    ]

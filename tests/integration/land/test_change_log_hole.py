@@ -1,0 +1,147 @@
+"""A change log that lacks what had landed in it: nothing is applied past the hole, the gap is recorded, and a resync ends it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import pipeline_file
+from waldelta.errors import SlotGap
+from waldelta.jobs.consume import consume, run_resync
+from waldelta.jobs.maintain import run_maintain
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.ledger.records import now
+from waldelta.lake.storage import local_path
+from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.slot.gaps import open_gaps
+from waldelta.stages.land.idle_check import look
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def job(spark, database, lake):
+    """A pipeline whose targets hold their copies."""
+    database.execute("create table a(id int primary key, v text); create table b(id int primary key, v text)")
+    made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
+    made.setup()
+    made.sync(spark)
+    return made.job("run")
+
+
+def land(spark, database, job, *rows):
+    """One batch with these rows in both tables; returns its number. A batch of WAL without changes has a number, too."""
+    for number in rows:
+        database.execute(f"insert into a values ({number}, 'x'); insert into b values ({number}, 'x')")
+    consume(spark, job, ["land"])
+    return job.change_log(job.slot_identity()).highest_batch()
+
+
+def overwrite_commit(change_log, batch):
+    """What a store without compare-and-swap does to the commit of a batch: that of Spark's DELETE takes its place."""
+    log = DeltaTable(change_log.uri)
+    deleted = {"commitInfo": {"timestamp": 0, "operation": "DELETE", "operationParameters": {}, "engineInfo": "Spark"}}
+    for version in range(log.version() + 1):
+        entry = local_path(change_log.uri) / "_delta_log" / f"{version:020d}.json"
+        if f'"batch={batch}/' in entry.read_text():
+            entry.write_text(json.dumps(deleted) + "\n")
+            return
+    raise AssertionError(f"no commit adds batch {batch}")
+
+
+def differing(spark, job):
+    states = job.table_states().values()
+    return sum(compare_target(spark, job.conninfo, job.pipeline, state).rows for state in states)
+
+
+def versions(job):
+    return [DeltaTable(uri_of(job, name)).version() for name in ("public.a", "public.b")]
+
+
+def failure(spark, job, *stages):
+    with pytest.raises(RunFailed) as failed:
+        consume(spark, job, list(stages) or None)
+    assert isinstance(failed.value.__cause__, SlotGap), failed.value
+    return str(failed.value.__cause__)
+
+
+def test_a_batch_whose_commit_was_overwritten(spark, database, job):
+    """Later batches landed on top: no run is green, no target is brought past it, one gap is recorded, and a resync ends it."""
+    log = job.change_log(job.slot_identity())
+    begin = log.landed_end(land(spark, database, job, 1))
+    lacking = land(spark, database, job, 2)
+    lost = log.landed_end(lacking)
+    land(spark, database, job, 3)
+    before = versions(job)
+    overwrite_commit(log, lacking)
+    told = failure(spark, job, "apply")
+    assert f"{log.uri} has lost messages" in told
+    assert f"batch {lacking} holds 0 messages" in told
+    assert "run resync" in told
+    failure(spark, replace(job, run_id="next"))
+    with pytest.raises(SlotGap):
+        look(job)
+    assert versions(job) == before
+    (gap,) = job.ledger.gaps(job.pipeline.source.slot)
+    assert (gap.cause, Lsn(gap.from_lsn), Lsn(gap.to_lsn)) == ("SlotGap", Lsn(begin), Lsn(lost))
+    run_resync(spark, replace(job, run_id="resync"))
+    assert not open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+    assert differing(spark, job) == 0
+    land(spark, database, replace(job, run_id="after"), 4)
+    consume(spark, replace(job, run_id="after 2"))
+    assert differing(spark, job) == 0
+
+
+def test_a_batch_that_lost_a_message(spark, database, job):
+    """Its number is there, and its count isn't what had landed; put back, runs go on and the gap is closed."""
+    batch = land(spark, database, job, 1, 2)
+    log = job.change_log(job.slot_identity())
+    version, landed = DeltaTable(log.uri).version(), log.sizes(0, batch)[batch]
+    DeltaTable(log.uri).delete(f"batch = {batch} and kind = 'I' and seq < 5")
+    held = log.sizes(0, batch)[batch]
+    assert f"batch {batch} holds {held} messages, {landed} had landed" in failure(spark, job)
+    DeltaTable(log.uri).restore(version)
+    consume(spark, replace(job, run_id="next"))
+    assert differing(spark, job) == 0
+    assert not open_gaps(job.ledger.gaps(job.pipeline.source.slot))
+
+
+def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
+    """Runs go on without it. A replay that needs it is refused. What maintenance dropped is no hole."""
+    begin, batches = now(), []
+    for number in (1, 2, 3):
+        batches.append(land(spark, database, replace(job, run_id=f"run {number}"), number))
+        consume(spark, replace(job, run_id=f"apply {number}"))
+    log = job.change_log(job.slot_identity())
+    overwrite_commit(log, batches[1])
+    consume(spark, replace(job, run_id="goes on"))
+    assert not job.ledger.gaps(job.pipeline.source.slot)
+    backfill = replace(job, run_type="backfill", interval_start=begin, interval_end=now() + timedelta(hours=1))
+    assert f"batch {batches[1]} holds 0 messages" in failure(spark, replace(backfill, run_id="refused"))
+    # What landed behind the hole can be replayed.
+    later = next(run.at for run in job.ledger.runs() if run.run_id == "apply 2")
+    assert consume(spark, replace(backfill, run_id="later", interval_start=later)).status == "succeeded"
+
+    database.execute("checkpoint")
+    with monkeypatch.context() as old:
+        old.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+        old.setattr(
+            "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+        )  # a checkpoint is known in whole seconds
+        run_maintain(spark, replace(job, run_id="maintain"))
+    assert log.sizes(0, 99) == {}
+    land(spark, database, replace(job, run_id="run 4"), 4)
+    consume(spark, replace(job, run_id="apply 4"))
+    assert differing(spark, job) == 0
+    # Of a table that is copied now, all batches are read again that its snapshot may lack: those that were dropped aren't a hole.
+    Pipeline(job.pipeline).sync(spark, ["public.b"], "again")
+    land(spark, database, replace(job, run_id="run 5"), 5)
+    consume(spark, replace(job, run_id="apply 5"))
+    assert differing(spark, job) == 0

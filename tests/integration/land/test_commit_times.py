@@ -1,0 +1,100 @@
+"""Commit times that a replication origin set: any that PostgreSQL stores, its infinities too, lands, is applied and is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.pipelines import pipeline_file
+from waldelta.jobs.consume import consume, run_resync
+from waldelta.lake.storage import SPARKS_TIMESTAMPS
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.overview import read_glance
+from waldelta.pgoutput.commit_time import EARLIEST, LATEST
+from waldelta.pipeline.job import load_job
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.postgres.server_position import read_position
+from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.setup import apply_setup
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PLAIN = datetime(2026, 3, 1, tzinfo=UTC)
+# What the origin's node says, ascending, and what the lake shows.
+TIMES = {
+    "-infinity": EARLIEST,
+    "0044-03-15 00:00:00+00 BC": EARLIEST,
+    "2026-03-01 00:00:00+00": PLAIN,
+    "20000-01-01 00:00:00+00": LATEST,
+    "294276-12-31 00:00:00+00": LATEST,
+    "infinity": LATEST,
+}
+
+
+def commit_at(database, origin, moment, statement):
+    with database.connect() as session:
+        session.execute("select pg_replication_origin_session_setup(%s)", (origin,))
+        session.execute("select pg_replication_origin_xact_setup('0/1234', %s)", (moment,))
+        session.execute(statement)
+
+
+def test_any_commit_time_is_right(spark, database, lake):
+    """The slot, what has landed, a mirror, a history, cuts, pages, a look and a resync: each takes and shows all of them."""
+    database.execute("create table t(id int primary key, v text); create table h(id int primary key, v text)")
+    target = {"root": lake, "tables": {"public.h": {"mode": "history"}}}
+    tables = ["public.t", "public.h"]
+    job = load_job(pipeline_file(lake, f"s_{database.name}", tables, target=target), "first")
+    with job.connect("setup") as connection:
+        apply_setup(connection, job)
+    sync(spark, job)
+    origin = f"o_{database.name}"
+    database.execute("select pg_replication_origin_create(%s)", (origin,))
+    try:
+        for number, moment in enumerate(TIMES):
+            commit_at(database, origin, moment, f"insert into t values ({number}); insert into h values ({number})")
+        assert first_waiting(job) == EARLIEST
+        assert consume(spark, job).status == "succeeded"
+        assert job.ledger.last_cut().commit_ts == LATEST
+        assert shown(job, "t") == dict(enumerate(TIMES.values()))
+        assert {row["id"]: row["_wd_valid_from"] for row in rows(job, "h")} == shown(job, "t")
+
+        for number, moment in reversed([*enumerate(TIMES)]):
+            commit_at(database, origin, moment, f"update t set v = 'again' where id = {number}; truncate h")
+        assert first_waiting(job) == LATEST
+        drain(spark, job)
+        assert set(oldest_unapplied(job, list(job.table_states().values())).values()) == {EARLIEST}
+        assert consume(spark, job).status == "succeeded"
+        assert shown(job, "t") == dict(enumerate(TIMES.values()))
+        assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}
+        # Spark's own values become Python's, whatever the reader's time zone.
+        assert len(spark.read.format("delta").load(uri_of(job, "public.h")).collect()) == len(TIMES)
+        assert not look(job).has_work
+        glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
+        assert {line.table_name for line in glance.tables if line.changed is not None} == set(tables)
+
+        commit_at(database, origin, "infinity", "insert into t values (100)")
+        database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
+        assert run_resync(spark, replace(job, run_id="resync")).status == "succeeded"
+        assert shown(job, "t").keys() == {*range(len(TIMES)), 100}
+    finally:
+        database.execute("select pg_replication_origin_drop(%s)", (origin,))
+
+
+def first_waiting(job):
+    with job.connect_slot("test") as connection:
+        return oldest_unread(connection, job, read_position(connection).flush_lsn)
+
+
+def rows(job, name):
+    table = DeltaTable(uri_of(job, f"public.{name}"))
+    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table().to_pylist()
+
+
+def shown(job, name):
+    return {row["id"]: row["_wd_commit_ts"] for row in rows(job, name)}

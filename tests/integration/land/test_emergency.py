@@ -1,0 +1,107 @@
+"""docs/emergency.md: its statements run as they stand there, free the WAL, and the pipeline comes back as the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.servers.standby import SCHEMA, ask, catch_up, follow, held, insert, pipeline_on, servers, there
+from waldelta.errors import SlotMissing
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.pipeline.run_result import RunFailed
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[3] / "docs" / "emergency.md").read_text(encoding="utf-8")
+
+
+def statements(slot):
+    """The page's SQL, its example slot being this one."""
+    blocks = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+    return [s.strip() for block in blocks for s in block.replace("flights_cdc", slot).split(";") if s.strip()]
+
+
+OLDEST_WAL = "select min(name) from pg_ls_waldir() where name ~ '^[0-9A-F]{24}$'"
+
+
+def oldest_wal(database):
+    ((name,),) = database.execute(OLDEST_WAL)
+    return name
+
+
+def test_the_page(spark, database, lake, tmp_path):
+    slot, file = f"s_{database.name}", tmp_path / "flights.yml"
+    source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": "p", "tables": [{"name": "public.t"}]}]}
+    document = {"pipeline": "flights", "source": source, "target": {"root": lake}, "quality": {"enabled": False}}
+    file.write_text(yaml.safe_dump(document))
+    database.execute("create table t(id int primary key); insert into t values (1)")
+    pipeline = Pipeline.load(file)
+    pipeline.setup()
+    pipeline.sync(spark)
+    for number in range(2, 8):
+        database.execute(f"insert into t values ({number})")
+        database.execute("select pg_switch_wal()")
+    look, blocked, drop, checkpoint = statements(slot)
+    held = {row[0]: row for row in database.execute(look)}
+    assert held[slot][1:3] == (False, "reserved")
+    database.execute("begin; insert into t values (0)")
+    other = database.connect(autocommit=True)
+    assert [row[0] for row in other.execute(blocked)] == [database.connection.info.backend_pid]
+    other.close()
+    database.execute("rollback")
+    before = oldest_wal(database)
+    database.execute(drop)
+    database.execute(checkpoint)
+    assert oldest_wal(database) > before
+    assert slot not in {row[0] for row in database.execute(look)}
+    with pytest.raises(RunFailed) as caught:
+        pipeline.consume(spark)
+    assert isinstance(caught.value.__cause__, SlotMissing)
+    (shell,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in shell.splitlines():
+        command, verb, named = re.fullmatch(r"(python -m spark_jobs) (\w+) (FILE)", line).groups()
+        assert (command, named) == ("python -m spark_jobs", "FILE")
+        assert verb == "resync"  # in this session instead of one of its own
+        assert pipeline.resync(spark).tables["public.t"].inserted == 6
+    assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 7
+    database.execute("insert into t values (8)")
+    pipeline.consume(spark)
+    assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 8
+
+
+def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
+    """With source.read_from it is the standby's disk that fills: the same statements free it there, as the page says."""
+    replaced = re.search(r"run this there, with `(\w+)\(\)` in place of `(\w+)\(\)`", PAGE)
+    with servers(max(postgres.version, 16)) as (primary, standby):
+        ask(primary.start(), f"{SCHEMA}; reset role; grant execute on function pg_log_standby_snapshot() to app")
+        follow(standby, primary)
+        lead_to(primary)
+        monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", standby.uri(user="app", password="p"))
+        pipeline = pipeline_on(lake, read_from="test_standby")
+        pipeline.setup()
+        pipeline.sync(spark)
+        for number in range(2, 8):
+            insert(primary, number, "not read")
+            ask(primary, "select pg_switch_wal()")
+        catch_up(standby, primary)
+        look, blocked, drop, checkpoint = (s.replace(replaced[2], replaced[1]) for s in statements("flights"))
+        held_back = {row[0]: row for row in ask(standby, look)}
+        assert held_back["flights"][1:3] == (False, "reserved")
+        assert ask(primary, blocked) == []
+        before = ask(standby, OLDEST_WAL)
+        ask(standby, drop)
+        assert "`checkpoint` first on the primary, then there" in PAGE
+        ask(primary, checkpoint)
+        catch_up(standby, primary)
+        ask(standby, checkpoint)
+        assert ask(standby, OLDEST_WAL) > before
+        with pytest.raises(RunFailed, match="does not exist"):
+            pipeline.consume(spark)
+        pipeline.resync(spark)
+        insert(primary, 8, "after")
+        catch_up(standby, primary)
+        pipeline.consume(spark)
+        assert held(lake) == there(primary)

@@ -1,0 +1,216 @@
+"""An idle slot: moved when that frees WAL, and only then; what the ledger, the lag and the summary say meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import report_stage
+from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.postgres.server_position import ServerPosition, read_position
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.slot import read_slot
+from waldelta.stages.land import idle_check as idle
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+
+pytestmark = pytest.mark.pg
+
+SEGMENT = 16 << 20
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+def write_wal(database, *, segments: int = 0) -> None:
+    """Some unpublished WAL, in so many files."""
+    database.execute("create table if not exists unpublished(v text)")
+    database.execute("insert into unpublished select repeat('x', 100) from generate_series(1, 1000)")
+    for _ in range(segments):
+        database.execute("insert into unpublished values ('y')")
+        database.execute("select pg_switch_wal()")
+    database.execute("insert into unpublished values ('z')")
+
+
+def begin_segment(database) -> None:
+    """So that what a test writes doesn't reach the end of a file by chance; restart_lsn follows a look into the file."""
+    database.execute("create table if not exists filler(v text); insert into filler values ('x')")
+    database.execute("select pg_switch_wal()")
+    _log_running_transactions(database)
+
+
+# In MB: restart_lsn, confirmed_flush_lsn, what was read, the end of WAL.
+def _log_running_transactions(database) -> None:
+    """What the server's background writer does by itself; decoding may begin at one when it has seen the next."""
+    for _ in range(2):
+        database.execute("select pg_log_standby_snapshot()")
+    database.execute("insert into filler values ('committed, so that the records are flushed')")
+
+
+MUST_MOVE = {
+    "within a file": (1, 1, 15, 15, False),
+    "into the next file": (1, 1, 17, 17, True),
+    "within a file, with more to read behind": (1, 1, 2, 15, True),
+    "nowhere": (3, 3, 3, 9, False),
+    "back": (3, 5, 3, 3, False),
+    "within a file, decoding begins in an earlier one": (1, 17, 18, 18, True),
+    "nowhere, decoding begins in an earlier file": (1, 17, 17, 17, False),
+}
+
+
+@pytest.mark.parametrize("restart, confirmed, upto, flushed, moves", MUST_MOVE.values(), ids=MUST_MOVE)
+def test_when_a_slot_must_move(restart, confirmed, upto, flushed, moves):
+    server = ServerPosition("1", 1, Lsn(flushed << 20), 1, SEGMENT, "postgres")
+    assert server.must_move(Lsn(confirmed << 20), Lsn(upto << 20), Lsn(restart << 20)) is moves
+
+
+def test_the_server_says_how_large_its_files_are(database):
+    assert read_position(database.connection).wal_segment_size == SEGMENT
+
+
+def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, job):
+    """Every five minutes a row would be added for nothing: the ledger stays, and the next look reads it all again."""
+    begin_segment(database)
+    look(job)
+    before, moves = confirmed_lsn(database.connection, job.pipeline.source.slot), job.ledger.slot_moves()
+    for _ in range(3):
+        write_wal(database)
+        found = look(job)
+        assert (found.has_work, found.moved_to) == (False, None)
+        assert 0 < found.lag_bytes < SEGMENT
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
+    assert job.ledger.slot_moves() == moves
+
+
+def test_an_idle_slot_never_holds_back_more_than_a_file(database, job):
+    """Unpublished WAL is released without Spark as soon as that frees a file; a published change is work."""
+    slot = job.pipeline.source.slot
+    for _ in range(3):
+        write_wal(database, segments=3)
+        before = confirmed_lsn(database.connection, slot)
+        found = look(job)
+        after = confirmed_lsn(database.connection, slot)
+        assert not found.has_work
+        assert found.moved_to == str(after)
+        assert after > before
+        assert found.lag_bytes < SEGMENT
+    database.execute("insert into t values (1, 'a')")
+    flushed = [read_position(database.connection).flush_lsn]
+    seen = look(job)
+    flushed.append(read_position(database.connection).flush_lsn)  # the server writes WAL of its own
+    assert seen.has_work
+    assert seen.reason.startswith("changes between")
+    least, most = (lsn - confirmed_lsn(database.connection, slot) for lsn in flushed)
+    assert 0 < least <= seen.lag_bytes <= most
+
+
+def test_the_idle_slot_lets_go_of_its_files(database, job):
+    """What counts in the end: restart_lsn follows."""
+    write_wal(database, segments=5)
+    assert read_slot(database.connection, job.pipeline.source.slot).retained_bytes > 4 * SEGMENT
+    look(job)
+    database.execute("select pg_log_standby_snapshot()")
+    write_wal(database, segments=1)
+    look(job)
+    assert read_slot(database.connection, job.pipeline.source.slot).retained_bytes < 3 * SEGMENT
+
+
+def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(database, job):
+    """restart_lsn stays before a large transaction until a move passes records of running transactions behind it."""
+    slot = job.pipeline.source.slot
+    begin_segment(database)
+    write_wal(database, segments=5)
+    look(job)  # moves the slot; no such record has been read yet
+    assert read_slot(database.connection, slot).retained_bytes > 4 * SEGMENT
+    _log_running_transactions(database)
+    look(job)
+    assert read_slot(database.connection, slot).retained_bytes < SEGMENT
+
+
+@pytest.mark.spark
+def test_a_landed_batch_is_one_move(spark, database, job):
+    """What follows the batch in the same file isn't worth another; the run's end and lag say what was read."""
+    begin_segment(database)
+    look(job)
+    database.execute("insert into t select g, 'x' from generate_series(1, 10) g")
+    write_wal(database)
+    before = len(job.ledger.slot_moves())
+    drained = drain(spark, job)
+    (landed,) = drained.batches
+    (move, compared) = job.ledger.slot_moves()[before:]
+    assert (compared.event, compared.lsn) == ("compared", move.lsn)
+    assert (move.event, move.batch, move.lsn) == ("intent", landed.batch, landed.end_lsn)
+    confirmed = confirmed_lsn(database.connection, job.pipeline.source.slot)
+    assert confirmed.value == landed.end_lsn
+    assert drained.end > confirmed
+    result = RunResult("consume", "r", end_lsn=str(drained.end))
+    report_stage(spark, job, result, StageResult("running", 0.0))
+    assert result.lag_bytes == read_position(database.connection).flush_lsn - drained.end
+    again = drain(spark, job)
+    assert (again.batches, job.ledger.slot_moves()[before:]) == ([], [move, compared])
+    assert again.start == confirmed
+
+
+@pytest.mark.spark
+def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(spark, database, job):
+    database.execute("insert into t values (1, 'a')")
+    write_wal(database, segments=2)
+    drained = drain(spark, job)
+    assert len(drained.batches) == 1
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot) == drained.end
+
+
+def test_a_look_has_a_budget(database, job, monkeypatch):
+    """More WAL than can be looked through in time is Spark's work, and Airflow never has to kill the look."""
+    from waldelta_airflow import settings
+
+    assert settings.LOOK_TIMEOUT.total_seconds() >= 2 * idle.BUDGET_S
+    write_wal(database)
+    for budget in (0.0, 1e-6):
+        monkeypatch.setattr(idle, "BUDGET_S", budget)
+        seen = look(job)
+        assert seen.has_work
+        assert seen.reason.startswith("more WAL between")
+    monkeypatch.undo()
+    assert not look(job).has_work
+
+
+def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
+    """Which takes smaller bites, or says by name what the server lacks; a look reads whole transactions."""
+    database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
+    database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
+    found = look(job)
+    assert found.has_work
+    assert found.reason.endswith("or the server has room for")
+
+
+def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
+    """The time that a look may take to find a change isn't that of the statement that moves the slot."""
+    seen = []
+
+    def move(connection, *_):
+        seen.extend(connection.execute("show statement_timeout").fetchone())
+
+    monkeypatch.setattr(idle, "move_idle_slot", move)
+    write_wal(database, segments=1)
+    look(job)
+    assert seen == ["0"]
+
+
+@pytest.mark.spark
+def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job):
+    """As by a VACUUM FULL of hours: a run lands meanwhile, so that the publisher's disk doesn't fill, and doesn't wait behind it."""
+    database.execute("insert into t values (1, 'a')")
+    # Were it waited for, the answer would be that of an unlocked table.
+    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s") as locker:
+        locker.execute("lock table t in access exclusive mode")
+        seen = look(job)
+        assert seen.has_work
+        assert seen.reason.startswith("changes between")
+        assert drain(spark, job).changes == 1
+        locker.rollback()
+    assert not look(job).has_work

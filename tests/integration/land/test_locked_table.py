@@ -1,0 +1,269 @@
+"""A table that somebody keeps locked: the others go on, and it catches up by itself."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from psycopg.pq import TransactionStatus
+
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.config.pipeline_file import Quality
+from waldelta.errors import SyncFailed, TableBusy
+from waldelta.jobs.consume import consume
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.lock_waits import read_barred
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot.publication_version import read_version, settle
+from waldelta.stages.apply.apply import apply
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+TABLES = ["public.t", "public.free"]
+BIG = "(select string_agg(md5(g::text || random()::text), '') from generate_series(1, 200) g)"
+
+
+@pytest.fixture
+def job(database, lake, monkeypatch):
+    """Of two tables, ``t`` has a row filter."""
+    for table in TABLES:
+        database.execute(f"create table {table} (id int primary key, big text)")
+        database.execute(f"alter table {table} alter big set storage external")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
+    publication = job.pipeline.source.publications[0].name
+    database.execute(f"alter publication {publication} set table t where (id > 0), free")
+    for where in (
+        "waldelta.stages.apply.select_targets",
+        "waldelta.stages.check.suite.source_constraints",
+        "waldelta.stages.apply.source_values",
+    ):
+        monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
+    return job
+
+
+@contextmanager
+def locked(database, *tables):
+    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s") as locker:
+        for table in tables:
+            locker.execute(f"lock table {table} in access exclusive mode")
+        yield
+        locker.rollback()
+
+
+def held(spark, job, table):
+    return {r["id"] for r in spark.read.format("delta").load(uri_of(job, table)).collect()}
+
+
+def test_only_the_locked_table_waits(spark, database, job):
+    """Its run is red and names it; the other one gets its changes, and the next run that finds it free brings it up."""
+    sync(spark, job)
+    for table in TABLES:
+        database.execute(f"insert into {table} values (1, 'a'), (2, 'b')")
+    with locked(database, "public.t"):
+        with pytest.raises(RunFailed, match=r"pid \d+ \(vacuum\) on .*t") as failed:
+            consume(spark, job)
+        assert held(spark, job, "public.free") == {1, 2}
+        assert held(spark, job, "public.t") == set()
+    result = failed.value.result
+    assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (4, ["public.t"], 2)
+    assert job.ledger.batches() == []  # of both tables together there is none
+    consume(spark, job)
+    assert held(spark, job, "public.t") == {1, 2}
+    assert [target.table_name for target in job.ledger.batches()[-1].targets] == sorted(TABLES)
+
+
+def test_a_table_without_a_filter_needs_no_lock(spark, database, job):
+    """What its catalogs and the stream say is all that it takes."""
+    sync(spark, job)
+    database.execute("insert into free values (1, 'a')")
+    drain(spark, job)
+    with locked(database, "public.free"):
+        assert apply(spark, job).failures == {}
+    assert held(spark, job, "public.free") == {1}
+
+
+def test_a_prepared_transaction_may_hold_the_lock(spark, database, job):
+    """For days, with no session that one could wait for."""
+    sync(spark, job)
+    database.execute("insert into t values (1, 'a'); insert into free values (1, 'a')")
+    drain(spark, job)
+    with database.connect() as connection:
+        connection.execute("lock table t in access exclusive mode")
+        connection.execute(f"prepare transaction '{database.name}'")
+    try:
+        failures = apply(spark, job).failures
+    finally:
+        database.execute(f"rollback prepared '{database.name}'")
+    assert failures.keys() == {"public.t"}
+    assert f"prepared transaction '{database.name}' on public.t" in str(failures["public.t"])
+    assert apply(spark, job).failures == {}
+
+
+def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
+    """Readers stand in the queue behind an ALTER that waits for a reader's end; both are named."""
+    with (
+        database.connect() as reader,
+        database.connect(application_name="alter", autocommit=True) as alter,
+        job.connect("test") as connection,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pid = reader.info.backend_pid
+        reader.execute("select from t")
+        altered = pool.submit(alter.execute, "alter table t add extra int")
+        try:
+            while not (holders := read_barred(connection).holders):
+                assert not altered.done()
+        finally:
+            reader.rollback()
+        altered.result()
+    assert f"(alter) on public.t (waits for the lock, behind pid {pid})" in holders
+
+
+def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
+    """A copy that is due isn't put off by it; one that stays is told of, by target, while the others' sizes are read."""
+    monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 0.1)
+    with locked(database, "public.t"):
+        sizes, busy = read_table_bytes(job)
+    assert (set(sizes), set(busy)) == ({"public.free"}, {"public.t"})
+    assert "(vacuum) on public.t" in str(busy["public.t"])
+    monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 30.0)
+    with ThreadPoolExecutor(1) as pool, job.connect("test") as connection:
+        with locked(database, "public.t"):
+            reading = pool.submit(read_table_bytes, job)
+            while not connection.execute("select from pg_locks where not granted").fetchall():
+                assert not reading.done(), reading.result()
+        sizes, busy = reading.result()
+    assert (set(sizes), busy) == ({"public.free", "public.t"}, {})
+
+
+def test_a_look_starts_no_run_for_a_lock(spark, database, job):
+    sync(spark, job)
+    with locked(database, *TABLES):
+        assert not look(job).has_work
+
+
+def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, lake):
+    """A row that enters the target's filter comes without its TOASTed value, which can't be read while the table is locked."""
+    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t, free")
+    target = {"root": lake, "tables": {"public.t": {"where": "id > 0"}}}
+    job = replace(job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, target=target))
+    database.execute(f"insert into t values (-1, {BIG})")
+    sync(spark, job)
+    database.execute("update t set id = 1; insert into free values (1, 'a')")
+    drain(spark, job)
+    with locked(database, "public.t"):
+        failures = apply(spark, job).failures
+        assert failures.keys() == {"public.t"}
+        assert isinstance(failures["public.t"], TableBusy)
+        assert "complete its rows" in str(failures["public.t"])
+        assert held(spark, job, "public.free") == {1}
+    assert apply(spark, job).failures == {}
+    assert held(spark, job, "public.t") == {1}
+
+
+def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, database, job):
+    database.execute("insert into free values (1, 'a')")
+    sync(spark, job)
+    database.execute(
+        "alter table free add extra serial; insert into free values (3, 'c'); insert into t values (2, 'b'), (-2, 'b')"
+    )
+    with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
+        consume(spark, job)
+    assert failed.value.result.not_applied == ["public.free"]
+    assert held(spark, job, "public.t") == {2}
+    assert consume(spark, job).tables["public.free"].rows == 2
+
+
+@contextmanager
+def locked_meanwhile(database, monkeypatch, *tables):
+    """Somebody takes these locks, one by one, each right after a snapshot's look at which tables are locked."""
+    left = list(tables)
+    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s") as locker:
+
+        def look(connection):
+            found = read_barred(connection)
+            if left and connection.info.transaction_status == TransactionStatus.INTRANS:
+                locker.execute(f"lock table {left.pop(0)} in access exclusive mode")
+            return found
+
+        monkeypatch.setattr("waldelta.pipeline.targets.target_sources.read_barred", look)
+        monkeypatch.setattr("waldelta.pipeline.targets.target_sources.LOCK_TIMEOUT_S", 0.1)
+        yield
+        locker.rollback()
+    assert not left
+
+
+def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
+    """A stranger's isn't waited for, though none was there a moment ago; the table's own is told, and the snapshot stays."""
+    database.execute("insert into free values (1, 'a')")
+    with SnapshotHolder(job.conninfo) as holder:
+        database.execute("insert into free values (2, 'b')")
+        with locked_meanwhile(database, monkeypatch, "t"):
+            fed, _ = fed_as_of(holder, job, TableId("public", "free"))
+        assert (fed.id.name, fed.is_unread) == ("free", False)
+        with locked_meanwhile(database, monkeypatch, "t"):
+            _, targets, barred = read_unbarred(holder.connection, job.pipeline)
+        assert {target.id.name: target.is_unread for target in targets} == {"free": False, "t": True}
+        assert "(vacuum) on " in barred.holders
+        # Locked before, so that it is known whose lock it is, or only then.
+        for table in ("free", "t"):
+            with locked_meanwhile(database, monkeypatch, "t", table), pytest.raises(TableBusy, match=r"\(vacuum\) on "):
+                fed_as_of(holder, job, TableId("public", "t"))
+        assert holder.connection.execute("select count(*) from public.free").fetchone() == (1,)
+        assert holder.connection.execute("show lock_timeout").fetchone() == ("0",)
+
+
+def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
+    """From its snapshot to the look at its end, which asks the catalogs alone, also of the table itself."""
+    database.execute("insert into free values (1, 'a')")
+    settled = settle(database.connection, job.pipeline.source.publication_names, 10)
+    with locked_meanwhile(database, monkeypatch, "t"):
+        done, fed = sync_table(spark, job, TableId("public", "free"), Attempt(1, 1), settled)
+        assert done.rows == 1
+    with locked(database, *TABLES):
+        check_unaltered(
+            job, fed, read_version(database.connection, job.pipeline.source.publication_names, done.relation_ids)
+        )
+
+
+def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypatch):
+    """As any other locked table: by name, while the others are copied."""
+    monkeypatch.setattr("waldelta.stages.sync.sync.ATTEMPTS", 1)
+    database.execute("insert into free values (1, 'a'); insert into t values (1, 'a')")
+    # Before the snapshot, the sync waits for every older transaction, whatever that has locked.
+    with (
+        locked_meanwhile(database, monkeypatch, "t"),
+        pytest.raises(SyncFailed, match=r"public\.t.* can't be read(.|\n)*\(vacuum\) on .*t"),
+    ):
+        sync(spark, job)
+    assert held(spark, job, "public.free") == {1}
+    assert {name: state.status for name, state in job.table_states().items()} == {
+        "public.free": "synced",
+        "public.t": "failed",
+    }
+    sync(spark, job, ["public.t"])
+    assert held(spark, job, "public.t") == {1}
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_is_checked_waits_for_nobody(spark, database, job):
+    """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and says so."""
+    database.execute("alter table free add check (id > 0)")
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": Quality(enabled=True)}))
+    sync(spark, job)
+    database.execute("insert into free values (1, 'a')")
+    with locked(database, "public.free"):
+        result = consume(spark, job)
+    assert result.passed == sorted(TABLES)
+    (warning,) = [text for text in result.warnings if "CHECK" in text]
+    assert "public.free" in warning
+    assert "(vacuum) on public.free" in warning

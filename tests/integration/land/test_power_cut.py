@@ -1,0 +1,93 @@
+"""A power cut takes back whatever wasn't forced onto the disk: at each effect that builds on files, these have been.
+
+What was forced is told by os.fsync, which is all that asks for it (tests.support.power_cut); and once by the kernel itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+import waldelta.slot.acknowledge
+import waldelta.slot.verify.slot_count
+from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.power_cut import Disk, volatile
+from waldelta.jobs.consume import consume
+from waldelta.jobs.maintain import run_maintain
+from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.storage import local_path
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, tmp_path, monkeypatch):
+    """The slot moves over what is on the disk, the ledger speaks of copies and cuts that are on the disk; maintenance leaves nothing."""
+    root, seen = tmp_path / "lake", {}
+    disk = Disk(monkeypatch)
+
+    def before(what, tables, function):
+        def checked(*arguments, **details):
+            seen.setdefault(what, []).append(disk.volatile(root, tables))
+            return function(*arguments, **details)
+
+        return checked
+
+    for module, name in ((waldelta.slot.verify.slot_count, "_count"), (waldelta.slot.acknowledge, "_advance")):
+        moved = before("move", "_waldelta/[cs][hl]*", getattr(module, name))  # changes, slot_moves
+        monkeypatch.setattr(module, name, moved)
+    for name, tables in (("append_state", "public/*"), ("append_cut", "public/*"), ("append", "_waldelta/changes")):
+        monkeypatch.setattr(Ledger, name, before(name, tables, getattr(Ledger, name)))
+    database.execute("create table t(id int primary key, v text)")
+    database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+    job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
+    sync(spark, job)
+    for change in ("update t set v = 'z' where id < 10", "insert into t values (1000, 'y')"):
+        database.execute(change)
+        consume(spark, job)
+    target = root / "public/t"
+    compacting = DeltaTable(target).version() + 2  # Spark writes a checkpoint with it
+    DeltaTable(target).alter.set_table_properties({"delta.checkpointInterval": str(compacting)})
+    run_maintain(spark, job)
+    assert [e["operation"] for e in DeltaTable(target).history() if e["version"] == compacting] == ["OPTIMIZE"]
+    assert (target / f"_delta_log/{compacting:020d}.checkpoint.parquet").exists()
+    assert local_path(root.as_uri()) == root
+    assert {what: len(found) > 0 for what, found in seen.items()} == dict.fromkeys(
+        ("move", "append_state", "append_cut", "append"), True
+    )
+    assert {file for found in seen.values() for files in found for file in files} == set()
+    assert disk.volatile(root, "*/*") == []
+
+
+@pytest.mark.soak
+def test_the_kernel_saw_every_file_of_a_run_be_synced(spark, database, tmp_path):
+    """As strace tells it of the whole job, its JVM included; this needs strace and the right to trace one's own processes."""
+    root, trace, file = tmp_path / "lake", tmp_path / "trace", tmp_path / "pipeline.yml"
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
+    sync(spark, job)
+    file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+    began = time.time()
+    strace = ["strace", "-f", "-qq", "-y", "-ttt", "--seccomp-bpf", "-e", "trace=fsync", "-o", str(trace)]
+    subprocess.run(
+        [*strace, sys.executable, "-m", "spark_jobs", "consume", str(file)],
+        env=os.environ | {"AIRFLOW_CONN_TEST_SOURCE": database.uri}, check=True, timeout=300,
+    )  # fmt: skip
+    found = re.findall(r"^\d+ +([\d.]+) fsync\(\d+<(.*)>\) += 0$", trace.read_text(), re.MULTILINE)
+    synced = {Path(path): float(at) for at, path in found}
+    assert volatile(root, "*/*", lambda path, at: at < began or synced.get(path, 0.0) >= at) == []
+    assert {path.parent.parent.name for path in synced if path.suffix == ".json"} >= {
+        "t",
+        "changes",
+        "slot_moves",
+        "batches",
+    }

@@ -1,0 +1,93 @@
+"""A lake that can't be written: named before the slot gives anything away, by check, by runs, by Spark's tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.errors import PreflightFailed, TargetNotWritable
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.storage import CHANGES, bookkeeping_uri, find_unwritable
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.spark.session import read_log_store
+from waldelta.spark.writable import find_unwritable_in_task
+from waldelta.stages.land.drain import drain
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def blocked(tmp_path):
+    """A root below a file; root itself may write anywhere else."""
+    (tmp_path / "file").touch()
+    return (tmp_path / "file" / "lake").as_uri()
+
+
+@pytest.mark.spark
+def test_a_store_that_loses_commits_is_refused(spark, database):
+    """By check and setup, before anything is asked of the store or made on the source, unless Spark commits conditionally."""
+    pipeline = Pipeline(pipeline_file("s3a://nowhere/lake", f"s_{database.name}"))
+    for verb in (pipeline.check, pipeline.setup, lambda: pipeline.setup(spark=spark), lambda: pipeline.check(spark)):
+        with pytest.raises(PreflightFailed, match=r"accept_unsafe_store"):
+            verb()
+    assert database.execute("select 1 from pg_replication_slots union all select 1 from pg_publication") == []
+    assert read_log_store(None, "s3a") == ""
+    spark.conf.set("spark.delta.logStore.s3a.impl", "org.example.S3ConditionalLogStore")
+    try:
+        assert read_log_store(None, "s3a") == read_log_store(spark, "s3a") == "org.example.S3ConditionalLogStore"
+        assert read_log_store(spark, "s3") == ""
+    finally:
+        spark.conf.unset("spark.delta.logStore.s3a.impl")
+    assert spark.range(1).count() == 1  # a session that is there is asked, and goes on
+
+
+def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
+    """A problem for setup and runs, not for a DBA who is to run the SQL."""
+    database.execute("create table t(id int primary key)")
+    plan = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check()
+    (problem,) = plan.problems
+    assert problem == (
+        f"{blocked} can't be written (Not a directory): check target.root and the rights of whoever runs the job"
+    )
+    with pytest.raises(PreflightFailed):
+        plan.require()
+    plan.require_for_dba()
+    assert Pipeline(pipeline_file(lake, f"s_{database.name}")).check().problems == ()
+    assert not Path(urlsplit(lake).path).exists()
+
+
+def test_object_stores_are_not_asked():
+    assert find_unwritable("s3a://nowhere/lake") is None
+
+
+@pytest.mark.spark
+def test_check_with_a_session_asks_a_task_too(spark, database, blocked, lake):
+    database.execute("create table t(id int primary key)")
+    assert find_unwritable_in_task(spark, lake) is None
+    problems = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check(spark).problems
+    assert [text.startswith("in Spark's tasks file:") for text in problems] == [False, True]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("way", ["", "_delta_log", "batch=2"], ids=["the change log", "its log", "a batch more"])
+def test_a_run_names_it_and_consumes_nothing(spark, database, lake, way):
+    """With whatever stands in the way gone, the next run lands everything."""
+    database.execute("create table t(id int primary key)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    if way == "batch=2":
+        database.execute("insert into t values (1)")
+        drain(spark, job)
+    database.execute("insert into t values (2)")
+    slot = job.pipeline.source.slot
+    before, moves = confirmed_lsn(database.connection, slot), job.ledger.slot_moves()
+    stone = Path(urlsplit(bookkeeping_uri(lake, CHANGES)).path) / way
+    stone.parent.mkdir(parents=True, exist_ok=True)
+    stone.touch()
+    with pytest.raises(TargetNotWritable, match=r"can't be written"):
+        drain(spark, job)
+    assert (confirmed_lsn(database.connection, slot), job.ledger.slot_moves()) == (before, moves)
+    stone.unlink()
+    assert drain(spark, job).changes == 1

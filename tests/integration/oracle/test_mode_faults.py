@@ -1,0 +1,305 @@
+"""Runs on targets that keep more than a mirror, or have a gate, that are killed at each step of apply; and repairs, and releases.
+
+Several pipelines share a driver, so that one kill -9 meets each of them at its own step. Then comes what comes in production: the
+ordinary next run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from tests.integration.apply.test_target_modes import NAMES, as_of, check_intervals, held, replayed, source
+from tests.oracles.random_workload import Workload
+from tests.soak.driver import Driver
+from tests.soak.listener import Action, Listener
+from tests.soak.scene import kill_driver, wait_until
+from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.seeds import chosen_seed, is_long
+from waldelta.jobs.consume import consume
+from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.jobs.retry_quarantined import run_accept
+from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+KINDS = {"w1": "history", "w2": "soft_delete", "w3": "changelog", "w4": "gate"}
+HIGHEST = 79
+RULE = f"{{type: expect_column_values_to_be_between, kwargs: {{column: a, max_value: {HIGHEST}}}, gate: quarantine}}"
+
+
+class Meeting(Listener):
+    """Keeps so many runs at each of these steps as are expected there; when all have come, their process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, gates=False)
+        self.met = False
+        self._expected: Counter[str] = Counter()
+        self._dead = threading.Event()
+
+    def expect(self, steps: Mapping[str, int]) -> None:
+        """From now on."""
+        self.met, self._expected, self._dead = False, Counter(steps), threading.Event()
+
+    def _take(self, step: str) -> Action | None:
+        with self._lock:
+            self.reached.append(step)
+            if not self._expected[step]:
+                return None
+            self._expected[step] -= 1
+            return self._kill if not self._expected.total() else self._wait
+
+    def _kill(self, pid: int) -> None:
+        self.met = True  # before the process's end can be seen
+        kill_driver(None, pid)
+        self._dead.set()
+
+    def _wait(self, _: int) -> None:
+        self._dead.wait()
+
+
+@dataclass
+class Scene:
+    """Pipelines of one table each, and what their source had after each transaction."""
+
+    spark: object
+    database: object
+    jobs: dict[str, Job]
+    files: dict[str, Path]
+    listener: Meeting
+    log: Path
+    sampled: dict[int, dict[str, list]] = field(default_factory=dict)
+    seen: set = field(default_factory=set)
+    kills: int = 0
+
+    def kill(self, verb: str, steps: Mapping[str, int], **details) -> None:
+        """Begin the verb on all pipelines at once, and kill it as soon as its runs are at these steps."""
+        self.kills += 1
+        self.listener.expect(steps)
+        driver = Driver(os.environ | self.listener.environment, self.log)
+        try:
+            driver.wait_until_ready()
+            runs = [f"killed {self.kills} {name}" for name in self.files]
+            for run_id, file in zip(runs, self.files.values(), strict=True):
+                driver.begin(verb, file, run_id, details)
+            wait_until(lambda: all(driver.ended(run_id) for run_id in runs))
+            ended = [driver.ended(run_id) for run_id in runs]
+            assert self.listener.met, (ended, self.log.read_text()[-3000:])
+        finally:
+            driver.end()
+
+    def run(self) -> None:
+        """The ordinary next run of each pipeline."""
+        for name, job in self.jobs.items():
+            consume(self.spark, replace(job, run_id=f"after {self.kills} {name}"))
+
+    def sample(self) -> None:
+        ((lsn,),) = self.database.execute("select pg_current_wal_insert_lsn()::text")
+        self.sampled[Lsn.parse(lsn).value] = {name: source(self.database.connection, name) for name in self.jobs}
+
+
+@pytest.fixture
+def listener(tmp_path) -> Iterator[Meeting]:
+    made = Meeting(tmp_path / "socket")
+    yield made
+    made.close()
+
+
+def scene(spark, database, tmp_path, listener, kinds: Mapping[str, str], suites: Mapping[str, str]) -> Scene:
+    jobs, files = {}, {}
+    for name, kind in kinds.items():
+        lake, folder = (tmp_path / f"lake_{name}").as_uri(), tmp_path / f"suites_{name}"
+        folder.mkdir()
+        if name in suites:
+            folder.joinpath(f"public.{name}.yml").write_text(f"expectations:\n  - {suites[name]}\n")
+        target = {"root": lake}
+        if kind not in ("gate", "mirror"):
+            target["tables"] = {f"public.{name}": {"mode": kind}}
+        quality = {"enabled": False, "suites": str(folder)}
+        file = pipeline_file(lake, f"s_{database.name}_{name}", [f"public.{name}"], target=target, quality=quality)
+        files[name] = tmp_path / f"{name}.yml"
+        files[name].write_text(yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True))))
+        jobs[name] = bare_slot(database, file)
+    return Scene(spark, database, jobs, files, listener, tmp_path / "log")
+
+
+def live(scene, name):
+    """What a target says that its source has now."""
+    rows = held(scene.jobs[name], name)
+    if name == "w1":
+        rows = [row for row in rows if row["_wd_valid_to_lsn"] is None]
+    elif name == "w2":
+        rows = [row for row in rows if not row["_wd_deleted"]]
+    return sorted((tuple(row[n] for n in NAMES) for row in rows), key=repr)
+
+
+def check(scene, what) -> None:
+    """Each target holds what its mode promises, by what the source had after each of its transactions."""
+    history, changes = held(scene.jobs["w1"], "w1"), held(scene.jobs["w3"], "w3")
+    check_intervals(history)
+    now = {name: source(scene.database.connection, name) for name in scene.jobs}
+    for lsn, then in scene.sampled.items():
+        assert (what, as_of(history, lsn)) == (what, then["w1"])
+        assert (what, replayed(changes, lsn)) == (what, then["w3"])
+    assert (what, live(scene, "w1")) == (what, now["w1"])
+    assert (what, replayed(changes)) == (what, now["w3"])
+    places = [(row["_wd_lsn"], row["_wd_seq"]) for row in changes]
+    assert len(places) == len(set(places)), what
+    assert (what, live(scene, "w2")) == (what, now["w2"])
+    rows = held(scene.jobs["w2"], "w2")
+    keys = {(row["id"], row["part"]) for row in rows}
+    assert len(keys) == len(rows), what
+    assert all((row["_wd_deleted_at"] is not None) == row["_wd_deleted"] for row in rows), what
+    # Whatever was there when a run ended is there still, if only as deleted.
+    assert scene.seen <= keys, what
+    scene.seen |= keys
+    check_gate(scene, now["w4"], what)
+
+
+def check_gate(scene, now, what) -> None:
+    """Rows that pass are the source's; of those that don't, each is in quarantine, and the target has none that fails."""
+    job = scene.jobs["w4"]
+    rows = held(job, "w4")
+    target = {(row["id"], row["part"]): tuple(row[n] for n in NAMES) for row in rows}
+    assert len(target) == len(rows), what
+    there = {row[:2]: row for row in now}
+    fails = {key for key, row in there.items() if row[2] is not None and row[2] > HIGHEST}
+    assert {k: v for k, v in target.items() if k not in fails} == {k: v for k, v in there.items() if k not in fails}, (
+        what
+    )
+    assert all(row[2] is None or row[2] <= HIGHEST for row in target.values()), what
+    told = Counter((int(row["key"]["id"]), int(row["key"]["part"])) for row in list_quarantined(job))
+    assert (what, set(told), set(told.values()) - {1}) == (what, fails, set())
+
+
+# Behind the commit always, where most could come twice; all of them in a soak.
+POINTS = (
+    ["apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cut"] if is_long() else ["apply.merged"]
+)
+
+
+def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
+    """At each step of apply, after random transactions: no state twice, none lost, and nothing past a gate."""
+    seed = chosen_seed()
+    workload = Workload(database.connection, seed, list(KINDS))
+    made = scene(spark, database, tmp_path, listener, KINDS, {"w4": RULE})
+    for job in made.jobs.values():
+        sync(spark, job)
+    for number, point in enumerate(POINTS):
+        for _ in range(12):
+            workload.transaction()
+            made.sample()
+        for name in made.jobs:
+            database.execute(f"insert into {name} values ({5000 + number}, 0, {number}, 'sure')")
+        made.sample()
+        made.kill("consume", {point: len(KINDS)})
+        if not number % 2:  # what comes meanwhile is of the next run too
+            workload.transaction()
+            made.sample()
+        made.run()
+        check(made, (f"WALDELTA_SEED={seed}", point))
+    run_accept(spark, replace(made.jobs["w4"], run_id="accept"), (), ["public.w4"], "ann", "known")
+    assert live(made, "w4") == source(database.connection, "w4")
+
+
+def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
+    """One before its commit, one behind it, one that is in the ledger: each target is whole, or as it was, and then mended."""
+    names = ["r1", "r2", "r3"]
+    for name in names:
+        database.execute(f"create table {name} (id int, part int, a int, b text, big text, primary key (id, part))")
+        database.execute(f"insert into {name} select g, 0, g, 'x' from generate_series(1, 50) g")
+    made = scene(spark, database, tmp_path, listener, dict.fromkeys(names, "mirror"), {})
+    for name, job in made.jobs.items():
+        sync(spark, job)
+        DeltaTable(f"{job.pipeline.target.root}/public/{name}").delete("id < 5")
+        database.execute(f"update {name} set a = 0 where id in (3, 7); delete from {name} where id in (4, 8)")
+    made.kill("reconcile", {"repair.begun": 1, "repair.merged": 1, "repair.recorded": 1}, repair=True)
+    for name in names:
+        database.execute(f"update {name} set a = -1 where id in (2, 9); insert into {name} values (60, 0, 1, 'y')")
+    made.run()
+    whole = [name for name in names if live(made, name) == source(database.connection, name)]
+    assert len(whole) == 2, whole
+    (left,) = set(names) - set(whole)
+    with pytest.raises(RunFailed, match="1 target doesn't hold what the source does"):
+        run_reconcile(spark, replace(made.jobs[left], run_id="look"), Order.of())
+    for name, job in made.jobs.items():
+        run_reconcile(spark, replace(job, run_id="mend"), Order.of(repair=True))
+        run_reconcile(spark, replace(job, run_id="compare"), Order.of())
+        assert live(made, name) == source(database.connection, name)
+
+
+RELEASE = """
+import os, signal, sys
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.ledger.table import LedgerTable
+
+when, file = sys.argv[1:]
+extend = LedgerTable.extend
+
+def killed(self, *given):
+    if when == "behind":
+        extend(self, *given)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+LedgerTable.extend = killed
+Pipeline.load(file).release(["public.s1", "public.s2"], by="ann")
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_release_after_a_kill(spark, database, tmp_path, when):
+    """All tables that it names are released, or none: the next run says which, and another release does no harm."""
+    tables, stop = ["public.s1", "public.s2"], RULE.replace("quarantine", "stop")
+    for table in tables:
+        database.execute(f"create table {table} (id int primary key, a int)")
+        tmp_path.joinpath(f"{table}.yml").write_text(f"expectations:\n  - {stop}\n")
+    lake = (tmp_path / "lake").as_uri()
+    file = pipeline_file(lake, f"s_{database.name}", tables, quality={"enabled": False, "suites": str(tmp_path)})
+    job = bare_slot(database, file)
+    sync(spark, job)
+    path = tmp_path / "pipeline" / "p.yml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True))))
+    for table in tables:
+        database.execute(f"insert into {table} values (1, 99), (2, 2)")
+    with pytest.raises(RunFailed):
+        consume(spark, replace(job, run_id="first"))
+    killed = subprocess.run([sys.executable, "-c", RELEASE, when, str(path)], env=os.environ, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    def rows():
+        return [len(DeltaTable(f"{lake}/public/{table[7:]}").to_pyarrow_table()) for table in tables]
+
+    if when == "before":
+        with pytest.raises(RunFailed) as failed:
+            consume(spark, replace(job, run_id="second"))
+        assert failed.value.result.not_applied == tables
+        assert rows() == [0, 0]
+        assert [told["table"] for told in _release(job, tables)] == tables
+    else:
+        _release(job, tables)
+    consume(spark, replace(job, run_id="third"))
+    consume(spark, replace(job, run_id="fourth"))
+    assert rows() == [2, 2]
+
+
+def _release(job, tables):
+    from waldelta.stages.check.gate.release import release_tables
+
+    return release_tables(job, tables, by="ann")

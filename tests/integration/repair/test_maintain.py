@@ -1,0 +1,221 @@
+"""Maintenance: old rows of the ledger go and nothing that a later run needs; tables in use are left for the next time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from datetime import timedelta
+from threading import Barrier
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.oracles.compare import compare_target
+from tests.support.interrupted_copy import before_rows
+from tests.support.pipelines import pipeline_file
+from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
+from waldelta.jobs import maintain
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake.ledger import retention as ledger_upkeep
+from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
+from waldelta.lake.storage import bookkeeping_uri, local_path
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def pipeline(spark, database, lake):
+    database.execute("create table a(id int primary key, v text); create table b(id int primary key)")
+    made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
+    made.setup()
+    made.sync(spark)
+    return made
+
+
+def consume(spark, database, pipeline, *numbers):
+    for number in numbers:
+        database.execute(f"insert into a values ({number}, 'x')")
+        pipeline.consume(spark)
+
+
+def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
+    """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are still there.
+
+    The files that each batch left of a target are one afterwards.
+    """
+    consume(spark, database, pipeline, 1, 2, 3)
+    ledger = pipeline.job().ledger
+    files = DeltaTable(target := uri_of(pipeline.job(), "public.a")).file_uris()
+    before = (ledger.table_states(), pipeline.job().slot_identity(), ledger.last_cut(), ledger.last_run())
+    real = ledger_upkeep.prune_ledger
+    monkeypatch.setattr(
+        "waldelta.jobs.maintain.prune_ledger", lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None)
+    )
+    # Two tables at once.
+    meeting, compact = Barrier(2, timeout=30), maintain._compact
+    monkeypatch.setattr("waldelta.jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given)))
+    assert pipeline.maintain(spark).status == "succeeded"
+    assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
+    assert (ledger.table_states(), pipeline.job().slot_identity()) == before[:2]
+    cut = ledger.last_cut()  # renewed: the compaction made later versions of the same rows
+    assert (cut.batch, cut.end_lsn, cut.targets[0].version > before[2].targets[0].version) == (
+        3,
+        before[2].end_lsn,
+        True,
+    )
+    for kind in (SlotMove, TableState, BatchCut):
+        assert len(DeltaTable(bookkeeping_uri(ledger.root, kind.table)).file_uris()) == 1
+    # What came after the pruning is the run of maintenance itself.
+    assert [run.run_id for run in ledger.runs()][:-1] == [before[3].run_id]
+    consume(spark, database, pipeline, 4)
+    job = pipeline.job()
+    for state in job.table_states().values():
+        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+
+
+def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
+    """However old: a server that stops without a checkpoint has its slot back where it was, and the next run compares."""
+    monkeypatch.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+    monkeypatch.setattr(
+        "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+    )  # a checkpoint is told in whole seconds
+    log = pipeline.job().change_log(pipeline.job().slot_identity())
+    for number, written_down, left in ((1, True, []), (2, False, [2])):
+        consume(spark, database, pipeline, number)
+        if written_down:
+            database.execute("checkpoint")
+        pipeline.maintain(spark)
+        assert sorted(log.sizes(0, 100)) == left
+    database.restart()
+    consume(spark, database, pipeline, 3)
+
+
+def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
+    """However old: a copy may take longer than changes are kept, and all others have applied what waits for it."""
+    told = []
+
+    def long_copy():
+        database.execute("insert into b values (1)")
+        consume(spark, database, pipeline, 1)
+        database.execute("checkpoint")
+        with monkeypatch.context() as later:
+            later.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+            later.setattr("waldelta.slot.durable_position.MOVING", timedelta(seconds=-1))
+            told.append(pipeline.maintain(spark).stages["change_log"].detail)
+
+    before_rows(monkeypatch, long_copy)
+    pipeline.sync(spark, ["public.b"])
+    consume(spark, database, pipeline, 2)
+    job = pipeline.job()
+    for state in job.table_states().values():
+        assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    assert told[0].startswith("nothing removed: public.b")
+
+
+@pytest.mark.soak
+def test_rows_within_retention_stay(spark, database, pipeline):
+    consume(spark, database, pipeline, 1, 2)
+    ledger = pipeline.job().ledger
+    before = (ledger.slot_moves(), ledger.batches(), ledger.runs())
+    done = pipeline.maintain(spark)
+    assert done.stages["ledger"].detail == "0 rows removed, 0 cuts expired"
+    assert (ledger.slot_moves(), ledger.batches()[: len(before[1])], ledger.runs()[: len(before[2])]) == before
+    assert len(DeltaTable(bookkeeping_uri(ledger.root, Run.table)).file_uris()) == 2
+
+
+class Statements:
+    """A session that notes the statements it is given."""
+
+    def __init__(self, spark):
+        self._spark, self.told = spark, []
+
+    def __getattr__(self, name):
+        return getattr(self._spark, name)
+
+    def sql(self, statement):
+        self.told.append(statement.partition(" delta.")[0])
+        return self._spark.sql(statement)
+
+
+def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
+    """Files of nobody go by their age, as with Spark's VACUUM; two small files become one; marked rows are Spark's to clean up."""
+    consume(spark, database, pipeline, 1, 2)
+    job = pipeline.job()
+    uri = uri_of(job, "public.a")
+    folder, old = local_path(uri), time.time() - 8 * 24 * 3600
+    for name, at in (("part-killed.parquet", old), ("part-being-written.parquet", time.time())):
+        (folder / name).write_text("x")
+        os.utime(folder / name, (at, at))
+    asked = Statements(spark)
+    maintain._maintain(asked, job, "public.a")
+    assert (asked.told, len(DeltaTable(uri).file_uris())) == (["optimize"], 1)
+    maintain._maintain(asked, job, "public.a")
+    assert asked.told == ["optimize"]
+    assert [(folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")] == [False, True]
+    set_deletion_vectors(spark, uri, wanted=True)
+    spark.sql(f"delete from delta.`{uri}` where id = 1").collect()
+    asked = Statements(spark)
+    maintain._maintain(asked, job, "public.a")
+    assert [statement.split()[0] for statement in asked.told] == ["reorg", "alter", "optimize", "vacuum"]
+    assert [row.id for row in spark.read.format("delta").load(uri).collect()] == [2]
+
+
+def test_a_table_in_use_is_left_and_named(spark, database, pipeline):
+    """The others are done, and so are the change log and the ledger; the run is green and says what it left."""
+    with target_lock(pipeline.job(), "public.a"):
+        done = pipeline.maintain(spark)
+    assert list(done.tables) == ["public.b"]
+    assert done.stages["targets"].detail.endswith("in use by other runs and left: public.a")
+    assert done.warnings == ["maintenance left out public.a: in use by another run"]
+    assert {stage.status for stage in done.stages.values()} == {"succeeded"}
+
+
+def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pipeline, monkeypatch):
+    """Nothing is forgotten that it may need, should it be brought back from before."""
+    consume(spark, database, pipeline, 1)
+    job = pipeline.job()
+    target = local_path(uri_of(job, "public.a"))
+    consume(spark, database, pipeline, 2)
+    database.execute("checkpoint")
+    shutil.rmtree(target)
+    with monkeypatch.context() as later:
+        later.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+        later.setattr(
+            "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
+        )  # a checkpoint is told in whole seconds
+        with pytest.raises(RunFailed, match=r"public\.a") as failed:
+            pipeline.maintain(spark)
+    done = failed.value.result
+    assert list(done.tables) == ["public.b"]
+    assert [name for name, stage in done.stages.items() if stage.status == "failed"] == ["targets"]
+    assert done.warnings == ["the change log keeps all batches, since it can't be told which public.a holds"]
+    assert sorted(job.change_log(job.slot_identity()).sizes(0, 100)) == [1, 2]
+
+
+def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
+    """Nothing was done: that is worth a retry."""
+    job = pipeline.job()
+    with target_lock(job, "public.a"), target_lock(job, "public.b"), pytest.raises(RunFailed) as failed:
+        pipeline.maintain(spark)
+    assert failed.value.result.error["class"] == "LockHeld"
+    assert failed.value.result.error["retryable"]
+
+
+def test_delta_keeps_logs_and_files_as_long_as_promised(spark, lake):
+    """By properties that are only set where Delta keeps less, or something else, by itself."""
+    write_deltalake(uri := f"{lake}/t", pa.table({"id": [1]}))
+    told = []
+    for hours in (168, 500, 500, 1000, 168):
+        set_retention(spark, uri, DeltaTable(uri), hours)
+        table = DeltaTable(uri)
+        told.append((table.version(), *sorted(table.metadata().configuration.values())))
+    by_hour = "interval {} hours".format
+    assert told == [
+        (0,), (1, by_hour(500), by_hour(720)), (1, by_hour(500), by_hour(720)), (2, by_hour(1000), by_hour(1000)),
+        (3, by_hour(168), by_hour(720)),
+    ]  # fmt: skip

@@ -1,0 +1,260 @@
+"""Repair: after a filter changed, the target equals the source's filtered rows, whatever was changed, when, by whom."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+import waldelta.stages.land.land_until as land_module
+import waldelta.stages.repair.repair as repair_module
+from tests.oracles.compare import compare_target
+from tests.oracles.random_workload import Workload
+from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.seeds import chosen_seed, is_long
+from waldelta.config.pipeline_file import Publication
+from waldelta.jobs.consume import consume
+from waldelta.pipeline.drift.repair_plan import Rule, entering
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
+
+pytestmark = pytest.mark.pg
+RUNS = itertools.count()
+
+DDL = """
+create table t(id int, a int not null, n int, v text, primary key (id, a));
+alter table t alter v set storage external;
+insert into t select g, g, nullif(g % 7, 0), case g % 2 when 0 then repeat(md5(g::text), 200) else 'v' end
+from generate_series(1, 40) g;
+create index on t(a);
+"""
+
+
+def run(spark, job):
+    """A run of its own: one that is complete would be replayed."""
+    return consume(spark, replace(job, run_id=f"run {next(RUNS)}"))
+
+
+def with_own_filter(job, table, text):
+    target = job.pipeline.target
+    tables = (
+        {**target.tables, table: {"where": text}} if text else {k: v for k, v in target.tables.items() if k != table}
+    )
+    document = {**target.model_dump(exclude_unset=True), "tables": tables}
+    return replace(job, pipeline=job.pipeline.model_copy(update={"target": type(target).model_validate(document)}))
+
+
+def publish(database, job, text, table="t"):
+    name = job.pipeline.source.publications[0].name
+    others = "".join(
+        f", {entry.name}" for entry in job.pipeline.source.publications[0].tables if entry.name != f"public.{table}"
+    )
+    database.execute(f"alter publication {name} set table {table} {f'where ({text})' if text else ''}{others}")
+
+
+def difference(spark, job, table="t"):
+    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()[f"public.{table}"])
+
+
+def last_commit(spark, job):
+    history = spark.sql(f"describe history delta.`{uri_of(job, 'public.t')}` limit 1").collect()[0]
+    return history["operation"], {k: int(v) for k, v in history["operationMetrics"].items() if v.isdigit()}
+
+
+@pytest.fixture
+def job(spark, database, lake):
+    """A table of forty rows, of which those with a > 20 were copied."""
+    database.execute(DDL)
+    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    publish(database, made, "a > 20")
+    sync(spark, made)
+    return made
+
+
+def told(result):
+    found = [warning.split(": ")[-1] for warning in result.warnings if "it was repaired" in warning]
+    assert len(found) == 1, result.warnings
+    return found[0]
+
+
+@pytest.mark.spark
+def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
+    """Files that no row leaves stay; touched rows are read again; the stream goes on behind the snapshot."""
+    database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
+    run(spark, job)  # a second file
+    publish(database, job, "a > 10 and a < 1006")
+    assert told(run(spark, job)) == "10 rows entered, 5 left, 0 that changed meanwhile were read again"
+    operation, metrics = last_commit(spark, job)
+    found = {name: metrics[name] for name in ("numTargetFilesRemoved", "numTargetRowsInserted", "numTargetRowsDeleted")}
+    assert (operation, found) == (
+        "MERGE",
+        {"numTargetFilesRemoved": 1, "numTargetRowsInserted": 10, "numTargetRowsDeleted": 5},
+    )
+    assert difference(spark, job).rows == 0
+    assert run(spark, job).warnings == []
+
+    def write_then_land(*args):
+        database.execute(
+            "update t set n = 77 where a in (2, 3); insert into t values (5000, 4, 1, 'w'); delete from t where a = 15"
+        )
+        return land_module.land_through(*args)
+
+    # Unread in the slot, on both sides of the change: into, out of, within and outside of both filters, keys moved.
+    changes = """
+        update t set n = {0} where a in (3, 14, 30);
+        update t set a = a + 1000, id = id + {0} where a in (4, 16);
+        update t set id = id + {0} where a in (5, 17, 31);
+        delete from t where a in (6 + {0}, 19 + {0}, 33 + {0});
+        insert into t values (2000 + {0}, 7, 1, 'x'), (2000 + {0}, 18, 1, 'x'), (2000 + {0}, 37, 1, 'x');
+        update t set a = 8 where a = 20 + {0};
+        update t set a = 21 where a = 9 + {0}
+    """
+    database.execute(changes.format(0))
+    publish(database, job, "a < 20")
+    database.execute(changes.format(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(repair_module, "land_through", write_then_land)
+        assert "rows entered" in told(run(spark, job))
+    assert difference(spark, job).rows > 0  # what was written since the snapshot is the next run's
+    assert run(spark, job).warnings == []
+    assert difference(spark, job).rows == 0
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+@pytest.mark.spark
+def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
+    """Whatever is left of a repair, the next run makes the target whole, and feeds nothing twice."""
+    real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
+
+    def after(name):
+        def kill(*args):
+            real[name](*args)
+            raise Killed
+
+        return kill
+
+    def at_once(*args):
+        raise Killed
+
+    moments = [
+        ("a > 30", "stage_net", after("stage_net"), True),
+        ("a > 12", "_merge", at_once, True),
+        ("a < 25", "_merge", after("_merge"), False),
+    ]
+    # Before the commit and after it, when it is done; a soak has every moment.
+    for filter_, name, kill, is_copied in moments if is_long() else moments[1:]:
+        publish(database, job, filter_)
+        database.execute("update t set n = coalesce(n, 0) + 1 where a in (11, 13, 29, 35)")
+        with monkeypatch.context() as patched:
+            patched.setattr(repair_module, name, kill)
+            with pytest.raises(Killed):
+                run(spark, job)
+        assert any("copied again" in text for text in run(spark, job).warnings) == is_copied
+        assert difference(spark, job).rows == 0
+
+
+@pytest.mark.spark
+def test_what_only_a_copy_mends(spark, database, job):
+    """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is whole."""
+    publish(database, job, "a > 5")
+    database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
+    result = run(spark, job)
+    assert "public.t is to be copied as a whole: it was truncated or altered meanwhile" in result.warnings
+    assert difference(spark, job).rows == 0
+    publish(database, job, "hashint4(a) > 5")
+    assert any("is to be copied as a whole" in text for text in run(spark, job).warnings)
+    assert difference(spark, job).rows == 0
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("a > 1000", "a > 900"),
+        ("a > 900 and a < 950 or a = 7", "a > 800 and a < 960"),
+        ("n > 19000", "n > 18900"),
+        ("a = any (array[5, 6])", "a = any (array[5, 6, 7])"),
+    ],
+)
+def test_an_index_finds_the_rows_that_enter(database, before, after):
+    """However many rows both filters admit; rows where the old one is NULL are found too, and none twice."""
+    database.execute("create table t(id int primary key, a int not null, n int)")
+    database.execute("insert into t select g, g, nullif(g, 18950) from generate_series(1, 20000) g")
+    database.execute("create index on t(a); create index on t(n)")
+    database.execute("analyze t")
+    found = []
+    for condition in entering(Rule(f"({before})"), Rule(f"({after})"), ["n"]):
+        found += [row[0] for row in database.execute(f"select id from only t where {condition}")]
+        plan = "\n".join(row[0] for row in database.execute(f"explain select * from only t where {condition}"))
+        assert "Seq Scan" not in plan, plan
+    expected = database.execute(f"select id from t where ({after}) and ({before}) is not true")
+    assert sorted(found) == sorted(row[0] for row in expected)
+
+
+KEYED = [
+    "part > 2",
+    "part < 2",
+    "part in (1, 5)",
+    "id > 60",
+    "id between 30 and 90 and part <> 3",
+    "part % 2 = 0",
+    None,
+]
+WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
+
+
+@pytest.mark.spark
+def test_random_drift(spark, database, lake, monkeypatch):
+    """Filters of a publication and of a target change at random, while others write. The seed is printed; WALDELTA_SEED
+    repeats one, WALDELTA_ROUNDS makes it longer."""  # fmt: skip
+    seed = chosen_seed()
+    choose = random.Random(seed)
+    with database.connect(autocommit=True) as connection:
+        connection.execute("set lock_timeout = '10s'")  # a repair keeps no lock while it lands
+        workload = Workload(connection, seed, ["t", "u"])
+        filters = WHOLE if choose.random() < 0.5 else KEYED
+        if filters is WHOLE:
+            database.execute("alter table t replica identity full; alter table u replica identity full")
+        # Filters of several publications are ORed.
+        second = f"s_{database.name}_pub2"
+        database.execute(f"create publication {second} for table t where (id < 0)")
+        file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"])
+        both = [*file.source.publications, Publication(name=second, manage=False)]
+        source = file.source.model_copy(update={"publications": both})
+        target = file.target.model_copy(update={"drift": "repair"})
+        job = bare_slot(database, file.model_copy(update={"source": source, "target": target}))
+        publish(database, job, choose.choice(KEYED))
+        for _ in range(20):
+            workload.transaction()
+        sync(spark, job)
+
+        def write_then_drain(*args):
+            for _ in range(5):
+                workload.transaction()
+            return drain(*args)
+
+        monkeypatch.setattr(land_module, "drain", write_then_drain)
+        done = []
+        for _ in range(int(os.environ.get("WALDELTA_ROUNDS") or 1)):
+            workload.truncates = choose.random() < 0.2  # what a TRUNCATE needs is a copy
+            for _ in range(10):
+                workload.transaction()
+            done.append((choose.choice(filters), choose.choice(filters)))
+            if choose.random() < 0.5:
+                publish(database, job, done[-1][0])
+            else:
+                database.execute(f"alter publication {second} set table t where ({done[-1][0] or 'true'})")
+            job = with_own_filter(job, "public.u", done[-1][1])
+            for _ in range(10):
+                workload.transaction()
+            result, _ = run(spark, job), run(spark, job)
+            print(done[-1], result.warnings)
+            for table in "tu":
+                found = difference(spark, job, table)
+                assert found.rows == 0, (f"WALDELTA_SEED={seed}", done, result.warnings, found)

@@ -1,0 +1,75 @@
+"""Whoever else is on the machine reads nothing of a lake: it is its owner's alone, whichever process writes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.support.file_modes import open_to_others
+from tests.support.pipelines import pipeline_file
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lake import storage as lake_module
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture(autouse=True)
+def usual_umask():
+    """What processes have where nobody has cared."""
+    before = os.umask(0o022)
+    yield
+    assert os.umask(before) == 0o022
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    """What was open to others in folders that a run removes before it ends."""
+    found: list[str] = []
+    remove, removed = shutil.rmtree, []
+
+    def look_and_remove(folder, **how):
+        removed.append(folder)
+        found.extend(open_to_others(Path(folder)) if Path(folder).exists() else [])
+        remove(folder, **how)
+
+    monkeypatch.setattr(lake_module.shutil, "rmtree", look_and_remove)
+    yield found
+    assert removed
+
+
+def give_tasks_the_usual_umask(spark) -> None:
+    """As those of a server have that somebody else has started; the session's own are started as the lake wants them."""
+
+    def set_umask(parts):
+        os.umask(0o022)
+        yield from parts
+
+    spark.range(0, 4, 1, 4).mapInArrow(set_umask, "id bigint").collect()
+
+
+def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, staged):
+    """Spark's JVM and its Python tasks, delta-rs and pyarrow here: targets, change log, ledger, what is staged, reports."""
+    database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
+    lake = tmp_path / "made_by_setup" / "lake"
+    target = {"root": lake.as_uri(), "deletion_vectors": True}
+    pipeline = Pipeline(pipeline_file(lake.as_uri(), f"s_{database.name}", target=target, quality={}))
+    pipeline.setup()
+    assert stat.S_IMODE(lake.stat().st_mode) == 0o700
+    pipeline.sync(spark)
+    give_tasks_the_usual_umask(spark)
+    with monkeypatch.context() as by_spark:
+        by_spark.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
+        by_spark.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+        database.execute("insert into t select n, 'b' from generate_series(2, 50) n; update t set v = 'c' where id = 1")
+        pipeline.consume(spark)
+    database.execute("delete from t where id = 2")
+    pipeline.consume(spark)
+    pipeline.maintain(spark)
+    pipeline.teardown()
+    assert {path.name for path in lake.iterdir()} == {"_waldelta", "public"}
+    assert open_to_others(lake) == []
+    assert staged == []

@@ -1,0 +1,79 @@
+"""The job operator with the real spark-submit: it starts the real application and brings its own error back."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import psutil
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from tests.support.fixtures.airflow import PIPELINE
+from tests.support.waiting import wait_until
+from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta_airflow.operators import WaldeltaJobOperator
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]
+
+
+@pytest.fixture
+def land(write_pipeline, database, monkeypatch):
+    """The task that submits the application, against a database without a slot."""
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
+    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    monkeypatch.setenv("WALDELTA_DRIVER_MEMORY", "1g")
+    path = write_pipeline("shop")
+    return WaldeltaJobOperator(
+        task_id="land", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume", stage="land", first=True
+    )
+
+
+def test_the_applications_error_is_the_tasks(land, make_context):
+    """A named error of the job in the JVM's driver is the task's failure, not spark-submit's command line."""
+    with pytest.raises(AirflowFailException) as failure:
+        land.execute(make_context())
+    assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
+
+
+def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
+    write_pipeline, database, make_context, land, monkeypatch, tmp_path
+):
+    """``check`` is refused by Delta's default store, and not by one that the application's settings name."""
+    path = write_pipeline("shop", text=PIPELINE.replace("{root}", "s3a://nowhere/lake"))
+    pipeline = load_pipeline_file(path)
+    check = WaldeltaJobOperator(task_id="preflight", pipeline_path=path, pipeline=pipeline, verb="check")
+    with pytest.raises(AirflowFailException, match=r"target\.accept_unsafe_store"):
+        check.execute(make_context())
+    (tmp_path / "spark-defaults.conf").write_text("spark.delta.logStore.s3a.impl org.example.S3ConditionalLogStore\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with pytest.raises(AirflowException) as failure:
+        check.execute(make_context())
+    assert "accept_unsafe_store" not in str(failure.value)
+
+
+def test_kill_ends_the_jvm_and_its_driver(land, make_context):
+    """Nothing of the application is left when the task was killed while the JVM was starting."""
+
+    def run() -> None:
+        with pytest.raises(AirflowException):
+            land.execute(make_context())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: any("org.apache.spark.deploy.SparkSubmit" in " ".join(p) for p in arguments()))
+    land.on_kill()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    wait_until(lambda: not any(land.pipeline_path in p for p in arguments()))
+
+
+def arguments() -> list[list[str]]:
+    own = psutil.Process().children(recursive=True)
+    found = []
+    for process in own:
+        try:
+            found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return found

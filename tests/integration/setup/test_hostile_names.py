@@ -1,0 +1,140 @@
+"""Names, values and paths that are SQL, shell, HTML or a way out of a folder stay what they are, through every verb."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import pipeline_file
+from waldelta.cli.arguments import parse
+from waldelta.jobs.consume import consume
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.records import now
+from waldelta.spark_sql import quote
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+SCHEMA = "a\"b`c',;$$\n../<script>alert(1)</script>%2e"
+TABLE = "../../x,y`\"'; drop table canary;--$$\\é\n<img src=x>%2e"
+KEY = "k\"'); drop table canary;--`"
+VALUE = 'a`b<script>alert(1)</script>\'$$\\"\n../%2e; ${env:HOME}"y"'
+LABEL = "<img src=x>'; drop table canary;--`"
+PUBLICATION = "p\"'; drop table canary;--<script>alert(1)</script>$$`\n\\! x"
+SLOTS_PIPELINE = "drop_table_canary"
+TEXTS = [
+    "'; drop table canary; --",
+    "<script>alert(1)</script><img src=x>",
+    "\\",
+    "$$`$(touch x)`$$",
+    '"',
+    "\n../%2e%00",
+    "${x}{{ x }}",
+]
+RUN_ID = "manual__<img src=x>/../'; drop table canary;--`$(touch x)"
+MARKUP = ("<script>alert(1)", "<img src=x")
+JANUARY, FEBRUARY = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
+
+
+def quoted_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+NAME = f"{quoted_name(SCHEMA)}.{quoted_name(TABLE)}"
+FEW = f"{quoted_name(SCHEMA)}.{quoted_name(LABEL)}"
+# Where a backslash escapes the quote behind it, the rest of the filter ends the statement and drops a table.
+ESCAPES = (
+    "or true)); commit; begin; drop table public.canary; commit; "
+    "create publication another for table only public.other where ((n <> ' -- '"
+)
+FILTER = f"{quoted_name(VALUE)} <> 'it''s; drop table canary; -- ` $$ <script>' and (t <> 'a\\' or t = ' {ESCAPES}\n)"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder that is SQL and shell as well."""
+    return tmp_path / "all" / "la`ke;'$(x)\"<b>&"
+
+
+@pytest.fixture
+def pipeline(database, root):
+    kind = quoted_name(f"e{LABEL}")
+    literal = "'" + LABEL.replace("'", "''") + "'"
+    database.execute("create table canary(id int); insert into canary values (1); create table other(n text)")
+    database.execute(f"alter database {database.name} set standard_conforming_strings = off")
+    database.execute(f"create schema {quoted_name(SCHEMA)}; create type {kind} as enum ({literal})")
+    columns = f"{quoted_name(KEY)} int primary key, {quoted_name(VALUE)} text, e {kind} default {literal}, n numeric, t text default '\\\\'"
+    database.execute(f"create table {NAME} ({columns})")
+    database.execute(f"alter table {NAME} replica identity full")
+    database.execute(f"create table {FEW} ({columns})")
+    insert(database, 0, TEXTS)
+    slot = f"s_{database.name}"
+    table = {"name": NAME, "where": FILTER}
+    few = {"name": FEW, "columns": [KEY, VALUE]}
+    publication = {"name": PUBLICATION, "tables": [table, few]}
+    source = {"conn_id": "test_source", "slot": slot, "publications": [publication], "options": {"messages": True}}
+    target = {"root": f"file://{root}", "tables": {NAME: {"where": FILTER, "types": {"text": [VALUE]}}}}
+    return Pipeline(pipeline_file("", slot, pipeline=SLOTS_PIPELINE, source=source, target=target, quality={}))
+
+
+def insert(database, first: int, texts: list[str]) -> None:
+    for number, text in enumerate(texts, first):
+        for table in (NAME, FEW):
+            columns = f"{quoted_name(KEY)}, {quoted_name(VALUE)}, n"
+            values = sql.SQL(", ").join([sql.Literal(number), sql.Literal(text), sql.Literal("NaN")])
+            into = sql.SQL(f"insert into {table} ({columns}) values ") + sql.SQL("({})").format(values)
+            database.connection.execute(into)
+
+
+def test_every_verb(spark, database, pipeline, root, tmp_path):
+    """In one life: what a DBA runs, copies, changes, checks, repairs and reports of it."""
+    script = tmp_path / "setup.sql"
+    script.write_text(pipeline.check().as_sql())
+    psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo, "-f", str(script)]
+    done = subprocess.run(psql, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert database.execute("select pubname from pg_publication") == [(PUBLICATION,)]
+    script.unlink()
+
+    pipeline.setup(RUN_ID)
+    assert pipeline.sync(spark, reason=TEXTS[0], run_id=RUN_ID).status == "succeeded"
+    insert(database, 100, TEXTS)
+    database.execute(f"update {NAME} set {quoted_name(KEY)} = 1000, n = 1 where {quoted_name(KEY)} = 100".encode())
+    database.execute("select pg_logical_emit_message(true, %s, %s)", (TEXTS[0], TEXTS[1]))
+    job = pipeline.job(RUN_ID, run_type="scheduled", interval_start=JANUARY, interval_end=FEBRUARY)
+    assert consume(spark, job).status == "succeeded"
+    assert pipeline.replay(spark, JANUARY, FEBRUARY, tables=[NAME]).status == "succeeded"
+
+    state = pipeline.job().table_states()[NAME]
+    key = f'{{"{KEY}": "1"}}'.replace('k"', 'k\\"')
+    lacking = IncompleteRow(now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone")
+    Quarantine(pipeline.file.target.root).add([lacking])
+    assert run_retry(spark, pipeline.job(), [NAME]).status == "succeeded"
+    named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
+    assert named == [NAME, FEW]
+    assert pipeline.resync(spark, named[:1], reason=TEXTS[1]).status == "succeeded"
+    assert pipeline.validate(spark, RUN_ID).status == "succeeded"
+    assert pipeline.maintain(spark).status == "succeeded"
+    assert pipeline.status()["targets"][NAME]["status"] == "synced"
+
+    for name in (NAME, FEW):
+        difference = compare_target(spark, job.conninfo, pipeline.file, pipeline.job().table_states()[name])
+        assert difference.rows == 0, difference
+        target = spark.read.format("delta").load(pipeline.target_path(name))
+        assert sorted(row[0] for row in target.select(quote(VALUE)).collect()) == sorted(TEXTS * 2)
+    pipeline.teardown(RUN_ID)
+    assert database.execute("select count(*) from pg_publication") == [(0,)]
+    assert database.execute("select count(*) from canary") == [(1,)]
+    assert [path.name for path in tmp_path.iterdir()] == ["all"]
+    assert [path.name for path in root.parent.iterdir()] == [root.name]
+    assert sorted(path.name for path in root.iterdir())[0] == "_waldelta"
+    assert not list(Path.cwd().glob("x"))
+    pages = list((root / "_waldelta" / "data_docs").rglob("*.html"))
+    assert len(pages) >= 3
+    assert [(page.name, text) for page in pages for text in MARKUP if text in page.read_text()] == []

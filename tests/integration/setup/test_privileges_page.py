@@ -1,0 +1,265 @@
+"""docs/privileges.md: roles with what the page grants, and nothing else, live through a whole pipeline."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.support.pipelines import pipeline_file
+from waldelta.errors import PreflightFailed, PrivilegeMissing
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.land.idle_check import look
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+PAGE = (Path(__file__).parents[3] / "docs/privileges.md").read_text()
+SETUP, READER, TEMPORARY, FUNCTIONS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+# What whoever hardens a server takes from everybody at once, whichever of it the page names.
+FAMILIES = "^pg_(control_|export_|terminate_|log_standby|xact_status|stat_force|.*(wal|slot|snapshot|advisory|filenode)|.*_size$)"
+HARDENED = f"""
+do $$
+declare
+    named regprocedure;
+begin
+    for named in
+        select oid
+        from pg_proc
+        where pronamespace = 'pg_catalog'::regnamespace and proname ~ '{FAMILIES}'
+    loop
+        execute format('revoke execute on function %s from public', named);
+    end loop;
+end $$
+"""
+TAKEN_AWAY = re.findall(r"^\| `((?:revoke|alter) .*?)` \| `(.*?)` \|$", PAGE, re.MULTILINE)
+LOOKED_BY = (
+    "pg_logical_slot_peek_binary_changes(name, pg_lsn, integer, text[])",
+    "pg_try_advisory_lock(bigint)",
+    "pg_control_checkpoint()",
+    "pg_control_system()",
+    "pg_get_replication_slots()",
+    "pg_current_wal_flush_lsn()",
+    "pg_walfile_name(pg_lsn)",
+    "pg_current_snapshot()",
+)
+YEARS = [datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2021)]
+# Granted for what doesn't happen here.
+ONLY_THEN = {
+    ("lake_setup", "pg_stat_clear_snapshot"): "a table is locked",
+    ("lake_reader", "pg_replication_slot_advance"): "the slot stands behind what has landed, or nothing was for us",
+    ("lake_reader", "pg_terminate_backend"): "a killed run's backend still reads the slot",
+    ("lake_reader", "pg_xact_status"): "a prepared transaction was rolled back while it was decoded",
+    ("lake_setup", "pg_current_wal_insert_lsn"): "the slot is a standby's",
+}
+AT_TIMES = {
+    ("lake_reader", "pg_stat_clear_snapshot"): "a copy takes long enough to tell how far it is, or a table is locked"
+}
+PASSWORD, PAID = "Xy-42", "state = 'paid'"
+TABLES = """
+create schema sales authorization shop_owner;
+set role shop_owner;
+create table sales.orders (id int primary key, state text not null, note text);
+create table sales.customers (id int primary key, name text);
+alter table sales.orders replica identity full;
+insert into sales.orders select n, case when n % 2 = 0 then 'open' else 'paid' end, 'n' || n from generate_series(1, 20) n;
+insert into sales.customers select n, 'c' || n from generate_series(1, 5) n;
+reset role;
+"""
+OPEN_TO_ALL = """
+select p.proname
+from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+where p.proname = any(%s) and a.grantee = 0
+"""
+
+
+class Shop:
+    """The page's database, roles and pipeline, under names of this test's own."""
+
+    def __init__(self, database, lake, monkeypatch):
+        self.database, self.lake, self.monkeypatch = database, lake, monkeypatch
+
+    def named(self, text: str) -> str:
+        own = self.database.name
+        text = re.sub(r"\b(lake_setup|lake_reader|shop_owner)\b", rf"\1_{own}", text.replace("…", PASSWORD))
+        return re.sub(r"\bshop\b", own, text)
+
+    def run(self, text: str) -> None:
+        if self.database.connection.info.server_version < 170000:
+            text = text.replace("(name, name, boolean, boolean, boolean)", "(name, name, boolean, boolean)")
+        self.database.execute(self.named(text))
+
+    def pipeline(self, role: str, where: str = "state = 'open'") -> Pipeline:
+        """The pipeline, connected as this role of the page's."""
+        uri = self.database.server.uri(self.database.name, self.named(role), PASSWORD)
+        self.monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", uri)
+        slot = f"s_{self.database.name}"
+        tables = [{"name": "sales.orders", "where": where}, {"name": "sales.customers"}]
+        source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": f"{slot}_pub", "tables": tables}]}
+        target = {"root": self.lake, "tables": {"sales.customers": {"where": "id > 1"}}}
+        return Pipeline(pipeline_file(self.lake, slot, source=source, target=target))
+
+    @contextmanager
+    def without(self, revoke: str):
+        """A privilege is taken away for a while."""
+        self.run(revoke)
+        yield
+        back = revoke.replace("noreplication", "replication")
+        self.run(re.sub(r"^revoke (.*) from ", r"grant \1 to ", back))
+
+    def unused(self) -> list[tuple[str, str]]:
+        """What the page grants by name and the role has never called; nobody else may call it here, so the rest was needed."""
+        log = (self.database.server.data / "server.log").read_text(errors="replace")
+        said = dict.fromkeys(("lake_setup", "lake_reader"), "")
+        for user, text in re.findall(r"^@(\w+)@ (.*?)(?=^@|\Z)", log, re.DOTALL | re.MULTILINE):
+            for role in said:
+                said[role] += text if user == self.named(role) else ""
+        granted = re.findall(r"function\n(.*?)\nto ([\w, ]+);", FUNCTIONS, re.DOTALL)
+        return [
+            (role, name)
+            for names, roles in granted
+            for role in roles.split(", ")
+            for name in re.findall(r"^    (\w+)\(", names, re.MULTILINE)
+            if not re.search(rf'{name}"?\({self._views(name)}', said[role])
+        ]
+
+    def _views(self, name: str) -> str:
+        """As alternatives: the server's views that call a function, as whoever asks them."""
+        query = "select viewname from pg_views where schemaname = 'pg_catalog' and definition ~ %s order by 1"
+        return "".join(rf"|\b{view}\b" for (view,) in self.database.execute(query, (rf"\m{name}\(",)))
+
+
+@pytest.fixture
+def logged(database):
+    """The server's log tells whose each statement was."""
+    database.execute("alter system set log_line_prefix = '@%u@ '")
+    database.execute("select pg_reload_conf()")
+    yield
+    database.execute("alter system reset log_line_prefix")
+    database.execute("select pg_reload_conf()")
+
+
+@pytest.fixture
+def shop(database, lake, monkeypatch, logged):
+    """A server that grants nothing to everybody: neither on database and schema, nor on functions such as the page's."""
+    shop = Shop(database, lake, monkeypatch)
+    roles = [shop.named(role) for role in ("lake_setup", "lake_reader", "shop_owner")]
+    try:
+        shop.run("create role shop_owner nologin")
+        shop.run(TABLES)
+        shop.run("revoke all on database shop from public; revoke all on schema public from public")
+        shop.run(HARDENED)
+        named = re.findall(r"^    (\w+)\(", FUNCTIONS, re.MULTILINE)
+        assert database.execute(OPEN_TO_ALL, (named,)) == [], "the families must have all that the page names"
+        yield shop
+    finally:
+        for role in roles:
+            if database.execute("select 1 from pg_roles where rolname = %s", (role,)):
+                database.execute(f"drop owned by {role} cascade; drop role {role}")
+
+
+def missing(shop, role, where="state = 'open'"):
+    """What check says, as text: as findings, or as its own failure."""
+    try:
+        return "\n".join(shop.pipeline(role, where).check().problems)
+    except PrivilegeMissing as err:
+        return str(err)
+
+
+def held(spark, pipeline, table):
+    return {row["id"] for row in spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()}
+
+
+def set_up(shop):
+    """By the role for it. The reader, as whom Airflow runs it too, is refused before that and has nothing to do behind it."""
+    with pytest.raises(PreflightFailed, match=r"publication .* is to be made"):
+        shop.pipeline("lake_reader").setup()
+    assert shop.database.execute("select 1 from pg_publication") == []
+    shop.pipeline("lake_setup").setup()
+    assert shop.pipeline("lake_reader").setup().is_empty
+
+
+def test_the_page(spark, shop):
+    """Setup and teardown by one role, everything else by the other; each grant that is taken away is named by check.
+
+    Each function that is granted is called: nobody may who isn't granted it.
+    """
+    shop.run(SETUP)
+    shop.run(READER)
+    shop.run(TEMPORARY)
+    shop.run(FUNCTIONS)
+    shop.run("alter role lake_setup set log_statement = 'all'; alter role lake_reader set log_statement = 'all'")
+    assert len(TAKEN_AWAY) == 10
+    for revoke, says in TAKEN_AWAY:
+        role = re.search(r"lake_\w+", revoke)[0]
+        if role == "lake_setup":
+            with shop.without(revoke):
+                assert shop.named(says) in missing(shop, role)
+    assert missing(shop, "lake_setup") == ""
+    set_up(shop)
+    shop.pipeline("lake_reader").sync(spark)
+    # A filter changed by setup is mended by the reader's run, from the source's rows; other changes come by the stream.
+    shop.pipeline("lake_setup", PAID).setup()
+    shop.run("alter role lake_setup nologin")
+    shop.database.execute(
+        "insert into sales.orders values (21, 'paid'), (22, 'open'); delete from sales.customers where id = 2"
+    )
+    mended = shop.pipeline("lake_reader", PAID)
+    assert mended.consume(spark).status == "succeeded"
+    paid = set(range(1, 22, 2))
+    assert held(spark, mended, "sales.orders") == paid
+    assert held(spark, mended, "sales.customers") == {3, 4, 5}
+    assert mended.status()["targets"]["sales.orders"]["due"] == "feed"
+    assert mended.validate(spark).status == "succeeded"
+    assert mended.replay(spark, YEARS[0], YEARS[1]).status == "succeeded"
+    assert run_retry(spark, mended.job()).status == "succeeded"
+    assert mended.maintain(spark).status == "succeeded"
+
+    assert missing(shop, "lake_reader", PAID) == ""
+    for revoke, says in TAKEN_AWAY:
+        if "lake_reader" in revoke:
+            with shop.without(revoke):
+                assert shop.named(says) in missing(shop, "lake_reader", PAID)
+    shop.database.execute("insert into sales.orders values (23, 'paid')")
+    before = mended.job().ledger.slot_moves()
+    for revoke in (
+        "alter role lake_reader noreplication",
+        *(f"revoke execute on function {name} from lake_reader" for name in LOOKED_BY),
+    ):
+        with shop.without(revoke), pytest.raises(PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"):
+            look(mended.job())
+    assert mended.job().ledger.slot_moves() == before
+    with (
+        shop.without("revoke select on sales.orders from lake_reader"),
+        pytest.raises(RunFailed, match=r"PrivilegeMissing: sales\.orders can't be copied .*: grant select on it"),
+    ):
+        mended.sync(spark, tables=["sales.orders"])
+    assert held(spark, mended, "sales.orders") == paid
+
+    # A slot that can't be used any more is not dropped by a role that can't make another.
+    lose(shop.database)
+    with pytest.raises(RunFailed, match="may not execute pg_create_logical_replication_slot"):
+        mended.resync(spark)
+    assert shop.database.execute("select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,))
+    shop.run("alter role lake_setup login")
+    shop.pipeline("lake_setup", PAID).teardown()
+    assert shop.database.execute("select 1 from pg_publication") == []
+    assert set(shop.unused()) - AT_TIMES.keys() == ONLY_THEN.keys()
+
+
+def lose(database) -> None:
+    """Let the server take away the WAL that its slots hold back."""
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            database.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+            database.execute("select pg_switch_wal()")
+        database.execute("checkpoint")
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")

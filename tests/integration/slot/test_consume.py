@@ -1,0 +1,344 @@
+"""Consuming against a real server: what is given away is what has landed, and what becomes of the slot where it isn't."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+import waldelta.slot.acknowledge as consume_module
+from tests.support.landing import land_only, wrongly_counted
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.errors import (
+    ConsumeMismatch,
+    LateWriter,
+    SlotStuck,
+    SourceUnreachable,
+)
+from waldelta.jobs.consume import land_stage
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
+from waldelta.slot.acknowledge import confirmed_lsn, consume
+from waldelta.slot.recovery import never_compared, slot_move
+from waldelta.slot.verify import slot_count
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
+    """When what is consumed isn't what has landed, the changes are still there, in a copy, and the run is loud."""
+    database.execute("insert into t values (1, 'a')")
+    change_log = land_only(spark, job, 1)
+    landed = change_log.landed(1)
+    slot = job.pipeline.source.slot
+    wrong = replace(landed.transactions, inserts=2)
+    with job.connect("test") as connection, pytest.raises(ConsumeMismatch, match=f"{slot}_mismatch"):
+        consume(
+            connection,
+            job.pipeline.source,
+            job.ledger,
+            slot_move(job.slot_identity(), "test", landed.end_lsn, 1),
+            wrong,
+        )
+    kept = database.execute(
+        "select count(*) from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', "
+        "'publication_names', %s)",
+        (f"{slot}_mismatch", job.pipeline.source.publications[0].name),
+    )
+    assert kept == [(4,)]  # Begin, Relation, Insert, Commit
+
+
+@contextmanager
+def counted(monkeypatch, worth_it=1):
+    """From so few changes on it is worth it; yields by which options the slot is consumed."""
+    asked, real = [], slot_count.call
+
+    def call(verb, source, *rest):
+        if verb == "get":
+            asked.append("binary" if source.options.binary else "text")
+        return real(verb, source, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consume_module, "WORTH_IT", worth_it)
+        patched.setattr(slot_count, "call", call)
+        yield asked
+
+
+PLAIN = "create type mood as enum ('sad'); create domain money_like as numeric(9, 2) check (value > 0);"
+
+
+@pytest.mark.parametrize(
+    "column, how",
+    [
+        ("numeric", "binary"),
+        ("mood", "binary"),
+        ("money_like", "binary"),
+        ("aclitem", "binary"),  # has no binary form, and is sent as text
+        ("int[]", "text"),
+        ("aclitem[]", "text"),
+        ("int4range", "text"),
+        ("composite", "text"),
+        ("vector(3)", "text"),  # an extension's
+    ],
+)
+def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
+    spark, database, lake, monkeypatch, column, how
+):
+    """The same sums without the price of texts; types that may refuse it are told by the catalogs, before anything is decoded."""
+    database.execute(f"create extension vector; {PLAIN} create type composite as (a int, b aclitem)")
+    database.execute(f"create table t(id int primary key, v {column})")
+    database.execute("create table unpublished(v aclitem[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute("insert into t select g from generate_series(1, 100) g")
+    with counted(monkeypatch) as asked:
+        assert drain(spark, job).changes == 100
+    assert asked == [how]
+
+
+def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, database, lake, monkeypatch, caplog):
+    """It is counted by its texts then, in another session, while the copy that is the way back stays; fewer changes aren't asked about."""
+    caplog.set_level("INFO", "waldelta.slot.acknowledge")
+    database.execute("create table t(id int primary key, acls aclitem[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute("insert into t select g, '{postgres=r/postgres}' from generate_series(1, 100) g")
+    database.execute("alter table t drop column acls")
+    slot, copies = job.pipeline.source.slot, []
+
+    def looked(name):
+        if name == "consume.got":
+            copies.extend(database.execute("select slot_name from pg_replication_slots where temporary"))
+
+    with counted(monkeypatch) as asked:
+        monkeypatch.setattr(consume_module, "fault_point", looked)
+        assert drain(spark, job).changes == 100
+    assert asked == ["binary", "text"]
+    assert "no binary output function available for type aclitem" in caplog.text
+    assert copies == [(f"{slot}_before_get",)]
+    assert database.execute("select slot_name from pg_replication_slots where slot_name like %s", (f"{slot}%",)) == [
+        (slot,)
+    ]
+    database.execute("insert into t values (101)")
+    with counted(monkeypatch, worth_it=2) as asked:
+        assert drain(spark, job).changes == 1
+    assert asked == ["text"]
+
+
+def end_session_of(database, copy):
+    """Whoever holds a temporary slot."""
+    database.execute(
+        "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where slot_name = %s", (copy,)
+    )
+
+
+def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypatch):
+    """The copy's session is lost while the one that consumes is opened: the changes stay with the slot."""
+    database.execute("insert into t values (1, 'a')")
+    slot, real = job.pipeline.source.slot, consume_module.is_plain
+    before = confirmed_lsn(database.connection, slot)
+
+    def lost(*args):
+        end_session_of(database, f"{slot}_before_get")
+        return real(*args)
+
+    with counted(monkeypatch) as asked, monkeypatch.context() as patched:
+        patched.setattr(consume_module, "is_plain", lost)
+        with pytest.raises(SourceUnreachable, match="the way back, was lost before anything was consumed"):
+            drain(spark, job)
+    assert asked == []
+    assert confirmed_lsn(database.connection, slot) == before
+    assert drain(spark, job).changes == 0  # they have landed
+    assert confirmed_lsn(database.connection, slot) > before
+
+
+def test_what_was_found_equal_stands_though_the_copys_session_is_lost(spark, database, job, monkeypatch):
+    """No later run tells of a batch that nobody has compared."""
+    database.execute("insert into t values (1, 'a')")
+    slot = job.pipeline.source.slot
+
+    def lost(name):
+        if name == "consume.got":
+            end_session_of(database, f"{slot}_before_get")
+
+    with counted(monkeypatch) as asked, monkeypatch.context() as patched:
+        patched.setattr(consume_module, "fault_point", lost)
+        with pytest.raises(SourceUnreachable):
+            drain(spark, job)
+    assert asked == ["binary"]
+    assert job.ledger.last_move().event == "compared"
+    assert never_compared(database.connection, job, job.slot_identity()) == []
+
+
+def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(spark, database, lake, monkeypatch):
+    """A process that slept there would get nothing, and keep a copy that stops all later runs."""
+    database.execute("create table t(id int primary key, acls aclitem[])")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    database.execute("insert into t values (1, '{postgres=r/postgres}')")
+    database.execute("alter table t drop column acls")
+    slot, real = job.pipeline.source.slot, consume_module._get_in_binary
+
+    def slept(*args):
+        assert real(*args) is None
+        database.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,))
+
+    with counted(monkeypatch), monkeypatch.context() as patched:
+        patched.setattr(consume_module, "_get_in_binary", slept)
+        with pytest.raises(LateWriter, match="by another run meanwhile"):
+            drain(spark, job)
+    # The temporary copy goes with its session; a permanent one would stop all later runs.
+    kept = "select count(*) from pg_replication_slots where slot_name like %s and not temporary"
+    assert database.execute(kept, (f"{slot}%",)) == [(1,)]
+
+
+@pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
+def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
+    """A run that had something to consume, and after which the slot stands where it stood, never ends well."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    database.execute("insert into t values (1, 'a')")
+    monkeypatch.setattr("waldelta.slot.acknowledge._advance", lambda *_: None)
+    monkeypatch.setattr("waldelta.slot.acknowledge._get_verified", lambda *_: None)
+    with pytest.raises(SlotStuck, match="should have moved to"):
+        drain(spark, job)
+
+
+def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, job):
+    """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every later run."""
+    database.execute("insert into t values (1, 'a')")
+    landed = land_only(spark, job, 1).landed(1)
+    late = slot_move(job.slot_identity(), "late", landed.end_lsn, 1)
+    drain(spark, job)
+    with job.connect("test") as connection, pytest.raises(LateWriter, match="by another run meanwhile"):
+        consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)
+    drain(spark, job)
+
+
+@pytest.mark.parametrize("differs", [False, True], ids=["agrees", "differs"])
+def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeypatch, differs):
+    """The backend is gone once it has given the changes away, and the copy with it: the next runs tell, until one consumes more.
+
+    Not where what it gave was found equal by then.
+    """
+    copy = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where temporary and database = %s"
+
+    def lose_backend(step):
+        if step == "consume.got":
+            database.execute(copy, (database.name,))
+
+    database.execute("insert into t values (1, 'a')")
+    with monkeypatch.context() as patched:
+        patched.setattr("waldelta.slot.acknowledge.fault_point", lose_backend)
+        if differs:
+            wrongly_counted(patched)
+        lost = r"consumed .* but landed .* in batch 1; .* could not be kept" if differs else "ended a connection in use"
+        with pytest.raises(ConsumeMismatch if differs else SourceUnreachable, match=lost):
+            drain(spark, job)
+    told = []
+    for number in (None, 2, 3):
+        if number:
+            database.execute("insert into t values (%s, 'b')", (number,))
+        result = RunResult("consume", "r")
+        land_stage(spark, job, result, StageResult("running", 0.0))
+        told.append(result.warnings)
+    if differs:
+        assert told[0][0].startswith("batch 1 was consumed, but the run that did so ended before it had recorded")
+    assert told == ([told[0], told[0], []] if differs else [[], [], []])
+
+
+def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
+    """docs/consume.md: what it has somebody run, in its order; the copy is dropped before anything goes on."""
+    chapter = (DOCS / "consume.md").read_text().split("## What a ConsumeMismatch asks of you")[1]
+    steps = [step.replace("flights_cdc", f"s_{database.name}") for step in re.split(r"^\d\. ", chapter, flags=re.M)]
+    database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
+    pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
+    pipeline.setup()
+    pipeline.sync(spark)
+    database.execute("insert into t values (2, 'b')")
+    with monkeypatch.context() as patched:
+        wrongly_counted(patched)
+        with pytest.raises(RunFailed, match="_mismatch"):
+            pipeline.consume(spark, "first")
+    (peek,) = re.findall(r"```sql\n(.*?)```", steps[2], re.DOTALL)
+    kinds = dict(database.execute(peek.replace("flights_pub", f"s_{database.name}_pub")))
+    assert (kinds[73], kinds[67]) == (1, 1)
+    with pytest.raises(RunFailed, match="is left from a mismatch"):
+        pipeline.resync(spark)
+    (drop,) = re.findall(r"`(select [^`]*)`", steps[4])
+    database.execute(drop)
+    verbs = {"teardown": pipeline.teardown, "setup": pipeline.setup, "resync": partial(pipeline.resync, spark)}
+    told = [verb for verb in re.findall(r"`(\w+)`", steps[5]) if verb in verbs]
+    assert told == list(verbs)
+    for verb in told:
+        verbs[verb]()
+    database.execute("insert into t values (3, 'c')")
+    pipeline.consume(spark, "after")
+    held = DeltaTable(pipeline.target_path("public.t")).to_pyarrow_table(columns=["id", "v"]).to_pylist()
+    assert sorted(row["id"] for row in held) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("acknowledge", ["get", "peek"])
+def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(spark, database, lake, monkeypatch, acknowledge):
+    """The slot still has it all, so a mismatch needs no copy; it stops runs and looks until somebody has seen to it."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    database.execute("insert into t values (1, 'a')")
+    land_only(spark, job, 1)
+    slot = job.pipeline.source.slot
+    before = confirmed_lsn(database.connection, slot)
+    wrongly_counted(monkeypatch)
+    for verb in (look, partial(drain, spark)):
+        with pytest.raises(ConsumeMismatch, match=r"landed .* in batch 1; nothing was consumed"):
+            verb(job)
+    assert confirmed_lsn(database.connection, slot) == before
+    monkeypatch.undo()
+    drain(spark, job)
+    assert confirmed_lsn(database.connection, slot) > before
+
+
+def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake, monkeypatch):
+    """It moves only over what was found to be the same, so there is nothing to go back to, whenever a run is killed."""
+    database.execute("create table t(id int primary key, v text)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": "peek"}))
+    slot = job.pipeline.source.slot
+    monkeypatch.setattr("waldelta.slot.acknowledge._copy_slot", None)
+    database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
+    (landed,) = drain(spark, job).batches
+    assert confirmed_lsn(database.connection, slot).value >= landed.end_lsn
+    before = confirmed_lsn(database.connection, slot)
+    database.execute("insert into t values (501, 'y')")
+    wrongly_counted(monkeypatch)
+    for _ in range(2):
+        with pytest.raises(ConsumeMismatch, match="nothing was consumed"):
+            drain(spark, job)
+    assert confirmed_lsn(database.connection, slot) == before
+    slots = database.execute("select slot_name from pg_replication_slots where database = %s", (database.name,))
+    assert slots == [(slot,)]
+
+
+def test_a_kept_copy_stops_every_later_run(spark, database, job):
+    """A mismatch isn't forgotten: the copy holds WAL until somebody has looked at it."""
+    slot = job.pipeline.source.slot
+    database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_mismatch"))
+    with pytest.raises(ConsumeMismatch):
+        look(job)
+    with pytest.raises(ConsumeMismatch):  # also with nothing to land
+        drain(spark, job)
+    database.execute("insert into t values (1, 'a')")
+    with pytest.raises(ConsumeMismatch, match=f"pg_drop_replication_slot\\('{slot}_mismatch'\\)"):
+        drain(spark, job)
+    database.execute("select pg_drop_replication_slot(%s)", (f"{slot}_mismatch",))
+    drain(spark, job)

@@ -1,0 +1,204 @@
+"""A standby becomes the primary: the pipeline goes on in its timeline where that is exact, and says by name where it isn't."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.servers.standby import (
+    SCHEMA,
+    accepted_resync,
+    ask,
+    catch_up,
+    configure,
+    follow,
+    held,
+    insert,
+    keep_slot,
+    pipeline_on,
+    promote,
+    servers,
+    there,
+)
+from waldelta.errors import NotPrimary, SourceChanged
+from waldelta.jobs.pipeline import Pipeline
+from waldelta.lsn import Lsn
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.postgres.connection import connect
+from waldelta.slot.slot import read_slot
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.orphan_slots import find_orphans
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+def slot_moves(pipeline: Pipeline, event: str) -> list:
+    return [move for move in pipeline.job().ledger.slot_moves() if move.event == event]
+
+
+def landed(pipeline: Pipeline) -> int:
+    """Inserts in the change log."""
+    job = pipeline.job()
+    return (
+        DeltaTable(job.change_log(job.slot_identity()).uri)
+        .to_pyarrow_table(columns=["kind"])["kind"]
+        .to_pylist()
+        .count("I")
+    )
+
+
+@pytest.fixture
+def newer(postgres):
+    """The version under test, where PostgreSQL keeps slots on standbys."""
+    if postgres.version < 17:
+        pytest.skip("PostgreSQL keeps slots on standbys from 17 on")
+    return postgres.version
+
+
+def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lake, lead_to):
+    """The slot it kept lags behind what has landed, and changes wait in it: all of them land, each once."""
+    pipeline = pipeline_on(lake)
+    with servers(newer) as (primary, standby):
+        ask(primary.start(), SCHEMA)
+        lead_to(primary)
+        pipeline.setup()
+        follow(standby, primary)
+        # A slot that exists is altered, which the role may do through the replication protocol.
+        pipeline = pipeline_on(lake, failover=True)
+        plan = pipeline.setup()
+        assert plan.alter_failover is True
+        assert 'ALTER_REPLICATION_SLOT "flights" (FAILOVER true)' in plan.as_sql()
+        assert any("synchronized_standby_slots is empty" in text for text in plan.warnings)
+        assert pipeline.check().is_empty
+        assert pipeline.status()["slot"]["failover"] is True
+        keep_slot(standby, primary, pipeline)
+        with connect(standby.conninfo(), "test") as there_now:
+            assert read_slot(there_now, "flights").is_servers_own
+            assert find_orphans(there_now, ()) == []
+        insert(primary, 3, "read before")
+        assert drain(spark, pipeline.job()).changes == 2
+        insert(primary, 4, "not read yet")
+        catch_up(standby, primary)
+        primary.stop("immediate")
+
+        lead_to(standby)
+        with pytest.raises(NotPrimary, match=r"is a standby.*docs/failover\.md"):
+            look(pipeline.job())
+        before = pipeline.job().slot_identity()
+        promote(standby)
+        insert(standby, 5, "after")
+        assert look(pipeline.job()).has_work
+        after = pipeline.job().slot_identity()
+        assert (before.timeline, after.timeline) == (1, 2)
+        assert after.app_id == before.app_id
+        assert drain(spark, pipeline.job()).changes == 4
+        assert (landed(pipeline), len(slot_moves(pipeline, "promoted"))) == (6, 1)
+        assert pipeline.check().is_empty
+        # What the failed server writes from now on is lost, so nothing of it is read.
+        primary.start()
+        insert(primary, 5, "split brain")
+        lead_to(primary)
+        with pytest.raises(SourceChanged, match="the server from before a failover"):
+            look(pipeline.job())
+
+
+def branch_off(one, other) -> None:
+    """A second standby as of now, which receives nothing any more."""
+    one.stop()
+    other._make_readable()
+    shutil.copy(one.folder / "password", other.folder / "password")
+    shutil.rmtree(other.data, ignore_errors=True)
+    subprocess.run(["cp", "-a", str(one.data), str(other.data)], check=True)
+    with (other.data / "postgresql.auto.conf").open("a") as conf:
+        conf.write("primary_conninfo = ''\n")
+    one.start()
+    other.start()
+
+
+def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
+    """The failed primary becomes the standby of the one that took over, and takes over from that."""
+    for socket in filter(Path.is_socket, now.data.iterdir()):  # pg_rewind would copy it; TCP is enough
+        socket.unlink()
+    failed._run("pg_rewind", "-D", str(failed.data), "--source-server", now.conninfo(), "-R")
+    configure(failed, primary_slot_name="standby", hot_standby_feedback="on")
+    ask(now, "select pg_create_physical_replication_slot('standby')")
+    failed.start()
+    insert(now, 5, "read before going back")
+    pipeline.consume(spark, "sixth")
+    keep_slot(failed, now, pipeline)
+    insert(now, 6, "not read yet")
+    catch_up(failed, now)
+    now.stop()
+    promote(failed)
+    lead_to(failed)
+    insert(failed, 7, "back")
+    pipeline.consume(spark, "seventh")
+    assert held(pipeline.file.target.root) == there(failed)
+
+
+@pytest.mark.soak
+def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to):
+    """A lake that is ahead is refused; one whose copy alone is ahead takes that table anew; both are exact in the end.
+
+    ``synchronized_standby_slots`` keeps a lake from being ahead: nothing is given away that the standby hasn't received.
+    """
+    pipeline, second = pipeline_on(lake, failover=True), pipeline_on((tmp_path / "second").as_uri(), failover=True)
+    with servers(newer, 3) as (primary, standby, late):
+        ask(primary.start(), SCHEMA)
+        lead_to(primary)
+        pipeline.setup()
+        follow(standby, primary)
+        pipeline.sync(spark)
+        insert(primary, 2, "read before")
+        pipeline.consume(spark, "first")
+        keep_slot(standby, primary, pipeline)
+        catch_up(standby, primary)
+        branch_off(standby, late)
+        shutil.copytree(urlsplit(lake).path, tmp_path / "second")
+        insert(primary, 3, "lost")
+        second.sync(spark, ["app.t"], "to have a copy of what will be lost")
+        pipeline.consume(spark, "second")
+        ask(primary, "create table app.other ()")
+        pipeline.consume(spark, "a batch without rows")
+
+        ask(primary, "alter system set synchronized_standby_slots = 'standby'")
+        ask(primary, "select pg_reload_conf()")
+        standby.stop()
+        insert(primary, 4, "not received")
+        with pytest.raises(RunFailed, match="standby isn't connected"):
+            pipeline.consume(spark, "third")
+        primary.stop("immediate")
+
+        lead_to(late)
+        promote(late)
+        insert(late, 3, "instead")
+        where = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'flights'"
+        before = ask(late, where)
+        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
+            with pytest.raises((SourceChanged, RunFailed), match=r"is ahead of it; run resync.*docs/failover\.md"):
+                verb()
+        assert (ask(late, where), slot_moves(pipeline, "promoted")) == (before, [])
+
+        second.consume(spark, "fifth")
+        assert held(second.file.target.root) == there(late)
+        (promoted,) = slot_moves(second, "promoted")
+        again = [state for state in second.job().table_rows() if state.table_name == "app.t" and state.reason]
+        assert f"beyond the failover at {Lsn(promoted.lsn)}" in again[-1].reason
+
+        go_back(spark, second, late, primary, lead_to)
+        assert [move.timeline for move in slot_moves(second, "promoted")] == [2, 3]
+
+        # The runbook for the lake that was ahead; the other one has moved the slot meanwhile, as somebody else may have.
+        with pytest.raises(RunFailed, match=r"beyond .*, the furthest this pipeline ever moved it.*drop it"):
+            accepted_resync(spark, pipeline)
+        ask(primary, "select pg_drop_replication_slot('flights')")
+        accepted_resync(spark, pipeline)
+        insert(primary, 8, "after the resync")
+        pipeline.consume(spark, "eighth")
+        assert held(lake) == there(primary)

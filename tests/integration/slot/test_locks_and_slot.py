@@ -1,0 +1,256 @@
+"""Locks exclude other runs and end with their holder; the slot's state and health as the server has them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import psycopg
+import pytest
+import tenacity
+
+from tests.integration.setup.test_setup import job_for
+from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
+from waldelta.pipeline.advisory_locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
+from waldelta.postgres.catalog import TableId
+from waldelta.postgres.connection import connect
+from waldelta.slot.slot import check_health, create_slot, drop_slot, read_slot
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def job(database, lake):
+    return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+
+
+@pytest.fixture
+def name(database):
+    return "s_" + database.name
+
+
+def test_keys_are_stable_and_differ():
+    """The same in every process and version of Python: locks of two machines must meet."""
+    # printf 'waldelta slot flights' | sha256sum
+    assert slot_lock_name("flights").fence == "de91839828ce363c"
+    assert slot_lock_name("flights").key == int("de91839828ce363c", 16) - 2**64
+    names = {slot_lock_name("a"), slot_lock_name("b"), target_lock_name("file:///a", TableId("s", "t")),
+             target_lock_name("file:///b", TableId("s", "t")), target_lock_name("file:///a", TableId("s", "u"))}  # fmt: skip
+    assert len({n.key for n in names}) == 5
+    assert target_lock_name("file:///a/", TableId("s", "t")) == target_lock_name("file:///a", TableId("s", "t"))
+
+
+def test_second_run_is_told_who_holds_the_lock(job):
+    with slot_lock(job) as held:
+        held.check()
+        with (
+            pytest.raises(LockHeld, match=rf"pid {held.pid} \(waldelta lock {job.pipeline.source.slot}\) since 20"),
+            slot_lock(job),
+        ):
+            pass
+        again = target_lock(job, TableId("public", "t"))
+        with target_lock(job, "public.t"), target_lock(job, "public.u"), pytest.raises(LockHeld), again:
+            pass
+    with slot_lock(job):
+        pass
+
+
+def test_lock_is_given_back_after_an_error(job):
+    with pytest.raises(ZeroDivisionError), slot_lock(job):
+        raise ZeroDivisionError
+    with slot_lock(job):
+        pass
+
+
+def test_a_lost_connection_is_noticed(database, job):
+    with slot_lock(job) as held:
+        database.execute("select pg_terminate_backend(%s, 5000)", (held.pid,))
+        with pytest.raises(LockHeld, match="was lost"):
+            held.check()
+
+
+def test_one_session_holds_one_lock_after_the_other(database, job):
+    """Each is told by its name; never two at once, as the session would be given again what it holds; a lost one is replaced."""
+    met = []
+    with LockSessions(job.conninfo) as sessions:
+
+        def held(table):
+            with target_lock(job, table, sessions) as lock:
+                lock.check()
+                met.append(lock.pid)
+                told = rf"'target .* {table}' is held .* pid {lock.pid} \(waldelta lock {table}\)"
+                for others in (sessions, None):
+                    with pytest.raises(LockHeld, match=told), target_lock(job, table, others):
+                        pass
+            with target_lock(job, table):
+                pass
+            return lock
+
+        first = held("public.t")
+        with pytest.raises(LockHeld, match="no longer held"):
+            first.check()
+        held("public.u")
+        with pytest.raises(ZeroDivisionError), target_lock(job, "public.v", sessions):
+            raise ZeroDivisionError
+        held("public.v")
+        assert len(set(met)) == 1
+        kept = set(met)
+        for pid in _lock_sessions(database):
+            database.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+        held("public.u")
+        assert met[-1] not in kept
+        with target_lock(job, "public.t", sessions) as lock:
+            database.execute("select pg_terminate_backend(%s, 5000)", (lock.pid,))
+            with pytest.raises(LockHeld, match="was lost"):
+                lock.check()
+        held("public.t")
+        # One for the locks, and one that was refused them.
+        _until_left(database, 2)
+    _until_left(database, 0)
+
+
+def _until_left(database, count):
+    """A closed connection's backend is there for a moment longer."""
+    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True)
+    for attempt in wait:
+        with attempt:
+            assert len(_lock_sessions(database)) == count
+
+
+def _lock_sessions(database):
+    of_ours = "select pid from pg_stat_activity where datname = current_database() and application_name like 'waldelta lock%%'"
+    return [pid for (pid,) in database.execute(of_ours)]
+
+
+def test_lock_ends_with_a_killed_process(job):
+    """kill -9 leaves no lock behind."""
+    program = (
+        "import os, time, psycopg; from waldelta.pipeline.advisory_locks import advisory_lock, LockName\n"
+        "with advisory_lock(os.environ['SOURCE'], LockName('x'), 'child'):\n"
+        "    print('held', flush=True); time.sleep(60)\n"
+    )
+    from waldelta.pipeline.advisory_locks import LockName, advisory_lock
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | {"SOURCE": job.conninfo}
+    ) as child:
+        assert child.stdout.readline() == b"held\n"
+        with pytest.raises(LockHeld, match=r"\(child\)"), advisory_lock(job.conninfo, LockName("x"), "test"):
+            pass
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    for _ in range(100):
+        try:
+            with advisory_lock(job.conninfo, LockName("x"), "test"):
+                return
+        except LockHeld:
+            continue
+    pytest.fail("the lock outlived its process")
+
+
+def test_slot_state(conn, database, name):
+    assert read_slot(conn, name) is None
+    made, read = create_slot(conn, name), read_slot(conn, name)
+    moving = ("retained_bytes", "safe_wal_size", "wal_bytes_per_hour")
+    assert made == replace(read, **{field: getattr(made, field) for field in moving})
+    assert (made.plugin, made.slot_type, made.database, made.in_this_database) == (
+        "pgoutput", "logical", database.name, True,
+    )  # fmt: skip
+    assert (made.active, made.two_phase, made.invalidation_reason, made.wal_status) == (False, False, None, "reserved")
+    assert made.retained_bytes >= 0
+    assert made.timeline == 1
+    ((system, lsn),) = database.execute(
+        "select system_identifier::text, confirmed_flush_lsn::text from pg_control_system(), pg_replication_slots"
+        " where slot_name = %s",
+        (name,),
+    )
+    assert (made.system_identifier, str(made.confirmed_flush_lsn)) == (system, lsn)
+    if conn.info.server_version >= 170000:
+        assert made.inactive_since is not None
+    assert check_health(made, name) is made
+    assert drop_slot(conn, name) is True
+    assert drop_slot(conn, name) is False
+
+
+def test_two_phase(conn, name):
+    assert create_slot(conn, name, two_phase=True).two_phase
+
+
+def test_statement_timeout_is_put_back(conn, name):
+    conn.execute("set statement_timeout = '7s'")
+    create_slot(conn, name)
+    assert conn.execute("show statement_timeout").fetchone() == ("7s",)
+
+
+def test_health(conn, name):
+    """Each unfit state has its own error with its remedy."""
+    healthy = create_slot(conn, name)
+    with pytest.raises(SlotMissing, match="run setup"):
+        check_health(None, name)
+    for change, error in (
+        ({"plugin": "wal2json"}, SlotForeign),
+        ({"slot_type": "physical"}, SlotForeign),
+        ({"in_this_database": False, "database": "other"}, SlotForeign),
+        ({"temporary": True}, SlotForeign),
+        ({"wal_status": "lost"}, SlotLost),
+        ({"invalidation_reason": "idle_timeout"}, SlotLost),
+        ({"active": True, "active_pid": 1, "active_by": "debezium"}, SlotInUse),
+    ):
+        with pytest.raises(error, match=name):
+            check_health(replace(healthy, **change), name)
+    # The reader that an earlier attempt left behind is ended by whoever holds the lock.
+    check_health(replace(healthy, active=True, active_pid=1, active_by=f"waldelta read {name}"), name)
+
+
+def test_slot_in_use_by_another_process(conn, database, postgres, name, tmp_path):
+    """A real reader: pg_recvlogical."""
+    create_slot(conn, name)
+    conn.execute("create publication p")
+    command = [str(postgres.bin / "pg_recvlogical"), "-d", database.conninfo, "-S", name, "--start", "-f",
+               str(tmp_path / "out"), "-o", "proto_version=1", "-o", "publication_names=p"]  # fmt: skip
+    with subprocess.Popen(command) as reader:
+        try:
+            slot = _until_active(conn, name)
+            with pytest.raises(SlotInUse, match=r"\(pg_recvlogical\)"):
+                check_health(slot, name)
+            with pytest.raises(SlotInUse, match="can't be dropped"):
+                drop_slot(conn, name)
+        finally:
+            reader.terminate()
+
+
+def _until_active(conn, name):
+    for _ in range(200):
+        slot = read_slot(conn, name)
+        if slot.active:
+            return slot
+        conn.execute("select pg_sleep(0.05)")
+    pytest.fail("pg_recvlogical did not start")
+
+
+def test_lost_slot(tmp_path_factory, postgres):
+    """A server that really took the WAL away."""
+    from demo.embedded_postgres import EmbeddedPostgres
+
+    settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB", "fsync": "off"}
+    server = EmbeddedPostgres(tmp_path_factory.mktemp("small"), version=postgres.version, settings=settings)
+    try:
+        server.start()
+        with connect(server.conninfo(), "test") as conn:
+            create_slot(conn, "s")
+            for _ in range(4):
+                conn.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+                conn.execute("select pg_switch_wal()")
+            conn.execute("checkpoint")
+            with pytest.raises(SlotLost, match="max_slot_wal_keep_size"):
+                check_health(read_slot(conn, "s"), "s")
+            with pytest.raises(psycopg.Error):
+                conn.execute(
+                    "select pg_logical_slot_peek_binary_changes"
+                    "('s', null, null, 'proto_version', '1', 'publication_names', 'p')"
+                )
+    finally:
+        server.delete()

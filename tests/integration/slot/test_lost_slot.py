@@ -1,0 +1,290 @@
+"""After a slot is gone: the gap is recorded, and a resync mends the targets by the rows that differ."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.setup.test_privileges_page import lose
+from tests.integration.setup.test_setup import job_for
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import pipeline_file
+from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
+from waldelta.jobs.consume import consume, run_resync
+from waldelta.lake.ledger.records import now
+from waldelta.lsn import Lsn
+from waldelta.monitoring.status import read_status
+from waldelta.pipeline.job import load_job
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.postgres.server_position import read_position
+from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
+from waldelta.slot.slot import create_slot, read_slot
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.setup.renew_slot import renew_slot
+from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
+from waldelta.stages.sync.sync import sync
+
+pytestmark = pytest.mark.pg
+
+TABLES = """
+    create table kept(id int primary key, v text, f double precision, j jsonb, at timestamptz);
+    insert into kept select g, repeat('v', 20), g / 3.0, '{"b": 1, "a": [1, 2]}', '2026-01-01' from generate_series(1, 2000) g;
+    create table part(region int, id int, v text, primary key (region, id));
+    insert into part select g % 5, g, 'v' from generate_series(1, 50) g;
+    create table bag(v text);
+    alter table bag replica identity full;
+    insert into bag values ('a'), ('a'), ('b');
+"""
+# Nobody decodes these.
+MEANWHILE = """
+    update kept set v = 'changed' where id in (10, 20);
+    update kept set f = '-0', at = 'infinity' where id = 30;
+    update kept set id = id + 5000 where id = 40;
+    delete from kept where id in (50, 60);
+    insert into kept values (3001, 'new', 'nan', null, null);
+    truncate part;
+    insert into part select g % 5, g, 'v' from generate_series(11, 50) g where g % 10 <> 3;
+    insert into part values (4, 1, 'inside'), (1, 100, 'outside');
+    delete from bag where v = 'b';
+    insert into bag values ('a');
+"""
+LATER = """
+    update kept set v = 'later' where id = 71;
+"""
+WRITES = """
+    insert into kept values ({0}, 'w', 1, '1', null);
+    update kept set v = 'w{0}' where id in (10, 100);
+    delete from kept where id = {0} % 7 + 200;
+    update part set region = 5 - region where id = {0} % 9 + 10;
+    insert into bag values ('w{0}');
+"""
+
+
+class Killed(BaseException):
+    """What no handler catches."""
+
+
+def kill(*_):
+    raise Killed
+
+
+def pipeline_of(lake, slot):
+    tables = [{"name": f"public.{name}"} for name in ("kept", "bag")]
+    tables.append({"name": "public.part", "where": "region > 2"})
+    source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": f"{slot}_pub", "tables": tables}]}
+    return pipeline_file(lake, slot, source=source, target={"root": lake, "deletion_vectors": True})
+
+
+def merges(spark, job, table):
+    history = spark.sql(f"describe history delta.`{uri_of(job, table)}`").where("operation = 'MERGE'").collect()
+    return [{k: int(v) for k, v in row["operationMetrics"].items() if v.isdigit()} for row in history]
+
+
+def differing(spark, job):
+    found = {
+        name: compare_target(spark, job.conninfo, job.pipeline, state) for name, state in job.table_states().items()
+    }
+    return {name: difference for name, difference in found.items() if difference.rows}
+
+
+@pytest.mark.spark
+def test_a_dropped_slot(spark, database, lake, monkeypatch):
+    """Rows that stayed as they were aren't written; killed thrice, once in a run that came before the retry, the next command goes on; the stream is exact behind it."""
+    database.execute(TABLES)
+    job = load_job(pipeline_of(lake, f"s_{database.name}"), "first")
+    slot = job.pipeline.source.slot
+    with job.connect("setup") as connection:
+        apply_setup(connection, job)
+    sync(spark, job)
+    database.execute("update kept set v = 'streamed' where id = 1")
+    consume(spark, job)
+    landed_end, former = (
+        database.execute("select confirmed_flush_lsn::text from pg_replication_slots")[0][0],
+        job.slot_identity(),
+    )
+    database.execute("select pg_drop_replication_slot(%s)", (slot,))
+    database.execute(MEANWHILE)
+    for run in (lambda: consume(spark, replace(job, run_id="a")), lambda: look(job), lambda: look(job)):
+        with pytest.raises((RunFailed, SlotMissing)):
+            run()
+    (gap,) = read_status(job)["gaps"]
+    assert (gap["run_id"], gap["from_lsn"], gap["cause"]) == ("a", landed_end, "SlotMissing")
+    assert "resync" in gap["remedy"]
+
+    writer = database.connect()
+
+    def write_and_stay_open(connection, timeout_s):
+        writer.execute(WRITES.format(4001))
+
+    again = replace(job, run_id="again")
+    for step, run in (
+        ("waldelta.stages.setup.setup.fault_point", lambda: run_resync(spark, again, ["public.kept"])),
+        ("waldelta.stages.sync.sync._check_not_removed", lambda: run_resync(spark, again, ["public.kept"])),
+        ("waldelta.stages.sync.sync._check_not_removed", lambda: consume(spark, again)),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(step, kill)
+            with pytest.raises(Killed):
+                run()
+    assert [g.status for g in job.ledger.gaps(slot)] == [OPEN]
+    database.execute(LATER)
+    with monkeypatch.context() as patched:
+        patched.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", write_and_stay_open)
+        result = run_resync(spark, again)
+    database.execute(WRITES.format(4002).replace("in (10, 100)", "= 70").replace("id = {0}", "id = 9"))
+    writer.commit()
+    writer.close()
+
+    # The killed one wrote what differed by then, the other what has differed since.
+    last, first = merges(spark, job, "public.kept")[:2]
+    for found, expected in ((first, (2, 3, 3, 0)), (last, (0, 1, 0, 0))):
+        assert tuple(found[f"numTargetRows{name}"] for name in ("Inserted", "Updated", "Deleted", "Copied")) == expected
+    told = {
+        name.removeprefix("public."): (t.compared, t.inserted, t.updated, t.deleted, t.unchanged, t.rows)
+        for name, t in result.tables.items()
+    }
+    assert told == {
+        "kept": (1999, 0, 1, 0, 1998, None), "part": (13, 1, 0, 8, 12, None), "bag": (None, 0, 0, 0, None, 3),
+    }  # fmt: skip
+    assert "public.bag was copied as a whole: it has no key" in result.warnings
+    rows = {row["id"]: row["_wd_lsn"] for row in spark.read.format("delta").load(uri_of(job, "public.kept")).collect()}
+    assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
+    life = job.slot_identity()
+    assert life.incarnation != former.incarnation
+    opened, closed = job.ledger.gaps(slot)
+    assert (opened.status, closed.status, closed.run_id, closed.incarnation) == (
+        OPEN,
+        CLOSED,
+        "again",
+        former.incarnation,
+    )
+    assert closed.to_lsn == Lsn.parse(life.incarnation).value
+    assert read_status(job)["gaps"] == []
+    consume(spark, replace(job, run_id="b"))
+    assert differing(spark, job) == {}
+    # A resync of a slot that is fine makes nothing anew.
+    assert (run_resync(spark, replace(job, run_id="c")).tables, job.slot_identity()) == ({}, life)
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t (id int primary key)")
+    return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+
+
+def dropped(conn, job):
+    conn.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
+
+
+def advanced(conn, job):
+    conn.execute("insert into public.t values (1)")
+    conn.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (job.pipeline.source.slot,))
+
+
+def of_another_server(conn, job):
+    """The ledger says so, and no slot is here."""
+    job.ledger.append(replace(job.ledger.slot_lives()[-1], at=now(), system_identifier="1"))
+    dropped(conn, job)
+
+
+@pytest.mark.parametrize(
+    "breaks, cause",
+    [(dropped, "SlotMissing"), (advanced, "SlotGap"), (of_another_server, "SourceChanged")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
+    """It has a life of its own, and the gap stands in the ledger once however often it is met."""
+    apply_setup(conn, job)
+    former = job.slot_identity()
+    assert renew_slot(job) is None
+    breaks(conn, job)
+    with pytest.raises(WaldeltaError, match="resync"):
+        look(job)
+    accepted = None
+    if breaks is of_another_server:
+        server = read_position(conn)
+        accepted = f"{server.system_identifier}/{server.timeline}"
+        for wrong in (None, "1/1"):
+            with pytest.raises(SourceChanged, match=f"--accept-server {accepted}"):
+                renew_slot(job, accept_server=wrong)
+        assert read_slot(conn, former.slot) is None
+    if breaks is advanced:
+        # Nothing shows that it is the slot of before: it may be one that somebody else made under its name.
+        with pytest.raises(SlotForeign, match=r"beyond .* it may be somebody else's"):
+            renew_slot(job)
+        assert read_slot(conn, former.slot) is not None
+        dropped(conn, job)
+    gap = renew_slot(job, accept_server=accepted)
+    assert (gap.cause, gap.from_lsn) == (cause, Lsn.parse(former.incarnation).value)
+    assert (gap.to_lsn is None) is (breaks is of_another_server)
+    assert job.slot_identity().incarnation != former.incarnation
+    assert [found.cause for found in open_gaps(job.ledger.gaps(former.slot))] == [cause]
+    assert renew_slot(job) is None
+    assert not look(job).has_work
+
+
+def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
+    """Nothing was lost: the gap is closed by the next look that finds the slot as it was left."""
+    apply_setup(conn, job)
+    life = job.ledger.slot_lives()[-1]
+    job.ledger.append(replace(life, at=now(), timeline=7))
+    with pytest.raises(WaldeltaError, match="timeline 7"):
+        look(job)
+    (gap,) = open_gaps(job.ledger.gaps(life.slot))
+    assert (gap.to_lsn, gap.remedy.partition(",")[0]) == (None, "point the connection back")
+    job.ledger.append(replace(life, at=now()))
+    look(job)
+    assert open_gaps(job.ledger.gaps(life.slot)) == []
+
+
+def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
+    """It was dropped, and one of its name made: to this pipeline nothing but its place shows that."""
+    apply_setup(conn, job)
+    slot = job.pipeline.source.slot
+    dropped(conn, job)
+    conn.execute("insert into public.t values (1)")
+    create_slot(conn, slot)
+    said = teardown(conn, job)
+    assert said[0] == "publication p"
+    assert re.match(rf"slot {slot} stays .* it stands beyond .* drop it: select pg_drop_replication_slot", said[1])
+    assert read_slot(conn, slot) is not None
+
+
+def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
+    """Publications whose comments name the slot, then the slot, which nobody has read: a resync replaces it."""
+    plan, slot = plan_setup(conn, job), job.pipeline.source.slot
+    psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
+    subprocess.run(psql, input=plan.as_sql(), capture_output=True, text=True, check=True, timeout=60)
+    assert apply_setup(conn, job).findings == ()
+    assert [move.event for move in job.ledger.slot_lives()] == ["created"]
+    lose(database)
+    gap = renew_slot(job)
+    assert gap is not None
+    assert gap.cause == "SlotLost"
+    assert read_slot(conn, slot).wal_status == "reserved"
+    # One that was there before the publications isn't the script's, whatever their comments say by now.
+    teardown(conn, job)
+    create_slot(conn, slot)
+    assert any("existed before" in warning for warning in apply_setup(conn, job).warnings)
+    assert any("existed before" in line for line in teardown(conn, job))
+
+
+def test_what_is_not_ours_stays(conn, job):
+    """A slot that the pipeline adopted; and there is nothing to resync before setup, and after teardown."""
+    slot = job.pipeline.source.slot
+    with pytest.raises(SlotMissing, match="run setup first"):
+        renew_slot(job)
+    create_slot(conn, slot)
+    apply_setup(conn, job)
+    advanced(conn, job)
+    with pytest.raises(SlotForeign, match="wasn't made by this pipeline"):
+        renew_slot(job)
+    assert read_slot(conn, slot) is not None
+    teardown(conn, job)
+    with pytest.raises(SlotMissing, match="run setup first"):
+        renew_slot(job)
+    assert job.ledger.gaps(slot) == []

@@ -1,0 +1,94 @@
+"""A server whose files were put back to an earlier day: positions of its lost future mean nothing, and are refused by name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+
+from demo.embedded_postgres import EmbeddedPostgres
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.errors import ConsumeMismatch, SourceChanged
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.stages.land.drain import drain
+from waldelta.stages.land.idle_check import look
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@contextmanager
+def connected(server: EmbeddedPostgres) -> Iterator[SimpleNamespace]:
+    """What bare_slot needs of a database."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        yield SimpleNamespace(name="restored", connection=connection, execute=connection.execute)
+
+
+def copy_files(one: Path, other: Path) -> None:
+    """All files as they are, with their owner."""
+    subprocess.run(["cp", "-a", str(one), str(other)], check=True)
+
+
+def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
+    """By the end of its WAL, or, once that has grown past the lake's end again, by what it holds there; or by its timeline.
+
+    System identifier and timeline of a server whose disk was put back are those of before, and the slot stands where it stood.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
+    server = EmbeddedPostgres(folder, version=postgres.version, settings={"fsync": "off"}).start()
+    try:
+        monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", server.uri())
+        with connected(server) as database:
+            database.execute("create table t(id int primary key, v text)")
+            job = bare_slot(database, pipeline_file(lake, "restored"))
+            database.execute("insert into t values (0, 'before')")
+            drain(spark, job)
+        server.stop()
+        backup = folder / "backup"
+        copy_files(server.data, backup)
+        server.start()
+        for number in (1, 2):  # in two batches: not only the last one counts
+            with connected(server) as database:
+                database.execute(
+                    "insert into t select g, 'lost' from generate_series(%s::int, %s) g",
+                    (number * 100, number * 100 + 9),
+                )
+            drain(spark, job)
+        server.stop()
+        shutil.rmtree(server.data)
+        copy_files(backup, server.data)
+        server.start()
+        for verb in (look, lambda job: drain(spark, job)):
+            with pytest.raises(SourceChanged, match="restored to an earlier state"):
+                verb(job)
+        with connected(server) as database:
+            database.execute("insert into t select g, 'another' from generate_series(1000, 3000) g")
+            before = confirmed_lsn(database.connection, "restored")
+            # Where each batch is acknowledged without a comparison, too: here the slot would forget what nobody has read.
+            unverified = pipeline_file(lake, "restored", options={"acknowledge": "advance"})
+            for verb in (look, lambda job: drain(spark, job)):
+                for asked in (job, replace(job, pipeline=unverified)):
+                    with pytest.raises(ConsumeMismatch, match="nothing was consumed"):
+                        verb(asked)
+            assert confirmed_lsn(database.connection, "restored") == before
+        server.stop()
+        with (server.data / "postgresql.conf").open("a") as conf:
+            conf.write("restore_command = 'false'\n")
+        (server.data / "recovery.signal").touch()
+        shutil.chown(server.data / "recovery.signal", server.data.owner(), server.data.group())
+        server.start()
+        with connected(server) as database:
+            while database.execute("select pg_is_in_recovery()").fetchone()[0]:
+                pass
+            database.execute("checkpoint")
+        with pytest.raises(SourceChanged, match=r"timeline 1; the connection now leads to system .* timeline 2"):
+            drain(spark, job)
+    finally:
+        server.delete()

@@ -1,0 +1,84 @@
+"""slot_limits: a slot that holds back much WAL is a warning with figures in log, summary and status."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.config.pipeline_file import SlotLimits
+from waldelta.jobs.consume import land_stage, report_stage
+from waldelta.lake.ledger.records import now
+from waldelta.monitoring.status import read_status
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.slot.health import slot_warnings
+from waldelta.slot.slot import read_slot
+from waldelta.stages.land.idle_check import look
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    limits = {"warn_mb": 20, "critical_mb": 60}
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", slot_limits=limits))
+
+
+def hold_back(database, files: int) -> None:
+    for _ in range(files):
+        database.execute("insert into t values (1, 'x'); delete from t")
+        database.execute("select pg_switch_wal()")
+
+
+def warnings(database, job, limits=None):
+    slot = read_slot(database.connection, job.pipeline.source.slot)
+    return [str(w) for w in slot_warnings(slot, limits or job.pipeline.slot_limits, job.ledger.last_move(), now())]
+
+
+def test_figures_and_limits(database, job):
+    slot = job.pipeline.source.slot
+    assert warnings(database, job) == []
+    hold_back(database, 3)
+    state = read_slot(database.connection, slot)
+    (text,) = warnings(database, job)
+    # Figures are rounded to the nearest MB, not down.
+    assert text.startswith(
+        f"slot {slot!r} holds back {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost after "
+    )
+    assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
+    assert str(state.restart_lsn) in text
+    hold_back(database, 3)
+    (text,) = warnings(database, job)
+    assert text.startswith("critical: ")
+    assert "slot_limits.critical_mb is 60" in text
+    assert warnings(database, job, SlotLimits()) == []
+
+
+def test_a_look_and_status_tell(database, job, caplog):
+    """An idle pipeline starts no Spark, so the look has to say it."""
+    hold_back(database, 4)
+    with caplog.at_level(logging.WARNING):
+        look(job)
+    assert "holds back" in caplog.text
+    assert "slot_limits." in read_status(job)["slot"]["warnings"][0]
+
+
+@pytest.mark.spark
+def test_a_run_says_it_in_its_summary(spark, database, job):
+    """And records what it saw of the slot, for those who can't ask the source."""
+    hold_back(database, 4)
+    result = RunResult("consume", "r")
+    land_stage(spark, job, result, StageResult("running", 0.0))
+    (warning,) = result.warnings
+    assert warning.startswith(f"when the run began, slot {job.pipeline.source.slot!r} holds back ")
+    report_stage(spark, job, result, StageResult("running", 0.0))
+    before, after = result.slot_before, result.slot_after
+    assert (before.wal_status, after.wal_status) == ("reserved", "reserved")
+    assert before.lag_bytes > after.lag_bytes == result.lag_bytes
+    assert before.retained_bytes >= 20 << 20
+    result.record(job)
+    recorded = job.ledger.run_result("r")
+    assert (recorded.as_of.isoformat(), recorded.lag_before_bytes) == (before.at, before.lag_bytes)
+    assert (recorded.lag_bytes, recorded.retained_bytes) == (after.lag_bytes, after.retained_bytes)

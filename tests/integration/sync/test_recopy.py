@@ -1,0 +1,322 @@
+"""Tables that need a new copy: marked, left out, copied by the run or by a sync that follows, and tried until it succeeds."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from deltalake import DeltaTable
+
+import waldelta.stages.sync.sync as sync_module
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.errors import ApplyError
+from waldelta.jobs.consume import consume, run_sync
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.monitoring.lake_tables import Bookkeeping
+from waldelta.monitoring.status import read_status
+from waldelta.monitoring.table_freshness import Operations, read_changed
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.lifecycle import Due, read_published, read_standings, record_killed
+from waldelta.pipeline.targets.needs_copy import read_table_bytes
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.land.idle_check import look
+from waldelta.stages.sync.sync import sync
+
+pytestmark = pytest.mark.pg
+
+RETYPE = "alter table t alter v type text using upper(v)"
+REASON = "public.t: an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (v)"
+
+
+@pytest.fixture
+def job(database, lake):
+    """Two tables with rows; every copy is left to a sync."""
+    for table in "tu":
+        database.execute(f"create table {table}(id int primary key, v text)")
+        database.execute(f"insert into {table} values (1, 'a')")
+    target = {"root": lake, "copy_within_run_mb": 0}
+    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target))
+    return replace(made, hand_over=True)
+
+
+def rows(spark, job, table):
+    frame = spark.read.format("delta").load(uri_of(job, f"public.{table}"))
+    return sorted((row["id"], row["v"]) for row in frame.collect())
+
+
+def source(database, table):
+    return sorted(database.execute(f"select id, v from {table}"))
+
+
+def insert(database, number):
+    for table in "tu":
+        database.execute(f"insert into {table} values ({number}, 'n')")
+
+
+def status(job):
+    state = job.table_states()["public.t"]
+    return state.status, state.generation
+
+
+@pytest.mark.spark
+def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
+    """Others go on, landing goes on, and after the copy the table gets what came meanwhile, from its snapshot on."""
+    sync(spark, job)
+    insert(database, 2)
+    database.execute(RETYPE)
+    for number in (3, 4):
+        assert look(job).has_work
+        result = consume(spark, job)
+        assert (result.needs_sync, result.not_applied) == (["public.t"], ["public.t"])
+        assert result.warnings == [
+            f"{REASON}: {job.pipeline.pipeline}_initial_sync is to copy it again, and its changes wait until then"
+        ]
+        assert status(job) == ("needs_sync", 1)
+        insert(database, number)
+    assert rows(spark, job, "t") == [(1, "a")]
+    assert rows(spark, job, "u") == [(1, "a"), (2, "n"), (3, "n")]
+    assert job.ledger.last_cut().targets[0].table_name == "public.u"
+    real, copied = sync_module.settle, []
+
+    def copied_meanwhile(*args):
+        monkeypatch.undo()
+        copied.extend(run_sync(spark, job, ["public.t"]).tables)
+        return real(*args)
+
+    # Asked for, but late: it has chosen, or begins, when somebody else has made the copy.
+    monkeypatch.setattr(sync_module, "settle", copied_meanwhile)
+    for late in ("late", "later"):
+        assert run_sync(spark, replace(job, run_id=late), ["public.t", "public.u"], only_due=True).tables == {}
+        assert (copied, status(job)) == (["public.t"], ("synced", 2))
+    assert job.table_states()["public.t"].reason == REASON
+    insert(database, 5)
+    result = consume(spark, job)
+    assert (result.needs_sync, result.not_applied, result.warnings) == ([], [], [])
+    for table in "tu":
+        assert rows(spark, job, table) == source(database, table)
+    assert len(job.ledger.last_cut().targets) == 2
+
+
+def failing(monkeypatch):
+    """Copies that end with an error which doesn't go away by itself."""
+
+    def fail(*_):
+        raise ApplyError("no space left")
+
+    monkeypatch.setattr(sync_module, "sync_table", fail)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "hand_over", [pytest.param(True, marks=pytest.mark.soak), False], ids=["left to a sync", "by the run"]
+)
+def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monkeypatch, hand_over):
+    """Every run is red and names the table and why, tries or asks once, and a good copy ends it."""
+    job = replace(job, hand_over=hand_over)
+    sync(spark, job)
+    database.execute(RETYPE)
+    failing(monkeypatch)
+    version = DeltaTable(uri_of(job, "public.t")).version()
+    if hand_over:
+        consume(spark, job)
+        with pytest.raises(RunFailed, match="no space left"):
+            run_sync(spark, job, ["public.t"])
+    for attempt in (2, 3):
+        insert(database, attempt)
+        with pytest.raises(RunFailed, match=r"public\.t[^\n]*no space left") as failed:
+            consume(spark, job)
+        result = failed.value.result
+        assert result.not_applied == ["public.t"]
+        assert result.needs_sync == (["public.t"] if hand_over else [])
+        assert status(job) == ("failed", 2 if hand_over else attempt)
+        assert rows(spark, job, "u") == source(database, "u")
+        assert look(job).reason == "to be copied again: public.t"
+    # However often: nothing is committed to a target that no copy comes to write.
+    assert DeltaTable(uri_of(job, "public.t")).version() == version
+    monkeypatch.undo()
+    if hand_over:
+        run_sync(spark, job, ["public.t"])
+        assert consume(spark, job).warnings == []
+    else:
+        assert consume(spark, job).warnings == [
+            "public.t: its last copy failed (ApplyError: no space left): it was copied again, 3 rows"
+        ]
+    for table in "tu":
+        assert rows(spark, job, table) == source(database, table)
+
+
+@pytest.mark.spark
+def test_a_small_table_is_copied_by_the_run(spark, database, job):
+    """Though a sync would follow: it would cost more than the copy."""
+    target = job.pipeline.target.model_copy(update={"copy_within_run_mb": 64})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
+    sync(spark, job)
+    database.execute(f"{RETYPE}; insert into u values (2, 'b')")
+    result = consume(spark, job)
+    assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 row"])
+    assert rows(spark, job, "t") == source(database, "t")
+    # Without a cut, the pages show what the run did to the other table.
+    shown = read_changed(Bookkeeping(job.pipeline.target.root), None)
+    assert {name: of.operations for name, of in shown.items()} == {"public.u": Operations(inserted=1)}
+
+
+@pytest.mark.spark
+def test_a_table_that_left_the_publication_is_named(spark, database, job):
+    """Nobody can copy it; the others aren't kept from anything, and each run tells while the file lists it."""
+    sync(spark, job)
+    database.execute(RETYPE)
+    consume(spark, job)
+    database.execute(f"alter publication s_{database.name}_pub drop table t")
+    result = consume(spark, job)
+    assert (result.needs_sync, result.never_copied) == ([], [])
+    (told,) = result.warnings
+    assert told.startswith(
+        "in the pipeline file, but not in its publication: public.t; what changes there is sent to nobody"
+    )
+    assert status(job) == ("removed", 1)
+    insert(database, 2)
+    assert consume(spark, job).warnings == [told]
+    assert rows(spark, job, "u") == source(database, "u")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seen_by", [look, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"])
+def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
+    """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to nobody."""
+    sync(spark, job)
+    database.execute(f"alter publication s_{database.name}_pub drop table t")
+    seen_by(*([spark] if seen_by is consume else []), job)
+    insert(database, 2)
+    database.execute(f"alter publication s_{database.name}_pub add table t")
+    insert(database, 3)
+    result = consume(spark, job)
+    assert result.never_copied == ["public.t"]
+    assert "public.t (it left the publications and returned, and what changed meanwhile" in result.warnings[-1]
+    assert list(run_sync(spark, job).tables) == ["public.t"]
+    insert(database, 4)
+    assert consume(spark, job).warnings == []
+    for table in "tu":
+        assert rows(spark, job, table) == source(database, table)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ended", ["failed", "killed"])
+def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
+    """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same attempt would fail by again."""
+    incarnation = job.slot_identity().incarnation
+    begun = TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation)
+    job.ledger.append(begun)
+    if ended == "failed":
+        job.ledger.append(replace(begun, status="failed", reason="TableBusy: locked"))
+    assert look(job).reason == "to be copied again: public.t"
+    with pytest.raises(RunFailed, match=rf"public\.t gets no changes since its last copy .*{ended}") as red:
+        consume(spark, job)
+    assert (red.value.result.needs_sync, red.value.result.never_copied) == (["public.t"], ["public.u"])
+    result = consume(spark, replace(job, hand_over=False))
+    assert result.never_copied == ["public.u"]
+    assert rows(spark, job, "t") == source(database, "t")
+
+
+@pytest.mark.spark
+def test_tables_that_were_never_copied_are_named(spark, database, job):
+    """A table added to the publication looks like the others on the source; its run says that its target lacks it."""
+    sync(spark, job)
+    database.execute("create table late(id int primary key); create table later(id int primary key)")
+    database.execute(f"alter publication s_{database.name}_pub add table late, later")
+    database.execute("insert into late values (1)")
+    insert(database, 2)
+    result = consume(spark, job)
+    assert result.status == "succeeded"
+    assert result.never_copied == ["public.late", "public.later"]
+    (told,) = result.warnings
+    assert "applied to: public.late (it was never copied), public.later (it was never copied); run the initial" in told
+    assert f"{job.pipeline.pipeline}_initial_sync" in told
+    targets = read_status(job)["targets"]
+    assert {name: (t["due"], t["status"]) for name, t in targets.items()} == {
+        "public.late": ("first copy", None), "public.later": ("first copy", None),
+        "public.t": ("feed", "synced"), "public.u": ("feed", "synced"),
+    }  # fmt: skip
+    assert sorted(run_sync(spark, job).tables) == ["public.late", "public.later"]
+    assert consume(spark, job).never_copied == []
+
+
+@pytest.mark.spark
+def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, monkeypatch):
+    """It is back when the copy ends, and nothing but the ledger tells that it was away."""
+    real = sync_module.sync_table
+
+    def left_and_returned(*args):
+        copied = real(*args)
+        if str(args[2]) == "public.t":
+            database.execute(f"alter publication s_{database.name}_pub drop table t")
+            look(job)
+            database.execute(f"alter publication s_{database.name}_pub add table t")
+        return copied
+
+    monkeypatch.setattr(sync_module, "sync_table", left_and_returned)
+    with pytest.raises(RunFailed, match=r"public\.t left the publications while it was copied"):
+        run_sync(spark, job)
+    monkeypatch.undo()
+    assert consume(spark, job).never_copied == ["public.t"]
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_whether_a_copy_is_under_way(database, job, locked):
+    """By the lock of whoever makes it."""
+    incarnation = job.slot_identity().incarnation
+    job.ledger.append(TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation))
+    published = read_published(database.connection, job)
+    with target_lock(job, "public.t") if locked else nullcontext():
+        found = read_standings(job, published)
+    assert [standing.due for standing in found] == [Due.WAIT if locked else Due.COPY, Due.FIRST]
+
+
+# How copies ended, the last of them more than a day after it began, whether a run is at work on it, and what its table is due then.
+DEAD = {
+    "killed": ([], False, (Due.COPY, "failed (it was killed)")),
+    "killed again": (["copying", "failed"], False, (Due.BROKEN, "failed (it was killed), to be tried again after")),
+    "under way": (["copying", "failed"], True, (Due.WAIT, "")),
+    "copied, then killed": (["synced"], False, (Due.COPY, "was killed")),
+}
+
+
+@pytest.mark.parametrize(("before", "is_running", "expected"), DEAD.values(), ids=DEAD)
+def test_pauses_count_from_when_a_first_copy_was_seen_dead(database, job, before, is_running, expected):
+    """Counted from its begin, one that took longer than any pause would be begun again by each run."""
+    oids = [database.execute("select 't'::regclass::oid")[0][0]]
+    last = None
+    for generation, status in enumerate([*before, "copying"], 1):
+        at = now() - timedelta(hours=30 - generation)
+        row = TableState(
+            at, "r", "public.t", generation, status, relation_ids=oids, incarnation=job.slot_identity().incarnation
+        )
+        last = job.ledger.append_state(row, last)
+    published = read_published(database.connection, job)
+    with target_lock(job, "public.t") if is_running else nullcontext():
+        for _ in range(2):
+            record_killed(job, read_standings(job, published))
+        found, _ = read_standings(job, published)
+    due, failed = expected
+    assert (found.due, (found.failed or "")[: len(failed) or None]) == (due, failed)
+    assert len(job.ledger.table_rows("public.t")) == len(before) + 1 + ("it was killed" in failed)
+
+
+def test_sizes_count_what_is_toasted_and_all_leaves(database, job):
+    """The main storage alone can be a small part of a table."""
+    big = "(select string_agg(md5(i::text || g), '') from generate_series(1, 30000) i)"
+    database.execute("alter table t alter v set storage external")
+    database.execute(f"insert into t select g, {big} from generate_series(2, 4) g")
+    database.execute("create table p(id int primary key) partition by range (id)")
+    for low in (0, 10000):
+        database.execute(f"create table p_{low} partition of p for values from ({low}) to ({low + 10000})")
+    database.execute("insert into p select generate_series(0, 19999)")
+    publication = f"s_{database.name}_pub"
+    database.execute(f"alter publication {publication} add table p")
+    database.execute(f"alter publication {publication} set (publish_via_partition_root = true)")
+    sizes, _ = read_table_bytes(job)
+    assert set(sizes) == {"public.t", "public.u", "public.p"}
+    assert sizes["public.t"] > 2_500_000
+    assert 600_000 < sizes["public.p"] < 2_500_000

@@ -1,0 +1,90 @@
+"""A table copied again reads the change log from where its snapshot needs it, not from its beginning."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.compare import compare_target
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs.consume import consume
+from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.stages.land.drain import drain
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+def watermark(job):
+    return Watermarks(job, job.slot_identity()).of(job.table_states()["public.t"])
+
+
+def is_equal(spark, job):
+    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+
+
+def test_batches_that_the_copy_holds_are_not_read_for_it(spark, database, job):
+    """All five landed before its snapshot was taken; nothing is left to read until more comes."""
+    sync(spark, job)
+    for number in range(1, 6):
+        database.execute(f"insert into t values ({number}, 'a')")
+        drain(spark, job)
+    consume(spark, job)
+    assert watermark(job) == 5
+    sync(spark, job, ["public.t"])
+    assert watermark(job) == 5
+    database.execute("update t set v = 'b' where id < 3")
+    drain(spark, job)
+    assert watermark(job) == 5
+    consume(spark, job)
+    assert watermark(job) >= 6  # WAL that somebody else wrote meanwhile may be a batch of its own
+    assert is_equal(spark, job)
+
+
+def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(spark, database, job, monkeypatch):
+    """It began before the snapshot and commits after it, in a batch behind others that the copy holds."""
+    writer = database.connect()
+
+    def wait(connection, timeout_s):
+        writer.execute("insert into t values (100, 'open while the snapshot is taken')")
+
+    for number in range(1, 3):
+        database.execute(f"insert into t values ({number}, 'a')")
+        drain(spark, job)
+    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
+    sync(spark, job)
+    assert watermark(job) == 2
+    database.execute("insert into t values (3, 'later, but committed first')")
+    drain(spark, job)
+    writer.commit()
+    writer.close()
+    assert watermark(job) == 2
+    consume(spark, job)
+    assert is_equal(spark, job)
+
+
+def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, database, job, monkeypatch):
+    """A copy that was thought dead commits between: what differed from the target before says nothing of the one since."""
+    database.execute("insert into t select g, 'a' from generate_series(1, 9) g")
+    sync(spark, job)
+    database.execute("update t set v = 'b' where id < 3")
+
+    def late(point):
+        if point == "resync.compared":
+            monkeypatch.undo()
+            DeltaTable(uri_of(job, "public.t")).update(updates={"v": "'of another time'"}, predicate="id > 4")
+
+    monkeypatch.setattr("waldelta.stages.sync.snapshot_diff.fault_point", late)
+    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
+    # One that finds nothing is committed too: else such a copy would come in its place, and nobody hear of it.
+    (copied,) = sync(spark, job, ["public.t"], by_diff=True)
+    committed = DeltaTable(uri_of(job, "public.t")).transaction_version(f"{job.slot_identity().app_id}:sync:public.t")
+    assert (copied.diff.written, committed // 1000) == (0, copied.generation)
+    assert is_equal(spark, job)

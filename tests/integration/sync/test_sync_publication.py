@@ -1,0 +1,108 @@
+"""Copies while somebody else alters the publication: no row falls between snapshot and stream."""
+
+from __future__ import annotations
+
+import pytest
+
+import waldelta.stages.sync.sync as sync_module
+from tests.support.interrupted_copy import before_rows
+from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.errors import SyncFailed, TransactionsStillOpen
+from waldelta.jobs.consume import consume
+from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
+from waldelta.stages.sync.sync import sync
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def job(database, lake):
+    database.execute("create table t(id int primary key, v text)")
+    database.execute("insert into t values (1, 'a')")
+    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+
+
+def ids(spark, job):
+    return sorted(row["id"] for row in spark.read.format("delta").load(uri_of(job, "public.t")).collect())
+
+
+@pytest.fixture
+def narrowed(database, job):
+    """Rows from 10 on aren't published; gives the statement that publishes them."""
+    publication = f"s_{database.name}_pub"
+    database.execute(f"alter publication {publication} set table t where (id < 10)")
+    return f"alter publication {publication} set table t"
+
+
+def test_a_filter_widened_between_the_wait_and_a_snapshot(spark, database, job, narrowed, monkeypatch):
+    """A row written before that, by a transaction that no snapshot sees yet, is in no stream: it is waited for again."""
+    writer = database.connect()
+    waited = []
+
+    def wait(connection, timeout_s):
+        waited.append(True)
+        if len(waited) > 1:
+            wait_for_old_transactions(connection, timeout_s, sleep=lambda _: writer.commit())
+            return
+        wait_for_old_transactions(connection, timeout_s)
+        writer.execute("insert into t values (20, 'not sent by the old filter')")
+        database.execute(narrowed)
+
+    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
+    sync(spark, job)
+    writer.close()
+    consume(spark, job)
+    assert len(waited) == 2
+    assert ids(spark, job) == [1, 20]
+
+
+def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narrowed, monkeypatch):
+    """As it is before the first snapshot; the table's copy fails by name, and nothing is taken for a copy."""
+    writer = database.connect()
+
+    def wait(connection, timeout_s):
+        wait_for_old_transactions(connection, timeout_s)
+        if not writer.info.transaction_status:
+            writer.execute("insert into t values (20, 'x')")
+            database.execute(narrowed)
+
+    monkeypatch.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", wait)
+    monkeypatch.setattr(sync_module, "ATTEMPTS", 2)
+    with pytest.raises(SyncFailed) as caught:
+        sync(spark, job, old_transactions_timeout_s=0.2)
+    assert isinstance(caught.value.failures["public.t"], TransactionsStillOpen)
+    writer.close()
+
+
+def test_a_table_that_leaves_and_returns_during_its_copy(spark, database, job, monkeypatch):
+    """What changed in between is in neither snapshot nor stream, so the copy starts again."""
+    publication, copies = f"s_{database.name}_pub", []
+
+    def first():
+        copies.append(True)
+        if len(copies) == 1:
+            database.execute(f"alter publication {publication} drop table t")
+            database.execute("insert into t values (2, 'sent to nobody')")
+            database.execute(f"alter publication {publication} add table t")
+
+    before_rows(monkeypatch, first)
+    (copied,) = sync(spark, job)
+    assert (len(copies), copied.attempts, copied.generation) == (2, 2, 1)
+    database.execute("insert into t values (3, 'sent')")
+    consume(spark, job)
+    assert ids(spark, job) == [1, 2, 3]
+
+
+def test_other_tables_come_and_go_without_a_second_copy(spark, database, job, monkeypatch):
+    """A long copy isn't begun anew for what happens to others."""
+    copies = []
+
+    def first():
+        copies.append(True)
+        database.execute("create table other(id int primary key)")
+        database.execute(f"alter publication s_{database.name}_pub add table other")
+
+    before_rows(monkeypatch, first)
+    (copied,) = sync(spark, job)
+    assert (len(copies), copied.attempts) == (1, 1)

@@ -1,0 +1,40 @@
+"""What goes on in a Spark Connect server when its client was killed: a statement within the last of its work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.waiting import wait_until
+
+
+@contextmanager
+def insert_that_goes_on(spark: SparkSession, uri: str, folder: Path) -> Iterator[None]:
+    """An INSERT of all rows of a target, begun before what is within and about to commit after it; fails unless it is refused.
+
+    It reads nothing of the target, so that nothing but the target's properties can conflict with it.
+    """
+    begun, over, staged = folder / "begun", folder / "over", str(folder / "staged")
+    spark.read.format("delta").load(uri).coalesce(1).write.parquet(staged)
+    source = spark.read.parquet(staged)
+
+    def until_over(batches):
+        begun.touch()
+        wait_until(over.exists, timeout_s=120)
+        yield from batches
+
+    late = source.mapInArrow(until_over, source.schema)
+    with ThreadPoolExecutor(1) as pool:
+        insert = pool.submit(lambda: late.write.format("delta").mode("append").save(uri))
+        try:
+            wait_until(begun.exists)
+            yield
+        finally:
+            over.touch()
+        with pytest.raises(Exception, match="DELTA_METADATA_CHANGED"):
+            insert.result()

@@ -1,0 +1,515 @@
+"""What `make bench` computes of what it measured: ratios, targets, the check against the reference, tables, the picture."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from benchmarks import check, naive, resources
+from benchmarks.__main__ import main
+from benchmarks.ours import STAGES, notes_of_job, notes_of_tasks
+from benchmarks.plot import draw
+from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, machine, read, write
+from benchmarks.scores import COMPARISONS, ratio, scores
+from benchmarks.tables import measured_table, source_table, targets_table
+from benchmarks.targets import TARGETS, Target, target_of
+from benchmarks.workloads import (
+    BASELINES,
+    FRESH,
+    NATIVE,
+    PEEK,
+    RECVLOGICAL,
+    TASKS,
+    WORKLOADS,
+    Changes,
+    Idle,
+    Sync,
+    Tables,
+    chosen,
+    scaled,
+)
+from tests.support import pgoutput_encoder as encoder
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+
+
+def measured(workload, contender, seconds, *, backlog="", baseline=False, changes=1000, source_cpu=1.0, notes=None):
+    rounds = [
+        Round(
+            s,
+            {"source": source_cpu, "jvm": s},
+            {"jvm": 900.0, "reader": 90.0, "workers": 300.0, "client": 200.0},
+            notes or {},
+        )
+        for s in seconds
+    ]
+    return Measurement(workload, backlog, contender, changes, rounds, baseline)
+
+
+BACKLOG = [
+    measured("backlog-1m-random", PEEK, [1, 1, 2], baseline=True),
+    measured("backlog-1m-random", RECVLOGICAL, [2, 2, 4], baseline=True),
+    measured("backlog-1m-random", NATIVE, [4], baseline=True),
+    measured("backlog-1m-random", "warm", [6, 10, 12], source_cpu=1.5),
+    measured("small", "tasks", [9, 9, 9], notes={"apply": 3.0, "applied": 7.0}),
+    measured("growth", "warm", [10, 11], backlog="500,000", changes=500),
+    measured("growth", "warm", [100, 121], backlog="5,000,000", changes=5000),
+    measured("idle", "idle", [1.2]),
+]
+RESULT = Result(1, 3, {"cores": 2}, BACKLOG, scores(BACKLOG))
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        ("backlog-1m-random/warm ÷ pg_recvlogical", [3, 5, 3]),  # round by round
+        ("backlog-1m-random/warm ÷ native subscriber", [1.5, 2.5, 3]),  # fewer rounds there: by their median
+        ("backlog-1m-random/warm, CPU of the source ÷ COPY of a peek", [1.5, 1.5, 1.5]),
+        ("backlog-1m-random/COPY of a peek ÷ pg_recvlogical", [0.5, 0.5, 0.5]),  # a baseline by the raw one alone
+        ("growth: 5,000,000 ÷ 500,000, per change", [1.0, 1.1]),
+        ("small/tasks: apply", [3, 3, 3]),
+        ("idle/idle: seconds", [1.2]),
+        ("reader's memory", [90]),
+    ],
+)
+def test_scores(name, rounds):
+    assert {score.name: score.rounds for score in RESULT.scores}[name] == pytest.approx(rounds)
+
+
+def test_baselines_are_no_multiples_of_each_other():
+    names = [score.name for score in RESULT.scores]
+    assert "backlog-1m-random/pg_recvlogical ÷ COPY of a peek" not in names
+    assert len(names) == len(set(names))
+
+
+def test_what_different_runs_measured_is_compared_beside_their_own_drains():
+    """A machine twice as slow in one of the runs makes nothing twice as dear; without a drain there is nothing to say."""
+    drain = measured("backlog-50m-clustered", RECVLOGICAL, [20, 40], baseline=True)
+    runs = [
+        measured("backlog-1m-clustered", RECVLOGICAL, [10, 10], baseline=True),
+        measured("backlog-1m-clustered", "warm", [15, 20]),
+        measured("backlog-50m-clustered", "warm", [36, 60]),
+    ]
+    found = {score.name: score for score in scores([*runs, drain])}
+    compared = found["clustered keys: 50m ÷ 1m"]
+    assert compared.rounds == pytest.approx([1.8 / 1.5, 1.5 / 2])
+    assert compared.against == [15, 20]
+    assert "clustered keys: 50m ÷ 1m" not in {score.name for score in scores(runs)}
+
+
+@pytest.mark.parametrize(("of", "to"), [([], [1.0]), ([1.0], []), ([1.0], [0.0])])
+def test_nothing_to_divide_is_no_ratio(of, to):
+    assert ratio("r", of, to) is None
+
+
+TWO_SIDED = Target("t", "s", 1.15, least=0.85)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "verdict"),
+    [
+        (Target("t", "s", 4, 2.5), 2.5, "aim"),
+        (Target("t", "s", 4, 2.5), 4, "must"),
+        (Target("t", "s", 4, 2.5), 4.01, "missed"),
+        (Target("t", "s", 500), 400, "aim"),
+        (TWO_SIDED, 1.1, "aim"),
+        (TWO_SIDED, 0.8, "missed"),
+        (TWO_SIDED, 1.2, "missed"),
+        (TWO_SIDED, 0, "missed"),
+        (Target("t", "s", 4, 2.5), 0, "missed"),  # nothing costs nothing
+        (Target("t", "s", 4, 2.5), -1, "missed"),
+    ],
+)
+def test_targets(target, value, verdict):
+    assert target.verdict(value) == verdict
+
+
+DRAINED, GROWTH = "backlog-1m-random/warm ÷ pg_recvlogical", "growth: 5,000,000 ÷ 500,000, per change"
+
+
+CPU = "a/warm, CPU of the source ÷ b"
+
+
+def score(*rounds, name="a ÷ b", unit="×", against=()):
+    return Score(name, unit, list(rounds), list(against))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (score(4, 4, 4), score(4.1), check.SAME),  # rounds that agree too well: 5% at the least
+        (score(4, 4, 4), score(4.3), check.WORSE),
+        (score(4, 4, 4), score(3.7), check.BETTER),
+        (score(3.9, 4, 4.3), score(4.35), check.SAME),  # from the least to the most of the reference it's 10%
+        (score(3.9, 4, 4.3), score(4.45), check.WORSE),
+        (score(4.9, 4, 5), score(6.3), check.WORSE),  # 20% and more apart: what 30% more is
+        (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are apart
+        (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # 98% apart: no more than 25% is excused
+        (score(2.49, 2.09, 1.49), score(9), check.UNGUARDED),  # 29% off the median
+        (score(4), score(4.9), check.SAME),  # one round alone doesn't tell its noise
+        (score(4), score(5.1), check.WORSE),
+        (score(4, 4, 4, against=[9]), score(4.9), check.SAME),  # what it is beside was measured once
+        (score(4, 4, against=[0.4, 0.4]), score(9), check.UNGUARDED),
+        (score(4, 4, against=[0.6, 0.6]), score(9), check.WORSE),
+        (score(4, 4, against=[0.6, 0.6]), score(9, against=[0.3]), check.UNGUARDED),
+        (score(4, 4, name=CPU, against=[0.6, 0.6]), score(9), check.MISSING),
+        (score(4, 4, name=CPU, against=[0.3, 0.3]), score(9, name=CPU), check.WORSE),
+        (score(4, 4, name=CPU, against=[0.1, 0.1]), score(9, name=CPU), check.UNGUARDED),
+        (score(3.8, name=DRAINED), score(3.9, name=DRAINED), check.SAME),
+        (score(3.8, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # within the noise, above 4
+        (score(2, 3.8, 3.9, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # a must needs no quiet rounds
+        (None, score(4.1, name=DRAINED), check.MISSED),
+        (None, score(3.9, name=DRAINED), check.NEW),
+        (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.KNOWN),  # it was missed before
+        (score(4.2, 4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
+        (score(3, 4.2, 6, name=DRAINED), score(6, name=DRAINED), check.KNOWN),  # no more than its own rounds
+        (score(3, 4.2, 6, name=DRAINED), score(6.1, name=DRAINED), check.WORSE),
+        (score(1, name=GROWTH), score(0.8, name=GROWTH), check.MISSED),  # too little is as wrong
+        (score(0.7, 0.7, name=GROWTH), score(0.69, name=GROWTH), check.KNOWN),
+        (score(0.7, 0.7, name=GROWTH), score(0.5, name=GROWTH), check.WORSE),
+        (score(0.7, 0.7, name=GROWTH), score(1.2, name=GROWTH), check.WORSE),
+        (score(300, name="reader's memory", unit="MB"), score(490, name="reader's memory", unit="MB"), check.SAME),
+        (score(300, name="reader's memory", unit="MB"), score(510, name="reader's memory", unit="MB"), check.MISSED),
+        (score(2, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.MISSED),
+        (score(3.4, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.KNOWN),
+        (score(3.4, name="idle/idle: seconds", unit="s"), score(4.5, name="idle/idle: seconds", unit="s"), check.WORSE),
+        (score(2, name="idle/idle: seconds", unit="s"), None, check.MISSING),
+        (score(4), None, check.MISSING),
+        (score(4), score(9, name="another"), check.MISSING),
+    ],
+)
+def test_check(before, now, verdict):
+    found = check.compare([before] if before else [], [now] if now else [])
+    assert [finding.verdict for finding in found] == [verdict]
+
+
+@pytest.mark.parametrize("pick", [max, min, statistics.median], ids=["most", "least", "median"])
+def test_a_reference_is_never_worse_than_itself(pick):
+    """Each of its scores fed with one of its own rounds; what misses a must is known to."""
+    stored = read(REFERENCE).scores
+    found = check.compare(stored, [replace(one, rounds=[pick(one.rounds)]) for one in stored])
+    assert {one.name for one in found if one.verdict == check.WORSE} == set()
+
+
+def test_ratios_of_seconds_are_guarded_in_the_reference():
+    """What a third more would be worse of: everything whose rounds agree, and whose other side lasts."""
+    stored = read(REFERENCE).scores
+    found = check.compare(stored, [replace(one, rounds=[1.3 * one.median]) for one in stored])
+    excused = {check.WORSE, check.MISSED, check.UNGUARDED}
+    assert {one.name for one in found if one.unit == "×" and one.verdict not in excused} == set()
+    assert all(one.unguarded for one in found if one.verdict == check.UNGUARDED)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        score(1, unit="s"),  # without a target they are the machine's affair
+        score(1, unit="MB"),
+        score(1, name="small/native subscriber ÷ pg_recvlogical"),  # nothing of ours
+    ],
+)
+def test_what_check_leaves_alone(left):
+    assert check.compare([left], [replace(left, rounds=[9])]) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (RESULT, None),
+        (replace(RESULT, scale=0.1), "at scale 1, the last result at 0.1"),
+        (replace(RESULT, machine={"cores": 8}), "on 2 cores, the last result on 8"),
+    ],
+)
+def test_what_can_be_compared(last, reason):
+    found = check.comparable(RESULT, last)
+    assert found is None if reason is None else reason in found
+
+
+FORMER = [
+    measured("tables-20", "tasks", [5, 5], notes={"check": 0.5, "tables": 20}),
+    measured("tables-20", RECVLOGICAL, [1, 1], baseline=True),
+    Measurement("sync", "", "warm", 1000, [Round(7, peak_mb={"jvm": 1963.0, "reader": 300.0})]),
+]
+LATTER = [measured("tables-200", "tasks", [30, 31], changes=10_000)]
+
+
+def test_accepted_scores_are_of_all_measurements():
+    """The most memory is that of all workloads, and what compares workloads is there, whichever run measured them."""
+    first = check.accept(None, replace(RESULT, measurements=FORMER, scores=scores(FORMER)))
+    accepted = check.accept(first, replace(RESULT, measurements=LATTER, scores=scores(LATTER)))
+    found = {one.name: one.rounds for one in accepted.scores}
+    assert found["JVM's memory"] == [1963]
+    assert found["reader's memory"] == [300]
+    assert found["tables: 200 ÷ 20, per change"] == pytest.approx([0.6, 0.62])
+    assert found["tables-20/tasks ÷ pg_recvlogical"] == [5, 5]
+    at_another_scale = check.accept(first, replace(RESULT, scale=0.1, measurements=LATTER, scores=scores(LATTER)))
+    assert at_another_scale.scores == scores(LATTER)
+
+
+def test_the_stored_scores_are_those_of_the_stored_measurements():
+    reference = read(REFERENCE)
+    assert reference.scores == scores(reference.measurements)
+
+
+def test_memory_is_compared_over_what_both_have_measured():
+    """A part of the workloads takes less than all of them did; one that is new is judged by itself."""
+    reference = replace(RESULT, measurements=FORMER, scores=scores(FORMER))
+    found = {one.name: one for one in check.findings(reference, replace(RESULT, measurements=FORMER[:2]))}
+    memory = found["JVM's memory"]
+    assert (memory.before.median, memory.now.median) == (900, 900)
+    assert check.MISSING not in {one.verdict for name, one in found.items() if name.startswith("tables-20")}
+    large = Measurement("wide", "", "warm", 1000, [Round(7, peak_mb={"jvm": 5000.0})])
+    verdicts = [
+        (one.before and one.before.median, one.now.median, one.verdict)
+        for one in check.findings(reference, replace(RESULT, measurements=[*FORMER, large]))
+        if one.name == "JVM's memory"
+    ]
+    assert verdicts == [(1963, 1963, check.SAME), (None, 5000, check.MISSED)]
+
+
+def test_accepted_measurements_say_where_they_are_from():
+    """Those of a workload replace the former ones; others stay, with the day, the commit and the versions of theirs."""
+    former, latter = {"cores": 2, "date": "2026-11-22"}, {"cores": 2, "date": "2026-11-23", "commit": "abc"}
+    first = check.accept(None, replace(RESULT, machine=former))
+    again = [measured("idle", "idle", [0.9])]
+    accepted = check.accept(first, replace(RESULT, machine=latter, measurements=again, failed={"small": "e"}))
+    assert accepted.measurements == [*BACKLOG[:-1], *again]
+    assert accepted.provenance == {
+        "backlog-1m-random": former, "small": former, "growth": former, "idle": latter
+    }  # fmt: skip
+    scaled_down = replace(RESULT, scale=0.1, machine=latter, measurements=again)
+    assert check.accept(first, scaled_down).provenance == {"idle": latter}
+
+
+def test_check_command(tmp_path, monkeypatch, capsys):
+    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse, or a workload failed,
+    or one with limits wasn't measured, unless that is meant."""
+    monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
+    monkeypatch.setattr(check, "REFERENCE", tmp_path / "reference.json")
+    assert check.main([]) == 2
+    write(RESULT, tmp_path / "last.json")
+    assert check.main([]) == 2
+    assert check.main(["--accept"]) == 0
+    capsys.readouterr()
+    assert check.main([]) == 1
+    left_out = "backlog-1m-clustered, backlog-50m-clustered, sync, one-transaction, tables-20, tables-200"
+    assert f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {left_out}\n" in capsys.readouterr().err
+    assert check.main(["--accept"]) == 0
+    noisy = (
+        "not guarded until it is measured again: backlog-1m-random/warm ÷ pg_recvlogical, rounds of 3.00, 5.00, 3.00"
+    )
+    assert noisy in capsys.readouterr().out
+    assert check.main(["--partial"]) == 0
+    assert "not guarded; its rounds lie up to 67% off their median" in capsys.readouterr().out
+    worse = [measured("backlog-1m-random", "warm", [60, 60, 60]), *BACKLOG[:3]]
+    write(replace(RESULT, measurements=worse, scores=scores(worse)), tmp_path / "last.json")
+    assert check.main(["--partial"]) == 1
+    assert "worse" in capsys.readouterr().out
+    write(replace(RESULT, failed={"sync": "RuntimeError: no space"}), tmp_path / "last.json")
+    assert check.main(["--partial"]) == 1
+    assert "sync failed: RuntimeError: no space" in capsys.readouterr().err
+
+
+def test_result_file(tmp_path):
+    write(RESULT, tmp_path / "a" / "result.json")
+    assert read(tmp_path / "a" / "result.json") == RESULT
+    accepted = check.accept(None, RESULT)
+    write(accepted, tmp_path / "reference.json")
+    assert read(tmp_path / "reference.json") == accepted
+
+
+def test_references_of_former_versions_can_be_read(tmp_path):
+    """Those kept no measurements, nor where they were from; the one that is stored can be read too."""
+    document = {"scale": 1.0, "rounds": 3, "machine": {"cores": 2}, "measurements": [], "scores": [], "failed": {}}
+    (tmp_path / "reference.json").write_text(json.dumps(document))
+    assert read(tmp_path / "reference.json").provenance == {}
+    assert read(REFERENCE).scores
+
+
+def test_what_figures_depend_on():
+    found = machine("18.1")
+    assert found["postgresql"] == "18.1"
+    assert all(found[name] for name in ("cores", "python", "date", "spark", "delta", "deltalake"))
+    assert "commit" in found  # None where there is no git
+
+
+def test_tables():
+    """Seconds with their spread, multiples of the baselines, and whether the limits were reached."""
+    out = StringIO()
+    console = Console(file=out, width=190)
+    console.print(measured_table(RESULT))
+    console.print(targets_table(RESULT))
+    lines = out.getvalue().splitlines()
+    warm = next(line for line in lines if " warm " in line)
+    assert all(
+        part in warm
+        for part in ("10.00 (6.00–12.00)", "3.00", "6.00 ", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
+    )
+    (small,) = (line for line in lines if "10,000 changes" in line)
+    assert all(part in small for part in ("apply job, warm (no Airflow)", "3.00 s", "aim"))
+    assert any("without its own start" in line for line in lines)
+
+
+def test_the_bill_of_the_source():
+    """Per million changes, of those that told what they cost."""
+    notes = [
+        {"server_s": 0.9, "temporary_mb": 54, "spilled_mb": 1.5},
+        {"server_s": 1.1, "temporary_mb": 54, "spilled_mb": 1.5},
+    ]
+    rounds = [Round(9, {"source": 0.8}, notes=note) for note in notes]
+    ours = Measurement("acknowledge", "", "warm, get", 500_000, rounds)
+    out = StringIO()
+    Console(file=out, width=190).print(source_table(replace(RESULT, measurements=[*BACKLOG, ours])))
+    (row,) = [line for line in out.getvalue().splitlines() if "warm" in line]
+    assert row.replace("│", " ").split() == ["acknowledge", "warm,", "get", "1.60", "2.00", "108.00", "3.00"]
+
+
+def test_picture(tmp_path):
+    assert draw(RESULT, tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert not draw(replace(RESULT, measurements=[]), tmp_path / "none.png")
+
+
+def ours(workload, how, variant="", backlog="", tables=1):
+    """A measurement of ours as `make bench` makes it of a run's result."""
+    stages = {name: StageResult("succeeded", 2.0) for name in ("land", "apply", "sync", "check", "report")}
+    run = RunResult("consume", "r", stages=stages, tables={f"public.t{n}": TableResult() for n in range(tables)})
+    result = json.loads(run.to_json())
+    if how == TASKS:
+        notes = notes_of_tasks(dict.fromkeys(STAGES, 3.0), result)
+    else:
+        notes = notes_of_job(result, 20.0 if how == FRESH else None)
+    return measured(workload.name, f"{how}, {variant}" if variant else how, [9, 9], backlog=backlog, notes=notes)
+
+
+def all_of(workload):
+    """Everybody's measurements of a workload that backlogs or copies are measured by."""
+    if isinstance(workload, Idle):
+        return [measured(workload.name, "idle", [1.2])]
+    if not isinstance(workload, Changes | Tables | Sync):
+        return []
+    variants = [variant.name for variant in workload.variants] if isinstance(workload, Changes) else [""]
+    backlogs = [backlog.name for backlog in workload.backlogs] if isinstance(workload, Changes) else [""]
+    tables = workload.tables if isinstance(workload, Tables) else 1
+    found = []
+    for backlog in backlogs:
+        for name in workload.contenders:
+            if name in BASELINES:
+                found.append(measured(workload.name, name, [3, 3], backlog=backlog, baseline=True))
+            else:
+                found += [ours(workload, name, variant, backlog, tables) for variant in variants]
+    return found
+
+
+ALL = [one for workload in WORKLOADS for one in all_of(workload)]
+
+
+def test_every_comparison_is_of_measured_things():
+    """Comparisons name workloads, backlogs and variants that there are."""
+    compared = {comparison.of for comparison in COMPARISONS} | {comparison.to for comparison in COMPARISONS}
+    assert compared - {one.name for one in ALL} == set()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.scores)
+def test_every_target_judges_a_score(target):
+    """What runs leave behind is enough to compute one."""
+    assert any(target_of(score.name) is target for score in scores(ALL))
+
+
+def test_workloads_that_targets_judge():
+    """A result without one of these has nothing to hold against a limit."""
+    judged = check.judged_workloads()
+    found = {one.name.split("/")[0] for one in scores(ALL) if "/" in one.name and target_of(one.name)}
+    assert found < set(judged)
+    assert {"growth", "one-transaction", "backlog-50m-clustered"} == set(judged) - found
+    assert "tables-busy" not in judged
+
+
+def test_a_check_is_told_from_the_task_that_reports_too():
+    """One task checks and reports: the check's seconds are those of its stage, and shared among the run's tables."""
+    (workload,) = chosen(["tables-200"])
+    found = {score.name: score.rounds for score in scores([ours(workload, TASKS, tables=200)])}
+    assert found["tables-200/tasks: check"] == [2, 2]
+    assert found["tables-200/tasks: check, per table"] == pytest.approx([0.01, 0.01])
+
+
+def test_workloads_and_their_statements():
+    """Names are unique; each statement takes the numbers that the runner gives it."""
+    assert len({workload.name for workload in WORKLOADS}) == len(WORKLOADS)
+    for workload in (workload for workload in WORKLOADS if isinstance(workload, Changes)):
+        workload.source.fill.format(rows=1)
+        for backlog in workload.backlogs:
+            backlog.statement.format(changes=100, transactions=0, newest="")
+
+
+@pytest.mark.parametrize(
+    ("only", "everything", "names"),
+    [
+        ([], False, {workload.name for workload in WORKLOADS if workload.default}),
+        ([], True, {workload.name for workload in WORKLOADS}),
+        (["backlog-1m-*", "idle"], False, {"backlog-1m-random", "backlog-1m-clustered", "idle"}),
+    ],
+)
+def test_chosen_workloads(only, everything, names):
+    assert {workload.name for workload in chosen(only, everything=everything)} == names
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--scale", "0"], ["--rounds", "0"]])
+def test_wrong_arguments_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "scale", "expected"), [(1_000_000, 1, 1_000_000), (1_000_000, 0.0125, 12_500), (500, 0.01, 100)]
+)
+def test_scaled(number, scale, expected):
+    assert scaled(number, scale) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "role"),
+    [
+        ("java", "java -cp x org.apache.spark.deploy.SparkSubmit", "jvm"),
+        ("python", "python -m pyspark.daemon pyspark.worker", "workers"),
+        ("python", "python -m waldelta.changes.python_daemon", "workers"),
+        ("python", "python -m waldelta.cli.fork_server /x", "client"),
+        ("pg_recvlogical", "pg_recvlogical -d x", "client"),
+    ],
+)
+def test_roles(name, command, role):
+    assert resources.role_of(name, command) == role
+
+
+@pytest.mark.parametrize(
+    ("title", "auxiliary"),
+    [
+        ("postgres: checkpointer ", True),
+        ("postgres: logical replication launcher ", True),
+        ("postgres: io worker 1", True),
+        ("postgres: postgres bench 127.0.0.1(5000) SELECT", False),
+        ("postgres: walsender postgres 127.0.0.1(5000) START_REPLICATION", False),
+        ("postgres: logical replication apply worker for subscription 16400 ", False),
+    ],
+)
+def test_backends_of_ours(title, auxiliary):
+    assert resources.is_auxiliary(title) is auxiliary
+
+
+def test_the_naive_way_keeps_the_last_state_of_each_key():
+    columns = [("id", 20, -1, True), ("status", 25, -1, False), ("customer_id", 23, -1, False)]
+    messages = [
+        encoder.begin(1, 0, 7),
+        encoder.relation(16400, "public", "orders", columns),
+        encoder.insert(16400, [b"1", b"new", b"5"]),
+        encoder.insert(16400, [b"2", b"new", None]),
+        encoder.update(16400, [b"1", b"paid", b"6"]),
+        encoder.delete(16400, key=[b"2", None, None]),
+        encoder.commit(1, 2, 0),
+    ]
+    assert naive.last_states(iter(messages)) == [("U", 1, "paid", 6), ("D", 2, None, None)]

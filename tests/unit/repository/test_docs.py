@@ -1,0 +1,174 @@
+"""What the documents name exists: files, anchors, make targets, verbs, errors, keys of the pipeline file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import waldelta.errors
+from waldelta.cli.arguments import VERBS
+from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
+from waldelta.errors import WaldeltaError
+from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
+from waldelta.remedies import REMEDIES
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+each_page = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower()) for h in headings)
+    return {text.replace(" ", "-") for text in plain}
+
+
+def errors() -> dict[str, type[WaldeltaError]]:
+    found = {name: kind for name, kind in vars(waldelta.errors).items() if isinstance(kind, type)}
+    return {name: kind for name, kind in found.items() if issubclass(kind, WaldeltaError)}
+
+
+def failure_table() -> dict[str, bool]:
+    """The errors of README's table, and whether they are marked as retried."""
+    section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
+    return {name: bool(mark) for name, mark in re.findall(r"^\| `(\w+)`( ↻)? \|", section, re.MULTILINE)}
+
+
+@each_page
+def test_links_resolve(page):
+    """Every relative link leads to a file, and to a heading where it names one."""
+    dead = []
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
+        path, _, anchor = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+@each_page
+def test_make_targets_exist(page):
+    """`make x`, in backquotes or at the start of an indented line, is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = page.read_text()
+    named = set(re.findall(r"`make ([a-z0-9-]+)", text)) | set(
+        re.findall(r"^ {4,}make ([a-z0-9-]+)", text, re.MULTILINE)
+    )
+    assert named - targets == set()
+
+
+@each_page
+def test_verbs_exist(page):
+    """`python -m spark_jobs verb` names a verb, or stands for one."""
+    named = set(re.findall(r"python -m spark_jobs +([A-Za-z]+)", page.read_text()))
+    assert named - {*VERBS, "VERB"} == set()
+
+
+def test_every_verb_is_explained():
+    text = (ROOT / "docs/operations.md").read_text()
+    assert [verb for verb in VERBS if f"python -m spark_jobs {verb} " not in text] == []
+
+
+def test_failure_table_names_every_error_that_is_raised():
+    """The table has each error once; only the bases of the tree, which are never the whole story, are left out."""
+    bases = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
+    assert set(failure_table()) == set(errors()) - bases
+
+
+def test_the_tree_of_errors_is_drawn_whole():
+    """Each class once, below its base."""
+    drawn, path = [], {-1: "Exception"}
+    for indent, name in re.findall(r"^([ |]*)(?:\+-- )?(\w+)(?=  |$)", waldelta.errors.__doc__ or "", re.MULTILINE):
+        path = {depth: above for depth, above in path.items() if depth < len(indent)} | {len(indent): name}
+        drawn.append((name, list(path.values())[-2]))
+    assert sorted(drawn) == sorted((name, kind.__base__.__name__) for name, kind in errors().items())
+
+
+def test_operations_lead_to_what_to_do_for_every_error():
+    """Whoever has nothing but a red task and the last line of its log starts there; the table has them all."""
+    section = (ROOT / "docs/operations.md").read_text().split("## What each alert means")[1].split("\n## ")[0]
+    before_the_tables = section.split("\n|")[0]
+    assert "../README.md#when-it-fails" in before_the_tables
+
+
+def test_failure_table_has_the_remedies_that_notifiers_get():
+    section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`(?: ↻)? \| .*? \| (.*?) \|$", section, re.MULTILINE)
+    plain = {name: re.sub(r"\[(.*?)\]\((.*?)\)|`", _as_text, remedy) for name, remedy in rows}
+    assert plain == REMEDIES
+
+
+def _as_text(found: re.Match[str]) -> str:
+    """A link as text and place; no backquotes."""
+    return "" if found[0] == "`" else ": ".join(dict.fromkeys([found[1], found[2]]))
+
+
+def test_failure_table_marks_what_is_retried():
+    # SyncFailed decides by the errors it holds.
+    marked = {name for name, is_marked in failure_table().items() if is_marked}
+    assert marked == {name for name, kind in errors().items() if kind.retryable}
+
+
+def test_readme_shows_the_real_pipeline_file():
+    """Comments and layout aside, README's example is the demo's file."""
+    shown = re.search(r"```yaml\n(pipeline: flights.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert shown is not None
+    real = (ROOT / "include/pipelines/flights.yml").read_text()
+    assert yaml.safe_load(shown.group(1)) == yaml.safe_load(real)
+
+
+@pytest.mark.parametrize("model", [PipelineFile, Source, Publication, Options, Target], ids=lambda m: m.__name__)
+def test_every_key_of_the_pipeline_file_is_explained(model):
+    text = (ROOT / "docs/pipeline-file.md").read_text()
+    assert [key for key in model.model_fields if not re.search(rf"`[\w.]*\b{key}\b", text)] == []
+
+
+@pytest.mark.parametrize(
+    "row", [SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut], ids=lambda r: r.__name__
+)
+def test_every_ledger_column_is_explained(row):
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert [
+        name for name in row.__dataclass_fields__ if f"`{name}`" not in text and name not in ("table", "schema")
+    ] == []
+
+
+def attention_texts() -> list[str]:
+    """What the pages' words for what needs attention begin with, behind the names of tables."""
+    found = []
+    for path in [
+        *(ROOT / "include/waldelta/monitoring").glob("*.py"),
+        *(ROOT / "include/waldelta_airflow/views").glob("*.py"),
+    ]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Attention":
+                parts = node.args[1].values if isinstance(node.args[1], ast.JoinedStr) else [node.args[1]]
+                texts = [part.value.strip(" :;(,") for part in parts if isinstance(part, ast.Constant)]
+                assert any(" " in text for text in texts), f"{path.name}:{node.lineno} words that can be looked for"
+                found.append(next(text for text in texts if " " in text).partition(":")[0])
+    return found
+
+
+def test_what_needs_attention_is_explained():
+    """Word for word, as somebody searches for what the pages tell."""
+    section = (ROOT / "docs/operations.md").read_text().split("## What each alert means")[1].split("\n## ")[0]
+    texts = attention_texts()
+    assert len(texts) > 20
+    assert [text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", section)] == []
+
+
+def test_screenshots_are_small():
+    """They are part of every clone."""
+    large = {
+        path.name: path.stat().st_size for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 300_000
+    }
+    assert large == {}
