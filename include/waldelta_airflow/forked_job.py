@@ -48,7 +48,7 @@ class ForkedJob:
                 "arguments": list(arguments),
                 "environment": dict(environment),
                 "folder": str(Path.cwd()),
-                "code": str(package_folder("spark_jobs").resolve()),
+                "code": str(package_folder("waldelta").resolve()),
                 "umask": _umask(),
             }
             send_request(server, request, writing)

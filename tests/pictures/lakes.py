@@ -18,16 +18,23 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
-from waldelta.lake.ledger.records import BatchCut, ColumnState, ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliation, Reconciliations, RowDifference
+from waldelta.lake.ledger.records import (
+    BatchCut,
+    ColumnState,
+    ForeignCommit,
+    Gap,
+    Run,
+    SlotReading,
+    TableState,
+    TargetCut,
+)
 from waldelta.lake.storage import target_uri
 from waldelta.lsn import Lsn
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.pipeline.task_errors import describe_error
-from waldelta.slot.health import SlotReading
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
-from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

@@ -66,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _leave)
     try:
         logging.getLogger("waldelta").setLevel(log_level())
-        logging.getLogger("spark_jobs").setLevel(log_level())
         check_decision(options)
         pipeline = Pipeline.load(options.file)
         _verb(options)(pipeline, options)

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import spark_jobs
 import waldelta
 from waldelta.fork_socket import other_end, receive_request
 
@@ -235,7 +234,7 @@ class ForkServer:
 
 def code_stamp() -> str:
     """Changes with any of our modules, and whenever anything is installed beside them or removed."""
-    folders = [Path(package.__file__ or "").parent for package in (spark_jobs, waldelta)]
+    folders = [Path(package.__file__ or "").parent for package in (waldelta,)]
     installed = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
     found = hashlib.sha256()
     for path in sorted({*folders, *installed, *(p for folder in folders for p in folder.rglob("*.py"))}):
@@ -247,7 +246,7 @@ def code_stamp() -> str:
 
 def code_place() -> str:
     """Where the modules are that a job of this server runs."""
-    return str(Path(spark_jobs.__file__ or "").resolve().parent)
+    return str(Path(waldelta.__file__ or "").resolve().parent)
 
 
 def _listen(path: Path) -> socket.socket:

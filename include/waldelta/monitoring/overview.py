@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotUnreadable
 from waldelta.lake.ledger.reconciliations import Reconciliation
-from waldelta.lake.ledger.records import Gap
+from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, Gap
 from waldelta.monitoring.attention import Attention, names, shortened, worst_first
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.lake_tables import Bookkeeping
@@ -26,7 +26,6 @@ from waldelta.monitoring.table_freshness import (
     read_tables,
     total,
 )
-from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, open_messages
 from waldelta.quantities import counted, size
 from waldelta.slot.gaps import open_gaps

@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.config.pipeline_file import Source
-from waldelta.lake.ledger.records import ForeignCommit
+from waldelta.lake.ledger.records import REMOVED, ForeignCommit
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta.monitoring.run_results import Results
 from waldelta.monitoring.table_freshness import CopyState
-from waldelta.pipeline.targets.lifecycle import REMOVED
 from waldelta.postgres.unpublished_tables import listed
 
 # Runs that are looked through for one that came so far: when none of them did, that is what is told.

@@ -12,10 +12,11 @@ from typing import Any
 import psycopg
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.errors import ConfigError, SlotMissing, StateError
+from waldelta.errors import ConfigError
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import SlotMove, TableState, now
+from waldelta.pipeline.slot_identity import SlotIdentity, identity_of, life_of
 from waldelta.postgres.connection import (
     connect,
     conninfo_from_environment,
@@ -23,7 +24,6 @@ from waldelta.postgres.connection import (
     named_loss,
     privilege_missing,
 )
-from waldelta.slot.acknowledge import SlotIdentity
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
 STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
@@ -155,26 +155,3 @@ def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) 
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     primary, *others = [conninfo_from_environment(conn_id) for conn_id in pipeline.source.conn_ids]
     return Job(pipeline, primary, run_id, **details, read_conninfo=others[0] if others else None)
-
-
-def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
-    """The slot in its present life, on the timeline to which it was followed last."""
-    life = life_of(slot, moves)
-    followed = [m.timeline for m in moves if (m.slot, m.incarnation, m.event) == (slot, life.incarnation, "promoted")]
-    return SlotIdentity(slot, life.system_identifier, max([life.timeline, *followed]), life.incarnation)
-
-
-def life_of(slot: str, moves: list[SlotMove]) -> SlotMove:
-    """The slot's latest creation or adoption that wasn't followed by a drop; raises SlotMissing when there is none."""
-    last = {m.slot: m.event for m in moves if m.event in ("created", "adopted", "dropped")}
-    if strangers := sorted(other for other, event in last.items() if other != slot and event != "dropped"):
-        raise StateError(
-            f"this lake is fed by slot {strangers[0]!r} already, and two slots in one lake would apply changes twice: give "
-            f"each pipeline a target.root of its own, or tear the other one down first"
-        )
-    lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
-    if not lives or lives[-1].event == "dropped":
-        raise SlotMissing(
-            f"slot {slot!r} was never set up for this lake: run setup first, or resync where status shows an open gap"
-        )
-    return lives[-1]

@@ -9,7 +9,9 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake.storage import bookkeeping_uri, local_path
-from waldelta.stages.check.reports.index import ENTRIES_FOLDER
+
+ENTRIES_FOLDER = ".entries"
+
 
 # In the folder of the reports: the validation results that they are made from.
 RESULTS_FOLDER = ".results"

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from waldelta.lake.ledger.records import BatchCut, Run, TargetCut, now
+from waldelta.lake.ledger.records import BatchCut, Run, SlotReading, TargetCut, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SourceBill
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
-from waldelta.slot.health import SlotReading
 
 if TYPE_CHECKING:
     from waldelta.stages.check.suite.verdict import QualityReport

@@ -40,21 +40,6 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Sessions = Callable[[], AbstractContextManager[Connection]]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotIdentity:
-    """Which slot, on which server, in which life; stamped on every move."""
-
-    slot: str
-    system_identifier: str
-    timeline: int
-    incarnation: str
-
-    @property
-    def app_id(self) -> str:
-        """Delta's txnAppId of everything this slot lands: a recreated slot is another writer."""
-        return f"waldelta:{self.system_identifier}:{self.slot}:{self.incarnation}"
-
-
 def consume(
     connection: Connection,
     source: Source,

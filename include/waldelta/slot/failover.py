@@ -25,15 +25,14 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.ledger.records import SlotMove, TableState, now
+from waldelta.lake.ledger.records import SYNCED, SlotMove, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job, life_of
-from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import SlotIdentity, life_of
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends
-from waldelta.slot.acknowledge import SlotIdentity
 from waldelta.slot.slot import SlotState, read_slot
 
 log = logging.getLogger(__name__)

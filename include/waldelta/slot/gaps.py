@@ -25,10 +25,10 @@ from waldelta.errors import (
 )
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job, life_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import SlotIdentity, life_of
 from waldelta.pipeline.targets.lifecycle import Due, due, read_published, read_standings
 from waldelta.quantities import counted
-from waldelta.slot.acknowledge import SlotIdentity
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import slot_position
 

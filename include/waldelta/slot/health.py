@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.lake.ledger.records import SlotMove
+from waldelta.lake.ledger.records import SlotMove, SlotReading
 from waldelta.quantities import counted, size
 from waldelta.slot.slot import SlotState
 
@@ -34,21 +34,6 @@ class SlotWarning:
 
     def __str__(self) -> str:
         return self.text if self.severity == "warning" else f"critical: {self.text}"
-
-
-@dataclass(frozen=True, slots=True)
-class SlotReading:
-    """The slot as a run saw it, for whoever can't ask the source; ``at`` is an ISO timestamp.
-
-    ``lag_bytes`` is the WAL between what the slot gave away and the server's position, ``safe_wal_size`` what may still be
-    written before the slot is in danger; None where the server sets no limit.
-    """
-
-    at: str
-    wal_status: str | None
-    lag_bytes: int
-    retained_bytes: int
-    safe_wal_size: int | None = None
 
 
 def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:

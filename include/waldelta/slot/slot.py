@@ -24,6 +24,7 @@ from waldelta.errors import (
 )
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import reader_name
+from waldelta.slot.read.read_window import open_transactions
 
 Connection = psycopg.Connection[Any]
 
@@ -252,11 +253,6 @@ def _not_created(
     )
 
 
-def open_transactions(conn: Connection) -> list[tuple[str, str]]:
-    """Who has a transaction open that has an xid, prepared ones included, and since when; the oldest first."""
-    return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()
-
-
 def check_received(conn: Connection, name: str, upto: Lsn) -> None:
     """Raises StandbyAway when a standby hasn't received WAL up to a position, which a failover slot doesn't give away before.
 
@@ -353,20 +349,4 @@ cross join lateral (
     end::bigint as bytes
 ) safe
 where s.slot_name = %(name)s
-"""
-
-# Only transactions that have an xid hold up the snapshot builder.
-_OPEN_TRANSACTIONS = """
-select coalesce(
-           'prepared transaction ' || quote_literal(p.gid),
-           'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
-       ),
-       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text, 'a time that pg_read_all_stats would show')
-from pg_locks l
-left join pg_stat_activity a on a.pid = l.pid
-left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
-where l.locktype = 'transactionid'
-  and l.granted
-  and l.pid is distinct from pg_backend_pid()
-order by age(l.transactionid) desc
 """

@@ -112,3 +112,8 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
         return _TEXT
     delimiter = ";" if innermost.oid == _BOX_OID else ","
     return Array(f"array<{scalar.spark}>", pa.list_(scalar.arrow), scalar, delimiter)
+
+
+def may_be_raw(kind: TargetType) -> bool:
+    """Whether values of the type may stand verbatim beside it; of types' names, as the ledger keeps them, column_type() says it."""
+    return not isinstance(kind, Text | Number)

@@ -9,9 +9,8 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, now
+from waldelta.lake.ledger.records import SYNCED, BatchCut, ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.check_constraints import CheckConstraint, ChecksRead, read_check_constraints

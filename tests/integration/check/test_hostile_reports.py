@@ -20,7 +20,7 @@ from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
 from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliation, RowDifference
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.lake.storage import target_uri
 from waldelta.stages.check.check import check
@@ -29,7 +29,6 @@ from waldelta.stages.check.reports.data_docs import list_reconciliation, open_co
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
 from waldelta.stages.check.reports.result_view import check_page
 from waldelta.stages.check.suite.verdict import QualityReport
-from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 

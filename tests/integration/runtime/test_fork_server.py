@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import spark_jobs
+import waldelta
 from waldelta.cli.fork_server import ForkServer
 from waldelta_airflow import forked_job
 from waldelta_airflow.forked_job import ForkedJob
@@ -220,8 +220,8 @@ def test_without_a_server_nothing_is_lost(tmp_path):
 
 def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     """A server that started before an upgrade starts itself anew instead of running what it once imported."""
-    source = Path(spark_jobs.__file__).parent
-    shutil.copytree(source, tmp_path / "spark_jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    source = Path(waldelta.__file__).parent
+    shutil.copytree(source, tmp_path / "waldelta", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(forked_job, "package_folder", lambda name: tmp_path / name)
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
@@ -230,7 +230,7 @@ def test_replaced_code_is_not_run(tmp_path, monkeypatch):
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
         )  # fmt: skip
         wait(path.exists, process)
-        (tmp_path / "spark_jobs" / "__init__.py").write_text('"""Newer."""\n')
+        (tmp_path / "waldelta" / "__init__.py").write_text('"""Newer."""\n')
         assert ForkedJob.ask(str(path), ["status", "p.yml"], {}) is None
         wait(path.exists, process)
         assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2

@@ -22,7 +22,7 @@ from waldelta.lake.ledger.expectation_results import (
 )
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.records import ColumnState, Run, TableState, TargetCut
+from waldelta.lake.ledger.records import ColumnState, Run, SlotReading, TableState, TargetCut
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
 from waldelta.monitoring.check_results import (
@@ -40,7 +40,6 @@ from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points,
 from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_freshness import Operations, read_changed, read_tables
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
-from waldelta.slot.health import SlotReading
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, SlotMove, TableState
 from waldelta.lake.ledger.retention import keep_moves
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job, identity_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
-from waldelta.slot.acknowledge import SlotIdentity
 from waldelta.slot.failover import (
     Promotion,
     _read_ends,

@@ -27,8 +27,8 @@ from waldelta.errors import (
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.postgres.server_position import ServerPosition
-from waldelta.slot.acknowledge import SlotIdentity
 from waldelta.slot.read.peek import peek_error
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import SlotState, check_health, check_ours

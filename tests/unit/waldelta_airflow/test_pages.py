@@ -22,13 +22,12 @@ from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine, SentMessage, message_key
-from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliation, Reconciliations, RowDifference
 from waldelta.lake.ledger.records import Release, Run, TableState, TargetCut, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
-from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views.dags import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of

@@ -20,7 +20,7 @@ from waldelta.config.target_mode import MIRROR
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
 from waldelta.lake.changelog.batch_range import Stretch
-from waldelta.lake.changelog.commit_order import Stream, commits
+from waldelta.lake.changelog.commit_order import Stream, commits, last_truncates
 from waldelta.lake.changelog.row_messages import RowMessages, Volume
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState
@@ -34,6 +34,7 @@ from waldelta.pipeline.drift.schema_evolution import (
     other_type,
     plan_evolution,
     plan_ignoring,
+    refusal,
     unchanged,
 )
 from waldelta.pipeline.targets.target_filter import filter_of
@@ -239,14 +240,6 @@ def _check_chosen_types(
             raise refusal(state, reason)
 
 
-def refusal(state: TableState, what: str) -> SchemaChanged:
-    """What the policy ``fail`` says of a change."""
-    return SchemaChanged(
-        f"{state.table_name}: {what}; its changes wait in the change log: sync this table again (initial sync with "
-        f"tables={state.table_name}), or let it follow by itself with schema_changes: evolve"
-    )
-
-
 def _check_not_renamed(state: TableState, relation: Relation, present: PresentTable) -> None:
     if _has_its_name(state, TableId(relation.schema, relation.name)):
         return
@@ -278,22 +271,6 @@ def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> Non
                 f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch {lost.decided_in}, but the change "
                 f"log doesn't hold its changes: sync this table again (initial sync with tables={state.table_name})"
             )
-
-
-def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0) -> dict[int, int]:
-    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't reflect.
-
-    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing: prepared and not decided yet,
-    rolled back, or of a batch before the range, which is in the timeline for another's sake.
-    """
-    found: dict[int, int] = {}
-    for row, place in stream.of_kind("T"):
-        if place < 0 or row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
-            continue
-        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
-        for oid in set(truncated.relation_ids) & set(state.relation_ids):
-            found[oid] = max(place, found.get(oid, place))
-    return found
 
 
 def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> tuple[Truncation, ...]:

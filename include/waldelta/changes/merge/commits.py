@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
     MERGED_DELETES,
     MERGED_INSERTS,
     MERGED_UPDATES,
-    QUARANTINED_ROWS,
-    REREAD_ROWS,
-    VERBATIM_ROWS,
     CommitTag,
     tagged,
     void_statement,
@@ -33,8 +31,8 @@ from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.reported_commits import Told
+from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
-from waldelta.slot.acknowledge import SlotIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 # In a commit's counts: of a table without a key, the staged updates and deletes that found a row in the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
-# And of rows that came without all of their values: those completed from the source, and those that couldn't be.
-REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
-# New and updated rows with a value that its column's type can't hold: it stands verbatim in _wd_raw.
-VERBATIM_ROWS = "verbatim"
 # And of a commit without Delta's metrics of a MERGE (merge_here): the target's rows by what became of them.
 MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = "merged_inserts", "merged_updates", "merged_deletes"
 

@@ -13,18 +13,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS
 from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
 from waldelta.changes.merge.live_rows import TRUNCATE, live_rows
-from waldelta.changes.merge.statements import (
-    QUARANTINED_ROWS,
-    REREAD_ROWS,
-    VERBATIM_ROWS,
-    CommitTag,
-    merged_raw,
-    new_value,
-    tagged,
-    with_variants,
-)
+from waldelta.changes.merge.statements import CommitTag, merged_raw, new_value, tagged, with_variants
 from waldelta.changes.merge.target_table import VARIANT
 from waldelta.config.target_mode import CHANGELOG, HISTORY, TargetMode
 from waldelta.errors import LateWriter

@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
+from waldelta.changes.decode.counts import VERBATIM_ROWS
 from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.route import Routing, route, route_here
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.statements import VERBATIM_ROWS
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.changes.stage.read_changes import read_row_changes
 from waldelta.changes.stage.stage_tasks import Counted, added_up, count, is_spelt_freely, stage_in_tasks, tasks_of

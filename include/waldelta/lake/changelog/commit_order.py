@@ -12,9 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
+from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger.records import TableState
 from waldelta.pgoutput.commit_time import shown
 from waldelta.pgoutput.relation import Relation, read_relation
 from waldelta.pgoutput.transactions import Ints, Segments
+from waldelta.pgoutput.truncate import read_truncate
 
 
 @dataclass(frozen=True)
@@ -74,3 +77,19 @@ def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.A
     own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
     times = shown(pa.array(segments.commit_ts_us(stretch, own_at)))
     return pa.array(segments.commit_lsn(stretch, own_lsn)), times
+
+
+def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0) -> dict[int, int]:
+    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't reflect.
+
+    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing: prepared and not decided yet,
+    rolled back, or of a batch before the range, which is in the timeline for another's sake.
+    """
+    found: dict[int, int] = {}
+    for row, place in stream.of_kind("T"):
+        if place < 0 or row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
+            continue
+        truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
+        for oid in set(truncated.relation_ids) & set(state.relation_ids):
+            found[oid] = max(place, found.get(oid, place))
+    return found

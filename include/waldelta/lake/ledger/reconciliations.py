@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late
 from waldelta.lake.storage import bookkeeping_uri
-from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
 
@@ -209,3 +208,23 @@ def _built(row: dict[str, Any]) -> Reconciliation:
         for found in row["differences"] or ()
     ]
     return Reconciliation(**row | {"differences": differences, "left_out": row["left_out"] or []})
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDifference:
+    """A column whose value isn't the same; None is null."""
+
+    name: str
+    source: str | None
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """A row that differs; ``key`` is a JSON object of PostgreSQL's texts, ``rows`` how many rows of the kind it stands for."""
+
+    kind: str
+    key: str
+    rows: int = 1
+    columns: list[ColumnDifference] = field(default_factory=list)
+    hash: int = 0

@@ -10,6 +10,9 @@ import pyarrow as pa
 
 from waldelta.config.target_mode import MIRROR, TargetMode
 
+# A state's ``status`` in the ledger.
+COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = "copying", "synced", "failed", "needs_sync", "removed"
+
 _UTC = pa.timestamp("us", tz="UTC")
 
 
@@ -433,3 +436,18 @@ class Release:
 
 
 Row = SlotMove | TableState | BatchCut | Run | Gap | KeptBite | Release
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """The slot as a run saw it, for whoever can't ask the source; ``at`` is an ISO timestamp.
+
+    ``lag_bytes`` is the WAL between what the slot gave away and the server's position, ``safe_wal_size`` what may still be
+    written before the slot is in danger; None where the server sets no limit.
+    """
+
+    at: str
+    wal_status: str | None
+    lag_bytes: int
+    retained_bytes: int
+    safe_wal_size: int | None = None

@@ -15,8 +15,17 @@ from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.profiles import Profiles
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
-from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, KeptBite, Run, SlotMove, TableState
-from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED
+from waldelta.lake.ledger.records import (
+    COPYING,
+    SYNCED,
+    BatchCut,
+    ColumnState,
+    Gap,
+    KeptBite,
+    Run,
+    SlotMove,
+    TableState,
+)
 
 
 def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:

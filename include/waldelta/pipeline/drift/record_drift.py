@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from waldelta.changes.decode.target_plan import last_truncates
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync
+from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.advisory_locks import target_lock

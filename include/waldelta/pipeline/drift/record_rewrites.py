@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from waldelta.changes.decode.target_plan import refusal
 from waldelta.config.target_mode import check_change
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
@@ -13,6 +12,7 @@ from waldelta.lake.ledger.records import StorageState, TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import PresentTable
 from waldelta.pipeline.drift.rewrites import to_record, unsent_changes
+from waldelta.pipeline.drift.schema_evolution import refusal
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.watermarks import check_same_copy

@@ -22,6 +22,7 @@ from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse.parse import children, parse_analysed, walk
 from waldelta.row_filter.parse.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
+from waldelta.snapshot.read_table import of_leaves
 
 # A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
 FEW_ROWS = 10_000
@@ -229,3 +230,10 @@ def _is_plain(node: Node) -> bool:
         case Cast() | Array():
             return all(map(_is_plain, children(node)))
     return False
+
+
+def within_leaves(drifted: Repair, condition: str) -> str:
+    """The condition on rows of the leaves that are gathered: the root may have others, which aren't published."""
+    if not gathers(drifted):
+        return condition
+    return f"({condition}) and {of_leaves([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}"

@@ -276,3 +276,11 @@ def check_key(state: TableState, present: PresentTable) -> None:
         raise NeedsSync(
             f"{state.table_name}: its key ({', '.join(state.key_columns)}) was dropped or replaced on the source"
         )
+
+
+def refusal(state: TableState, what: str) -> SchemaChanged:
+    """What the policy ``fail`` says of a change."""
+    return SchemaChanged(
+        f"{state.table_name}: {what}; its changes wait in the change log: sync this table again (initial sync with "
+        f"tables={state.table_name}), or let it follow by itself with schema_changes: evolve"
+    )

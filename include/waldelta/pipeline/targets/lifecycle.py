@@ -17,7 +17,7 @@ import psycopg
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.errors import LakeError, LateWriter, LockHeld
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import Feed, read_feeds
@@ -25,9 +25,6 @@ from waldelta.postgres.lock_waits import read_barred
 from waldelta.remedies import ERRORS
 
 log = logging.getLogger(__name__)
-
-# A state's ``status`` in the ledger.
-COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = "copying", "synced", "failed", "needs_sync", "removed"
 
 _AWAY = "it is no longer published, and its target stays as it is"
 _NEVER = "it was never copied"

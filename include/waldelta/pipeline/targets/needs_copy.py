@@ -17,9 +17,8 @@ import psycopg
 
 from waldelta.errors import TableBusy
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import NEEDS_SYNC, TableState, now
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import NEEDS_SYNC
 from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.postgres.lock_waits import read_around
 from waldelta.postgres.type_catalog import fetch

@@ -32,7 +32,8 @@ from waldelta.pgoutput.envelope import NAMES
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pgoutput.wire import unsigned, without_dump
-from waldelta.pipeline.job import Job, identity_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import identity_of
 from waldelta.pipeline.targets.lifecycle import held_generations
 
 log = logging.getLogger(__name__)

@@ -7,12 +7,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import BatchCut, TableState
+from waldelta.lake.ledger.records import SYNCED, BatchCut, TableState
 from waldelta.lake.storage import MESSAGES, bookkeeping_uri, target_uri
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.postgres.catalog import TableId
-from waldelta.slot.acknowledge import SlotIdentity
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:

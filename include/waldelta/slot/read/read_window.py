@@ -9,12 +9,31 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
 
 from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger.records import KeptBite, now
 from waldelta.pipeline.job import Job
-from waldelta.slot.slot import open_transactions
+
+# Only transactions that have an xid hold up the snapshot builder.
+_OPEN_TRANSACTIONS = """
+select coalesce(
+           'prepared transaction ' || quote_literal(p.gid),
+           'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
+       ),
+       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text, 'a time that pg_read_all_stats would show')
+from pg_locks l
+left join pg_stat_activity a on a.pid = l.pid
+left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
+where l.locktype = 'transactionid'
+  and l.granted
+  and l.pid is distinct from pg_backend_pid()
+order by age(l.transactionid) desc
+"""
+
 
 log = logging.getLogger(__name__)
 
@@ -146,3 +165,8 @@ class Bites:
             )
         who, since = oldest
         return f"the oldest open transaction, from which on every call reads, is {who}, since {since}: end it if it is stuck"
+
+
+def open_transactions(conn: psycopg.Connection[Any]) -> list[tuple[str, str]]:
+    """Who has a transaction open that has an xid, prepared ones included, and since when; the oldest first."""
+    return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()

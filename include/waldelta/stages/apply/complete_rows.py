@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS
 from waldelta.changes.decode.net_rows import (
     FRESH,
     as_net,
@@ -36,7 +37,6 @@ from waldelta.changes.decode.net_rows import (
 )
 from waldelta.changes.decode.row_keys import first_values, own_keys
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.statements import QUARANTINED_ROWS, REREAD_ROWS
 from waldelta.changes.stage.stage import Staged
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point

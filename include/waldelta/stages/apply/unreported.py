@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from waldelta.changes.merge.commits import read_unreported
-from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.lake.ledger.records import SYNCED, BatchCut, TableState, TargetCut, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.reported_commits import Told
-from waldelta.pipeline.targets.lifecycle import SYNCED, Standing
-from waldelta.slot.acknowledge import SlotIdentity
+from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline.targets.lifecycle import Standing
 from waldelta.stages.apply.outcome import Applied, isolated
 
 log = logging.getLogger(__name__)

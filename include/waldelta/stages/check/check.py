@@ -28,11 +28,10 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
 from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import SYNCED, TableState, now
 from waldelta.lake.storage import target_uri
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import own_docs_folder
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark.session_pool import SessionPool
 from waldelta.stages.check.background import (

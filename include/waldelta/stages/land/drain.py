@@ -26,11 +26,12 @@ from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.storage import check_writable
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.quantities import counted
-from waldelta.slot.acknowledge import SlotIdentity, consume, move_idle_slot
+from waldelta.slot.acknowledge import consume, move_idle_slot
 from waldelta.slot.failover import check_followed
 from waldelta.slot.read.decode_failure import Reading
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages

@@ -27,6 +27,7 @@ from waldelta.pipeline.drift.partition_truncates import with_emptied
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.lifecycle import (
     Due,
     due,
@@ -42,7 +43,7 @@ from waldelta.postgres.lock_waits import limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published, unpublished
-from waldelta.slot.acknowledge import SlotIdentity, move_idle_slot
+from waldelta.slot.acknowledge import move_idle_slot
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.health import critical, slot_warnings, tell

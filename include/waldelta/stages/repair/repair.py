@@ -36,7 +36,16 @@ from waldelta.lake.ledger.quarantine import (
     message_rows,
     watched_rows,
 )
-from waldelta.lake.ledger.records import FileState, StorageState, TableState, TargetCut, now
+from waldelta.lake.ledger.records import (
+    COPYING,
+    NEEDS_SYNC,
+    SYNCED,
+    FileState,
+    StorageState,
+    TableState,
+    TargetCut,
+    now,
+)
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
@@ -45,7 +54,6 @@ from waldelta.pipeline.drift.repair_plan import Repair, is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.external_commits import looked_upto, mirrored_at
-from waldelta.pipeline.targets.lifecycle import COPYING, NEEDS_SYNC, SYNCED
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import Target
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy, last_cut, uri_of

@@ -24,7 +24,7 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift.moving_rows import moving_rows
-from waldelta.pipeline.drift.repair_plan import Repair, gathers, is_dear
+from waldelta.pipeline.drift.repair_plan import Repair, gathers, is_dear, within_leaves
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.row_filter import RowFilter
@@ -32,7 +32,7 @@ from waldelta.row_filter.analyzed_filter import published_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
-from waldelta.snapshot.read_table import TableCopy, of_leaves, plan_copy
+from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.spark.attempts import once
 from waldelta.spark_sql import ddl, quote
 
@@ -93,13 +93,6 @@ def plan_rows(
     again = whole_table(table, within_leaves(drifted, moving.after.condition), files)
     whole = whole_table(table, own.analysed if own is not None and drifted.partition is not None else "true", files)
     return RepairRows(copy, moving.enter, again, key, leaves_it, whole)
-
-
-def within_leaves(drifted: Repair, condition: str) -> str:
-    """The condition on rows of the leaves that are gathered: the root may have others, which aren't published."""
-    if not gathers(drifted):
-        return condition
-    return f"({condition}) and {of_leaves([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}"
 
 
 def _spark_rule(state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool) -> str:

@@ -15,10 +15,9 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.target_sources import read_unbarred
 from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.publication_membership import (

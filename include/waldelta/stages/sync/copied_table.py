@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake.ledger.records import StorageState, TableState
+from waldelta.lake.ledger.records import SYNCED, StorageState, TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline.drift.drift import unpublished_columns
 from waldelta.pipeline.source_load import SourceBill
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.target_filter import column_states
 from waldelta.pipeline.targets.target_sources import Target
 from waldelta.postgres.catalog import TableId

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from deltalake import DeltaTable
 
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger.records import SYNCED, TableState
 from waldelta.lake.storage import files_of, row_count
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job, life_of
-from waldelta.pipeline.targets.lifecycle import SYNCED
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import life_of
 from waldelta.pipeline.targets.target_sources import Target
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import SnapshotHolder

@@ -34,12 +34,13 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.records import StorageState, TableState, now
+from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, SYNCED, StorageState, TableState, now
 from waldelta.lake.storage import check_writable
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
 from waldelta.pipeline.drift.catalog_state import read_present_tables, stored
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import COPYING, FAILED, NEEDS_SYNC, SYNCED, Due, due, lives
+from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline.targets.lifecycle import Due, due, lives
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import Target, read_target, read_unbarred
 from waldelta.pipeline.task_errors import first_line
@@ -47,7 +48,6 @@ from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import describe, named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
-from waldelta.slot.acknowledge import SlotIdentity
 from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
 from waldelta.snapshot.exported_snapshot import (

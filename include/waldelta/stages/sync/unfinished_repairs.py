@@ -18,11 +18,12 @@ from waldelta.changes.merge.statements import CommitTag, tagged, void_statement
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows
-from waldelta.lake.ledger.records import TableState, TargetCut, now
+from waldelta.lake.ledger.records import COPYING, SYNCED, TableState, TargetCut, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job, identity_of, life_of
-from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED, Due, Standing, read_standings
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import identity_of, life_of
+from waldelta.pipeline.targets.lifecycle import Due, Standing, read_standings
 from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line

@@ -20,10 +20,9 @@ from waldelta.changes.merge.target_table import (
     writes_deletion_vectors,
 )
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import COPYING, TableState, now
 from waldelta.lake.storage import target_uri
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import COPYING
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.read_table import TableCopy

@@ -34,12 +34,11 @@ from waldelta.changes.merge.target_table import (
 from waldelta.changes.stage.folders import staged_in
 from waldelta.config.target_mode import CHANGELOG, HISTORY, MIRROR, TargetMode, check_change, check_key, mode_columns
 from waldelta.errors import ModeRefused, WaldeltaError
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger.records import SYNCED, TableState
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark_sql import parquet, path, quote

@@ -8,12 +8,17 @@ import pytest
 import tenacity
 
 from waldelta.errors import LateWriter
-from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations, last_answers
+from waldelta.lake.ledger.reconciliations import (
+    ColumnDifference,
+    Reconciliation,
+    Reconciliations,
+    RowDifference,
+    last_answers,
+)
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries
 from waldelta.stages.check.reports.page import static_index
 from waldelta.stages.check.reports.reconciliation_page import prune_pages, write_pages
-from waldelta.stages.repair.reconcile.row_differences import ColumnDifference, RowDifference
 
 HOSTILE = "<script>alert(1)</script>"
 

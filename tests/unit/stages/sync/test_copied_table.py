@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.records import AttributeState, ColumnState, StorageState, TableState
+from waldelta.lake.ledger.records import COPYING, SYNCED, AttributeState, ColumnState, StorageState, TableState
 from waldelta.lsn import Lsn
-from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED
 from waldelta.pipeline.targets.target_sources import Feed, Target
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.postgres.type_catalog import PgType

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.stages.check.suite.test_plan import ID, state
-from waldelta.pipeline.targets.lifecycle import COPYING, SYNCED
+from waldelta.lake.ledger.records import COPYING, SYNCED
 from waldelta.postgres.catalog import TableId
 from waldelta.stages.sync.sync import Order
 

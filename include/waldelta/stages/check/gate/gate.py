@@ -22,9 +22,9 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.statements import QUARANTINED_ROWS
 from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
@@ -49,8 +49,7 @@ from waldelta.stages.check.measure.row_conditions import (
     row_condition,
     with_raw,
 )
-from waldelta.stages.repair.reconcile.canonical import may_be_raw
-from waldelta.types.type_map import TargetType
+from waldelta.types.type_map import TargetType, may_be_raw
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

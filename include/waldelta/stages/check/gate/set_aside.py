@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
 from waldelta.changes.decode.collapse import ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools, codes_of
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, VERBATIM_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.statements import QUARANTINED_ROWS, VERBATIM_ROWS
 from waldelta.changes.stage.stage import Staged
 from waldelta.lake.storage import write_parquet
 from waldelta.spark_sql import parquet

@@ -14,9 +14,8 @@ from deltalake import DeltaTable
 
 from waldelta.changes.merge.live_rows import live_rows
 from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
-from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState
+from waldelta.lake.ledger.records import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.pipeline.drift.drift import EVERYTHING
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn

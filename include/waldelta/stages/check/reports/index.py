@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-ENTRIES_FOLDER = ".entries"
+from waldelta.pipeline.report_folder import ENTRIES_FOLDER
 
 Verdict = Literal["failed", "warning", "passed"]
 

@@ -8,12 +8,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from waldelta.lake.ledger.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation
+from waldelta.lake.ledger.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation, RowDifference
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
 from waldelta.stages.check.reports.page import fact_table, mark, page
-from waldelta.stages.repair.reconcile.row_differences import RowDifference
 
 FOLDER = "reconciliations"
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")

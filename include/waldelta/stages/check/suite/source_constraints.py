@@ -14,10 +14,9 @@ import psycopg
 
 from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
 from waldelta.postgres.lock_waits import read_around
 from waldelta.slot.acknowledge import confirmed_lsn

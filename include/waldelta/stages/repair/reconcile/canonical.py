@@ -184,11 +184,6 @@ def lake_rows(
     return rows
 
 
-def may_be_raw(kind: TargetType) -> bool:
-    """Whether values of the type may stand verbatim beside it; of types' names, as the ledger keeps them, column_type() says it."""
-    return not isinstance(kind, Text | Number)
-
-
 def _with_raw(text: ArrowArray, raw: ArrowArray, kind: TargetType, marks: Marks) -> ArrowArray:
     if isinstance(kind, NumericAsDouble):
         raw = _without_zeros(raw)

@@ -25,9 +25,9 @@ from deltalake import DeltaTable
 
 from waldelta.arrow import one_array
 from waldelta.changes.decode.decode import typed_key
-from waldelta.changes.decode.target_plan import last_truncates
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import (
@@ -37,12 +37,13 @@ from waldelta.lake.ledger.reconciliations import (
     ROWS_VALUED,
     TEXT_KEPT,
     Reconciliation,
+    RowDifference,
 )
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import files_of, open_parquet, remove_folder
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.pipeline.drift.repair_plan import Repair, is_dear
+from waldelta.pipeline.drift.repair_plan import Repair, is_dear, within_leaves
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_filter import read_target_filter
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -54,11 +55,10 @@ from waldelta.stages.repair.reconcile.canonical import is_comparable
 from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile.hash64 import Hashes
 from waldelta.stages.repair.reconcile.row_differences import DIFFERENT as DIFFERS
-from waldelta.stages.repair.reconcile.row_differences import KINDS, RowDifference, Rows, differing_rows, with_columns
+from waldelta.stages.repair.reconcile.row_differences import KINDS, Rows, differing_rows, with_columns
 from waldelta.stages.repair.reconcile.source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile.target_side import TargetSide, is_among
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
-from waldelta.stages.repair.repair_rows import within_leaves
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

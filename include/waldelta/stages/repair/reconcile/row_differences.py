@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
 
 # What is wrong with a row, from the target's point of view.
 MISSING, EXTRA, DIFFERENT, DOUBLED = "missing", "extra", "different", "doubled"
@@ -22,26 +24,6 @@ class Valued:
 
     shown: Sequence[str | None]
     exact: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnDifference:
-    """A column whose value isn't the same; None is null."""
-
-    name: str
-    source: str | None
-    target: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class RowDifference:
-    """A row that differs; ``key`` is a JSON object of PostgreSQL's texts, ``rows`` how many rows of the kind it stands for."""
-
-    kind: str
-    key: str
-    rows: int = 1
-    columns: list[ColumnDifference] = field(default_factory=list)
-    hash: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.counts import VERBATIM_ROWS
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.comparable import comparable, comparable_map
-from waldelta.changes.merge.statements import VERBATIM_ROWS, merged_raw, of_leaves
+from waldelta.changes.merge.statements import merged_raw, of_leaves
 from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage.stage import Staged
 from waldelta.errors import ApplyError

@@ -18,7 +18,8 @@ from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger.records import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.relation import Relation
-from waldelta.pipeline.job import Job, life_of
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.slot_identity import life_of
 from waldelta.postgres.publication_membership import from_texts
 
 CONSUME, REPLAY = "consume", "replay"

@@ -10,23 +10,16 @@ from typing import Any
 import psycopg
 
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
-from waldelta.changes.decode.target_plan import (
-    TargetPlan,
-    as_fed,
-    bringing_rows,
-    check_prepared,
-    last_truncates,
-    plan_decode,
-)
+from waldelta.changes.decode.target_plan import TargetPlan, as_fed, bringing_rows, check_prepared, plan_decode
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.changelog.batch_range import Stretch
+from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger.records import SYNCED, TableState
 from waldelta.pipeline.drift.catalog_state import PresentTable
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import SYNCED
 from waldelta.postgres.type_catalog import read_types
 from waldelta.stages.repair.replay.interval import (
     doubtful_leaves,

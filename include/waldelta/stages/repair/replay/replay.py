@@ -24,11 +24,12 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
+from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.row_keys import own_keys, typed_keys
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
 from waldelta.changes.merge.keyless import replace_statement
-from waldelta.changes.merge.statements import QUARANTINED_ROWS, CommitTag, merge_statement, tagged, with_variants
+from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged, with_variants
 from waldelta.changes.merge.target_table import VARIANT
 from waldelta.changes.stage.folders import staged_in
 from waldelta.changes.stage.stage import Staged

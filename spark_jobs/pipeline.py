@@ -1,0 +1,5 @@
+"""Re-exports ``Pipeline`` for code outside this repository: ``from waldelta.jobs.pipeline import Pipeline``."""
+
+from waldelta.jobs.pipeline import Pipeline
+
+__all__ = ["Pipeline"]
