@@ -1,1 +1,1 @@
-"""The Spark side of waldelta: one stage, one module; flow.py shows them in order."""
+"""What spark-submit runs: one launcher a job. The jobs themselves stand in ``waldelta.jobs``."""

@@ -22,7 +22,7 @@ from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, t
 from waldelta_airflow.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
 from waldelta_airflow.metrics import differing_rows, emit, gauges_of, metrics_of
 from waldelta_airflow.notify import LAND, tell_critical
-from waldelta_airflow.settings import FORK_SERVER_VARIABLE
+from waldelta_airflow.settings import FORK_SERVER_VARIABLE, application
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
@@ -178,8 +178,8 @@ class WaldeltaJobOperator(BaseOperator):
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
             arguments = self.arguments(context, result, (self.stage,) if alone and self.stage else ())
-            self._running = application = spark_submit(spark, context["ti"].dag_id, arguments, Path(folder))
-            code = application.run(job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
+            self._running = job = spark_submit(spark, context["ti"].dag_id, arguments[1:], Path(folder))
+            code = job.run(application(arguments[0]), job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)

@@ -63,6 +63,6 @@ def package_folder(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-def application() -> Path:
-    """The application that spark-submit runs."""
-    return package_folder("spark_jobs") / "app.py"
+def application(verb: str) -> Path:
+    """The application that spark-submit runs for a verb."""
+    return package_folder("spark_jobs") / f"{verb}.py"

@@ -36,10 +36,10 @@ class SparkSubmit(SparkSubmitHook):
     the machine can read; the environment of the process is passed to ``submit`` instead.
     """
 
-    def run(self, environment: Mapping[str, str]) -> int:
-        """Run the application to its end and give spark-submit's exit code."""
+    def run(self, application: Path, environment: Mapping[str, str]) -> int:
+        """Run an application to its end and give spark-submit's exit code."""
         try:
-            self.submit(str(settings.application()), env=dict(environment), start_new_session=True, umask=lake_umask())
+            self.submit(str(application), env=dict(environment), start_new_session=True, umask=lake_umask())
         except AirflowException:
             # The hook's message is the command line; the job's own result says what happened.
             if self._submit_sp is None or not self._submit_sp.returncode:

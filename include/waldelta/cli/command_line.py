@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("waldelta")
 
 
-def run_and_exit() -> NoReturn:
+def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run what the process was started for and end it at once, with its code, when everything is written.
 
     Arrow's threads call back into Python, since delta-rs gives it a file system written in Python. One that wants the
@@ -42,7 +42,7 @@ def run_and_exit() -> NoReturn:
     sessions, locks and connections are closed, so there is nothing to take down.
     """
     try:
-        code = main()
+        code = main(arguments)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
@@ -53,6 +53,12 @@ def run_and_exit() -> NoReturn:
         with suppress(OSError):  # whoever read it has left
             stream.flush()
     os._exit(code)
+
+
+def run_submitted(verb: str) -> NoReturn:
+    """Run a verb as the application that spark-submit was given: the launchers in ``spark_jobs`` call it."""
+    os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
+    run_and_exit([verb, *sys.argv[1:]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,25 +191,29 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 
 def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
-    from waldelta.jobs import consume as flow
+    from waldelta.jobs.consume import consume
     from waldelta.jobs.maintain import run_maintain
+    from waldelta.jobs.replay import replay
+    from waldelta.jobs.resync import run_resync
+    from waldelta.jobs.sync import run_sync
+    from waldelta.jobs.validate import run_validate
 
     if options.verb in ("sync", "resync"):
         copy: Callable[..., RunResult]
         if options.verb == "resync":
-            copy = partial(flow.run_resync, accept_server=options.accept_server)
+            copy = partial(run_resync, accept_server=options.accept_server)
         else:
-            copy = partial(flow.run_sync, only_due=options.due)
+            copy = partial(run_sync, only_due=options.due)
         return lambda spark, job: copy(spark, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
-        return lambda spark, job: flow.consume(spark, job, options.stage)
+        return lambda spark, job: consume(spark, job, options.stage)
     if options.verb == REPLAY:
-        return lambda spark, job: flow.replay(spark, job, options.stage, options.tables)
+        return lambda spark, job: replay(spark, job, options.stage, options.tables)
     if options.verb in ("quarantine", "reconcile"):
         return _asked(options)
     if options.verb == "maintain":
         return run_maintain
-    return flow.run_validate
+    return run_validate
 
 
 def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:

@@ -87,7 +87,7 @@ class Pipeline:
         run_id: str | None = None,
     ) -> RunResult:
         """Copy tables that were never copied, or these; the stream goes on meanwhile."""
-        from waldelta.jobs.consume import run_sync
+        from waldelta.jobs.sync import run_sync
 
         return run_sync(spark, self.job(run_id), tables, reason)
 
@@ -100,7 +100,7 @@ class Pipeline:
         accept_server: str | None = None,
     ) -> RunResult:
         """Go on after the slot was lost, or the source is another: a new slot, and targets mended by the rows that differ."""
-        from waldelta.jobs.consume import run_resync
+        from waldelta.jobs.resync import run_resync
 
         return run_resync(spark, self.job(run_id), tables, reason, accept_server=accept_server)
 
@@ -123,14 +123,14 @@ class Pipeline:
         Of all tables or of these; a row that differs is mended, whatever else the targets hold stays. Raises StateError when
         the change log no longer reaches back that far.
         """
-        from waldelta.jobs.consume import replay
+        from waldelta.jobs.replay import replay
 
         job = self.job(run_id, run_type="backfill", interval_start=start, interval_end=end)
         return replay(spark, job, tables=tables)
 
     def validate(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Check every target's expectations now."""
-        from waldelta.jobs.consume import run_validate
+        from waldelta.jobs.validate import run_validate
 
         return run_validate(spark, self.job(run_id))
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.jobs.consume import consume, run_validate
+from waldelta.jobs.consume import consume
+from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.jobs.consume import consume, run_validate
+from waldelta.jobs.consume import consume
+from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger.profiles import Profiles
 from waldelta.stages.sync.sync import sync
 

@@ -12,8 +12,9 @@ from deltalake import write_deltalake
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.jobs.consume import consume, run_validate
+from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
+from waldelta.jobs.validate import run_validate
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

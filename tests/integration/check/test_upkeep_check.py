@@ -12,8 +12,9 @@ from deltalake import DeltaTable
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.changes.merge.statements import session_settings
-from waldelta.jobs.consume import consume, run_sync
+from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
+from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.staging_leftovers import staging_folder

@@ -12,9 +12,10 @@ from deltalake import DeltaTable
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import SlotGap
-from waldelta.jobs.consume import consume, run_resync
+from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs.resync import run_resync
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
 from waldelta.lsn import Lsn

@@ -9,7 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.pipelines import pipeline_file
-from waldelta.jobs.consume import consume, run_resync
+from waldelta.jobs.consume import consume
+from waldelta.jobs.resync import run_resync
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.overview import read_glance

@@ -11,7 +11,8 @@ from deltalake import DeltaTable
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
-from waldelta.jobs.consume import consume, replay
+from waldelta.jobs.consume import consume
+from waldelta.jobs.replay import replay
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping

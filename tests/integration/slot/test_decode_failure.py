@@ -12,7 +12,8 @@ from tests.oracles.compare import compare_target
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SlotUnreadable, SyncFailed
-from waldelta.jobs.consume import consume, run_resync
+from waldelta.jobs.consume import consume
+from waldelta.jobs.resync import run_resync
 from waldelta.lsn import Lsn
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.overview import read_glance

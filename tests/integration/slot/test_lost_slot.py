@@ -13,7 +13,8 @@ from tests.integration.setup.test_setup import job_for
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
-from waldelta.jobs.consume import consume, run_resync
+from waldelta.jobs.consume import consume
+from waldelta.jobs.resync import run_resync
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.status import read_status

@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 import waldelta.stages.sync.sync as sync_module
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
-from waldelta.jobs.consume import consume, run_sync
+from waldelta.jobs.consume import consume
+from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.status import read_status

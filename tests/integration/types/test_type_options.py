@@ -10,7 +10,8 @@ import pytest
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed
-from waldelta.jobs.consume import consume, run_sync
+from waldelta.jobs.consume import consume
+from waldelta.jobs.sync import run_sync
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

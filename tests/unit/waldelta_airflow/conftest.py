@@ -81,8 +81,8 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
         "#!/bin/sh\n"
         f'printf "%s\\n" "$@" > {tmp_path}/submitted\n'
         f'for file; do case "$file" in *.zip) cp -p "$(dirname "$file")" {tmp_path}/shipped -r;; esac; done\n'
-        'while [ "$1" ]; do case "$1" in */app.py) shift; break;; esac; shift; done\n'
-        f'exec {sys.executable} -P -m spark_jobs "$@"\n'
+        'while [ "$1" ]; do case "$1" in */spark_jobs/*.py) verb=$(basename "$1" .py); shift; break;; esac; shift; done\n'
+        f'exec {sys.executable} -P -m spark_jobs "$verb" "$@"\n'
     )
     program.chmod(0o755)
     monkeypatch.setattr("waldelta_airflow.connections.sys.executable", str(folder / "python"))

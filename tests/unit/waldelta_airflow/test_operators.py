@@ -200,7 +200,7 @@ def test_a_lake_on_s3_is_judged_by_the_application_that_jobs_are(
     use_spark_submit(monkeypatch)
     on_s3(write_pipeline, "check").execute(make_context())
     assert job.seen["environment"]["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
-    assert "check" in spark_submit_program.read_text().splitlines()
+    assert any(line.endswith("/spark_jobs/check.py") for line in spark_submit_program.read_text().splitlines())
 
 
 def on_s3(write_pipeline, verb: str, *, accepts: bool = False) -> WaldeltaJobOperator:

@@ -1,0 +1,63 @@
+"""Job replay: derives the rows that a range of runs changed again, from the change log.
+
+::
+
+    land    the range of the runs that is replayed; nothing lands, and the slot stays as it is
+    apply   keys changed in that range -> rows that differ are mended   (waldelta.stages.repair.replay)
+    check, report: as job consume
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from waldelta.jobs.shared_stages import check_stage, report_stage
+from waldelta.jobs.stages import all_failures, continued, run_stages
+from waldelta.lake.ledger.records import BatchCut, now
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.quantities import counted
+from waldelta.stages.repair.replay.interval import REPLAY, read_span
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def replay(
+    spark: SparkSession, job: Job, only: Collection[str] | None = None, tables: Collection[str] | None = None
+) -> RunResult:
+    """Run the stages of a replay, or some of them: of the job's interval, or of what its own run consumed.
+
+    The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold afterwards what the
+    change log says of the keys changed in that range, as of each target's watermark. Raises RunFailed.
+    """
+
+    def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        span = read_span(job)
+        result.start_lsn, result.end_lsn = str(span.start), str(span.end)
+        stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
+
+    def mend_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        from waldelta.stages.repair.replay.replay import replay as mend
+
+        span = read_span(job)
+        if span.is_empty:
+            stage.detail = str(span)
+            return
+        done = mend(spark, job, span, tables)
+        result.warnings += done.warnings
+        result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
+        result.not_applied = sorted(done.failures)
+        rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
+        stage.detail = (
+            f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')}, {counted(rows, 'row')} mended"
+        )
+        if done.failures:
+            raise all_failures(done.failures)
+
+    result = continued(job, REPLAY, fresh=only is None or "land" in only)
+    stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
+    if only is not None and "apply" in only and "land" not in result.stages:
+        only = ["land", *only]  # cleared without it
+    return run_stages(spark, job, result, stages, only)

@@ -1,0 +1,89 @@
+"""Job resync: makes a lost slot anew and mends the targets by the rows that differ, then checks them.
+
+::
+
+    resync  a new slot where the old one is lost or can't be read   (waldelta.stages.setup.renew_slot)
+            a snapshot of the source -> rows that differ            (waldelta.stages.sync)
+            what has waited in the slot -> change log               (waldelta.stages.land)
+    check, report: as job consume
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from waldelta.errors import LockHeld, SlotUnreadable
+from waldelta.jobs.shared_stages import check_stage, report_stage
+from waldelta.jobs.stages import Stage, continued, run_stages
+from waldelta.jobs.sync import copied_tables
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.quantities import counted
+from waldelta.slot.gaps import describe
+from waldelta.slot.standby import left_on_primary
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_resync(
+    spark: SparkSession,
+    job: Job,
+    tables: Sequence[str] | None = None,
+    reason: str | None = None,
+    only: Collection[str] | None = None,
+    *,
+    accept_server: str | None = None,
+) -> RunResult:
+    """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ, then check them.
+
+    Of all tables that the slot's present life has no copy of, or of these. With a slot that is fine, only the tables.
+    A slot is fine when what waits in it could be read, and has landed.
+    ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
+    """
+    from waldelta.changes.decode.route import translate
+    from waldelta.stages.land.land_until import land_backlog
+    from waldelta.stages.setup.renew_slot import renew_slot
+    from waldelta.stages.sync.sync import sync
+
+    def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        gap = renew_slot(job, translate, accept_server=accept_server)
+        if gap is None:
+            try:  # nothing but reading it shows that the slot can be read
+                land_backlog(spark, job)
+            except SlotUnreadable as err:
+                gap = renew_slot(job, translate, accept_server=accept_server, broken=err)
+        if gap is not None:
+            result.warnings.append(
+                f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}: {gap.detail}"
+            )
+        if gap is not None and accept_server is not None:
+            result.warnings.append(
+                f"slot {gap.slot!r} of the server of before (system {gap.system_identifier}, timeline {gap.timeline}) holds its "
+                "WAL until somebody drops it there"
+            )
+        if gap is not None:
+            with job.connect("resync") as primary, job.connect_slot("resync", primary) as connection:
+                result.warnings += left_on_primary(primary, connection, gap.slot)
+        done, failed = copied_tables(
+            lambda: sync(spark, job, tables, reason or (gap.cause if gap else None), by_diff=True)
+        )
+        for table in done:
+            name = str(table.table)
+            result.source.add(table.bill)
+            result.add_copy(table)
+            result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
+            result.warnings += [f"{name} was {table.skipped}"] if table.skipped else []
+        result.not_applied = sorted(failed.failures) if failed is not None else []
+        written = sum(table.rows if table.diff is None else table.diff.written for table in done)
+        stage.detail = f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot {'made anew' if gap else 'as it was'}"
+        if failed is not None:
+            raise failed
+        with suppress(LockHeld):  # by a run, which reads it
+            land_backlog(spark, job)
+
+    result = continued(job, "resync", fresh=False)
+    stages: dict[str, Stage] = {"resync": resync_stage, "check": check_stage, "report": report_stage}
+    return run_stages(spark, job, result, stages, only)

@@ -1,0 +1,85 @@
+"""The stages that several jobs end with: check the targets, and report how far behind the lake is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from waldelta.failpoints import fault_point
+from waldelta.lake.ledger.records import now
+from waldelta.lsn import Lsn
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.postgres.partition_access import read_unreadable
+from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.health import reading
+from waldelta.slot.slot import read_slot
+from waldelta.slot.standby import slot_position
+from waldelta.stages.check.gate.quarantined_rows import tell_anew
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed.
+
+    Where rows in quarantine were decided on, that alone may change what is found.
+    """
+    decided = result.verb == "quarantine"
+    # Without a changed row, too, rows may have entered quarantine or left it: one that was deleted, or all of an earlier copy's.
+    unchanged = {name: table for name, table in result.tables.items() if not (table.changed or decided)}
+    quiet = [name for name, table in unchanged.items() if table.passed_by or result.verb != "consume"]
+    if not job.pipeline.quality.enabled:  # no check tells it of the others
+        quiet += result.tables.keys() - unchanged.keys()
+    if quiet:
+        tell_anew(job, quiet)
+    check_tables(spark, job, result, stage, [name for name, table in result.tables.items() if table.changed or decided])
+
+
+def check_tables(
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    stage: StageResult,
+    tables: Sequence[str],
+) -> None:
+    """Check these targets and add what was found to the result; raises QualityFailed when a critical expectation failed."""
+    from waldelta.stages.check.check import Left, check
+    from waldelta.stages.check.quick_targets import quick_targets
+    from waldelta.stages.check.suite.source_constraints import read_rules
+
+    fault_point("check.begun")
+    result.passed = []
+    fine = set(result.tables) - set(result.not_applied)
+    if result.verb != "validate" and not job.pipeline.quality.enabled:
+        result.passed = sorted(fine)
+        stage.detail = "switched off"
+        return
+    versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
+    quick = quick_targets(job, result, tables)
+    # What was copied is all new: none of it is known from an earlier run.
+    touched = () if result.verb == "sync" else quick
+    rules = read_rules(job, result, tables, touched)
+    left = Left(versions, frozenset(quick), rules, is_beside=result.verb == "quarantine")
+    report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
+    result.add_check(report)
+    result.passed = sorted(fine - set(report.failed_tables))
+    stage.detail = report.summary
+    fault_point("check.ended")
+    report.raise_if_critical()
+
+
+def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    """Say how far behind the lake is now, and print the summary."""
+    with job.connect_slot("report") as connection:
+        position = slot_position(connection, job)
+        confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
+        slot = read_slot(connection, job.pipeline.source.slot)
+        unreadable = read_unreadable(connection, job.pipeline.source)
+    result.warnings += [text for text in unreadable if text not in result.warnings]
+    # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
+    read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
+    result.lag_bytes = position.lag_of(read)
+    result.slot_after = None if slot is None else reading(slot, result.lag_bytes, now())
+    stage.detail = f"lag {result.lag_bytes:,} bytes"

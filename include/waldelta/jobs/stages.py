@@ -1,0 +1,109 @@
+"""Runs the stages of a job in order and records what each did; every job of this package is made of stages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from waldelta.errors import ApplyError, StateError, WaldeltaError
+from waldelta.failpoints import fault_point
+from waldelta.permissions import private_files
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
+from waldelta.pipeline.targets.unreadable_messages import notices
+from waldelta.pipeline.task_errors import describe_error
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
+log = logging.getLogger(__name__)
+
+# What a stage builds on; without it the stage is left out. What apply did to the other tables is worth checking.
+_BUILDS_ON = {"apply": {"land"}, "check": {"land"}}
+
+
+@private_files()
+def run_stages(
+    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: Collection[str] | None
+) -> RunResult:
+    """Run stages in order, or some of them, and record the result in the ledger; a failure raises RunFailed then.
+
+    After a failure the stages that don't build on what failed still run: what the run did is checked and reported. A
+    run stays failed whatever succeeds after a failed stage, also in another process.
+    """
+    if unknown := sorted(set(only or ()) - set(stages)):
+        raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+    result.begun = result.begun or job.ledger.begin_run(result.run_id, result.verb)
+    fault_point("run.begun")
+    failures: dict[str, Exception] = {}
+    chosen = [name for name in stages if only is None or name in only]
+    for name in chosen:
+        _forget_later(result, list(stages), name)
+        if failures.keys() & _BUILDS_ON.get(name, set()):
+            continue
+        try:
+            with result.stage(name) as progress:
+                log.info("stage %s of %s", name, job.run_id)
+                stages[name](spark, job, result, progress)
+        except Exception as err:
+            # The process ends by the first one's message; it isn't logged twice.
+            log.error(
+                "stage %s failed%s", name, ": {class}: {message}".format(**describe_error(err)) if failures else ""
+            )
+            failures[name] = err
+    result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
+    _report_unread(job, result)
+    if chosen[-1:] != list(stages)[-1:]:
+        result.status = "running"
+    else:  # a stage that left no result was killed
+        result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
+    if result.error is not None:
+        result.status = "failed"
+    fault_point("run.ended")
+    try:
+        result.record(job)
+    except WaldeltaError as err:
+        if not failures:
+            raise
+        # What the run failed by comes first: likely the same.
+        log.error("the run's result isn't in the ledger: %s", err)
+    if failures:
+        raise RunFailed(result) from next(iter(failures.values()))
+    return result
+
+
+def _report_unread(job: Job, result: RunResult) -> None:
+    """Each run says which messages can't be read, and which were skipped, until what their tables lack is settled."""
+    try:
+        result.warnings += [notice for notice in notices(job) if notice not in result.warnings]
+    except (WaldeltaError, OSError) as err:
+        log.warning("messages that can't be read aren't known: %s", err)
+
+
+def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
+    """What later stages found is no longer so once this one is run again: its retry may have changed other tables."""
+    for later in stages[stages.index(name) + 1 :]:
+        result.stages.pop(later, None)
+
+
+def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None) -> RunResult:
+    """A run's result as its earlier stages recorded it, or a new one; the attempt begins now, unless it has ``begun``."""
+    # First: what another attempt tells from here on is a later one's.
+    begun = begun or job.ledger.begin_run(job.run_id, verb)
+    run = None if fresh else job.ledger.run_result(job.run_id, verb)
+    result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
+    result.begun = begun
+    return result
+
+
+def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
+    """One error for the failures of several tables, by name."""
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    error = ApplyError("several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values()))
+    error.causes = tuple(failures.values())
+    error.retryable = all(err.retryable for err in failures.values())
+    return error

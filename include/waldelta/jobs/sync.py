@@ -1,0 +1,64 @@
+"""Job sync: copies the initial snapshot of tables, then checks them.
+
+::
+
+    sync    a snapshot of the source -> targets   (waldelta.stages.sync)
+    check, report: as job consume
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, cast
+
+from waldelta.errors import SyncFailed
+from waldelta.jobs.shared_stages import check_stage, report_stage
+from waldelta.jobs.stages import Stage, continued, run_stages
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.quantities import counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from waldelta.stages.sync.copied_table import SyncResult
+
+
+def run_sync(
+    spark: SparkSession,
+    job: Job,
+    tables: Sequence[str] | None = None,
+    reason: str | None = None,
+    only: Collection[str] | None = None,
+    *,
+    only_due: bool = False,
+) -> RunResult:
+    """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for it), then check them."""
+    from waldelta.stages.sync.sync import sync
+    from waldelta.stages.sync.verbatim_count import count_verbatim
+
+    def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        copied, failed = copied_tables(lambda: sync(spark, job, tables, reason, only_due=only_due))
+        for done in copied:
+            name = str(done.table)
+            verbatim = count_verbatim(spark, job, name, done.version) if done.verbatim is None else done.verbatim
+            result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
+            result.source.add(done.bill)
+            result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []
+        result.not_applied = sorted(failed.failures) if failed is not None else []
+        stage.detail = f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
+        if failed is not None:
+            raise failed
+
+    # A retry copies what the failed attempt left; what that one copied is checked and told as well.
+    result = continued(job, "sync", fresh=False)
+    stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
+    return run_stages(spark, job, result, stages, only)
+
+
+def copied_tables(copy: Callable[[], list[SyncResult]]) -> tuple[list[SyncResult], SyncFailed | None]:
+    """What was copied, and the error that names the rest."""
+    try:
+        return copy(), None
+    except SyncFailed as err:
+        return cast("list[SyncResult]", list(err.results)), err

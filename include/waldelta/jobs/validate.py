@@ -1,0 +1,25 @@
+"""Job validate: checks every target's expectations now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from waldelta.jobs.shared_stages import check_tables
+from waldelta.jobs.stages import run_stages
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline.targets.watermarks import synced_states
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_validate(spark: SparkSession, job: Job) -> RunResult:
+    """Check every synced target's expectations, also where the checks after runs are switched off."""
+    tables = [state.table_name for state in synced_states(job)]
+
+    def check_all(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+        check_tables(spark, job, result, stage, tables)
+
+    result = RunResult("validate", job.run_id, tables={name: TableResult() for name in tables})
+    return run_stages(spark, job, result, {"check": check_all}, None)

@@ -1,0 +1,74 @@
+"""Stage land: reads what the slot holds up to now into the change log, and records the slot as it was found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from waldelta.errors import SlotUnreadable
+from waldelta.lake.changelog.transaction_counts import Landed
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.quantities import counted
+from waldelta.slot.failover import check_system
+from waldelta.slot.gaps import gaps_recorded
+from waldelta.slot.health import critical, reading, slot_warnings, tell
+from waldelta.slot.read.peek import end_old_backends
+from waldelta.slot.recovery import never_compared
+from waldelta.slot.standby import check_slot, committed_upto, slot_position, standby_warnings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+log = logging.getLogger(__name__)
+
+
+def land_to_now(
+    spark: SparkSession, job: Job, result: RunResult, stage: StageResult, on_landed: Callable[[Landed], object]
+) -> None:
+    """Land and consume up to the server's present position, and add what was found of slot and server to the result.
+
+    ``on_landed`` is called with each batch that landed. Of what PostgreSQL can't decode, the result says so
+    (``result.unreadable``): what is in front of it has landed.
+    """
+    from waldelta.stages.land.drain import drain
+
+    result.unreadable = None
+    try:
+        with gaps_recorded(job), slot_lock(job) as lock:
+            with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
+                asked = now()
+                # Where the slot's state tells nothing: a standby, another cluster.
+                server = slot_position(connection, job, primary)
+                check_system(job.slot_identity(), server)
+                landed_as_of = read_oldest_xid(connection)
+                lock.check()
+                end_old_backends(connection, job.pipeline.source.slot)
+                slot = check_slot(connection, job)
+                elsewhere = standby_warnings(primary, connection, job, server)
+                uncompared = never_compared(connection, job, job.slot_identity())
+                result.as_of = committed_upto(connection, server, asked).isoformat()
+            result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
+            found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
+            result.slot_critical = critical(found)
+            result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
+            lock.check()  # what comes first may end another run's reader, and move the slot
+            drained = drain(spark, job, lock.check, on_landed)
+            drained.check_read()
+    except SlotUnreadable as err:
+        # What landed in front of it is applied first; the apply stage raises the error then.
+        log.error("%s", err)
+        result.unreadable, result.as_of, landed_as_of = str(err), None, 0
+    result.landed_as_of = landed_as_of
+    result.changes += drained.changes
+    result.source.add(drained.bill)
+    result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
+    stage.detail = (
+        f"{counted(drained.changes, 'change')} in {counted(len(drained.batches), 'batch', 'batches')}, landed in {drained.seconds_landing:.1f} s, "
+        f"consumed in {drained.seconds_consuming:.1f} s"
+    )

@@ -1,0 +1,13 @@
+"""Job check: says whether setup would succeed, and what it would do; changes nothing.
+
+The checks stand in ``waldelta.stages.setup.preflight``.
+
+::
+
+    spark-submit spark_jobs/check.py FILE [--sql]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("check")

@@ -1,0 +1,13 @@
+"""Job consume: lands what the slot holds, applies it to the targets, checks them and reports.
+
+Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.consume``.
+
+::
+
+    spark-submit spark_jobs/consume.py FILE [--stage STAGES]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("consume")

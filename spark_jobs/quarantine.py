@@ -1,0 +1,14 @@
+"""Job quarantine: lists the rows that targets lack, or carries out what an operator decided on them.
+
+A decision's stages, in order: retry or accept, check. They stand in
+``waldelta.jobs.retry_quarantined``.
+
+::
+
+    spark-submit spark_jobs/quarantine.py FILE [--retry | --accept | --discard | --release | --skip]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("quarantine")

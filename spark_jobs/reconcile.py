@@ -1,0 +1,13 @@
+"""Job reconcile: compares targets with a snapshot of the source; with --repair, puts right the rows that differ.
+
+Stages, in order: reconcile, report. They stand in ``waldelta.jobs.reconcile``.
+
+::
+
+    spark-submit spark_jobs/reconcile.py FILE [--tables TABLES] [--repair]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("reconcile")

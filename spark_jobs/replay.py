@@ -1,0 +1,13 @@
+"""Job replay: derives the rows again that the runs of an interval changed, from the change log.
+
+Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.replay``.
+
+::
+
+    spark-submit spark_jobs/replay.py FILE --interval-start TIME --interval-end TIME [--tables TABLES]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("replay")

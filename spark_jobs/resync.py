@@ -1,0 +1,13 @@
+"""Job resync: makes a lost slot anew and mends the targets by the rows that differ.
+
+Stages, in order: resync, check, report. They stand in ``waldelta.jobs.resync``.
+
+::
+
+    spark-submit spark_jobs/resync.py FILE [--tables TABLES] [--accept-server SYSTEM/TIMELINE]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("resync")

@@ -1,0 +1,13 @@
+"""Job setup: creates or alters the publications and the slot, once preflight found nothing against it.
+
+The stage stands in ``waldelta.stages.setup``.
+
+::
+
+    spark-submit spark_jobs/setup.py FILE [--dry-run] [--sql]
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("setup")

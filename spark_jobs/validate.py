@@ -1,0 +1,13 @@
+"""Job validate: checks every target's expectations now.
+
+Stages, in order: check. They stand in ``waldelta.jobs.validate``.
+
+::
+
+    spark-submit spark_jobs/validate.py FILE
+"""
+
+from waldelta.cli.command_line import run_submitted
+
+if __name__ == "__main__":
+    run_submitted("validate")
