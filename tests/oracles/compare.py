@@ -27,8 +27,9 @@ from waldelta.pipeline.targets.target_sources import Target, read_target
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
+from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
-from waldelta.spark_sql import ddl, quote
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable

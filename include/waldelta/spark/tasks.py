@@ -10,9 +10,9 @@ import pyarrow as pa
 from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
 from waldelta.pipeline.task_errors import named_error
+from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
 from waldelta.spark.attempts import told as told_error
-from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ from waldelta.row_filter import resolve_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.snapshot.read_table import raw_map
-from waldelta.spark_sql import ddl
+from waldelta.spark.arrow_schema import ddl
 from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]

@@ -1,10 +1,13 @@
-"""The structure is a promise too: imports point inwards, job code runs over Spark Connect, names are unique."""
+"""The structure is a promise too: packages are layers, folders stay small, job code runs over Spark Connect."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 # folder -> packages of this project that may be imported from there
 MAY_IMPORT = {
-    "include/waldelta": {"waldelta", "spark_jobs"},
+    "include/waldelta": {"waldelta"},
     "spark_jobs": {"waldelta", "spark_jobs"},
     "include/waldelta_airflow": {"waldelta", "waldelta_airflow"},
     "dags": {"waldelta_airflow"},
@@ -70,6 +73,105 @@ def test_airflow_loads_no_pyspark(module):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# Counted without __init__.py, the package's door.
+MOST_MODULES = 15
+
+
+def layers() -> list[str]:
+    """The packages of the library from the bottom to the top, as docs/architecture.md shows them; "" holds the modules beside them."""
+    picture = (ROOT / "docs/architecture.md").read_text().split("```text\nwaldelta:")[1].split("```")[0]
+    return ["", *re.findall(r"^([a-z_.]+)  +\S", picture, re.MULTILINE)]
+
+
+def package_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "include/waldelta").parent.parts)
+
+
+def only_for_types(tree: ast.Module) -> set[int]:
+    """The nodes that only type checkers run."""
+    return {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+
+
+def module_imports(path: Path) -> Iterator[str]:
+    """The modules of the library that a file imports when it runs, in functions too."""
+    tree = ast.parse(path.read_text())
+    typed = only_for_types(tree)
+    for node in ast.walk(tree):
+        if id(node) in typed:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield from {f"{node.module}.{alias.name}", node.module} & MODULES.keys()
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & MODULES.keys()
+
+
+def _name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "include").with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {_name(path): path for path in modules("include/waldelta")}
+
+
+def test_the_picture_shows_every_package():
+    assert sorted(layers()) == sorted({package_of(path) for path in MODULES.values() if path.name != "__init__.py"})
+
+
+def test_packages_import_only_packages_above_them():
+    """Above in the picture; heavy imports inside functions count too."""
+    order = {package: number for number, package in enumerate(layers())}
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in MODULES.items()
+        if path.name != "__init__.py"
+        for other in module_imports(path)
+        if MODULES[other].name != "__init__.py" and order[package_of(MODULES[other])] > order[package_of(path)]
+    ]
+    assert wrong == []
+
+
+def test_modules_import_each_other_in_no_circle():
+    graph = {name: set(module_imports(path)) - {name} for name, path in MODULES.items() if path.name != "__init__.py"}
+    assert list(TopologicalSorter({name: others & graph.keys() for name, others in graph.items()}).static_order())
+
+
+def test_what_stands_above_spark_loads_no_pyspark():
+    """And monitoring, which pages read."""
+    light = {*layers()[: layers().index("spark")], "monitoring"}
+    heavy = {"pyspark", "great_expectations"}
+    wrong = []
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        typed = only_for_types(tree)
+        named = {
+            alias.name if isinstance(node, ast.Import) else str(node.module)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed
+            for alias in node.names
+        }
+        if package_of(path) in light and {module.split(".")[0] for module in named} & heavy:
+            wrong.append(name)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "folder", ["include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs", "tests"]
+)
+def test_no_folder_holds_more_modules_than_one_can_read(folder):
+    crowded = {
+        str(path.relative_to(ROOT)): count
+        for path in [ROOT / folder, *(ROOT / folder).rglob("*/")]
+        if (count := sum(file.name != "__init__.py" for file in path.glob("*.py"))) > MOST_MODULES
+    }
+    assert crowded == {}
 
 
 def test_no_relative_imports():

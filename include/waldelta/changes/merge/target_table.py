@@ -22,7 +22,8 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
-from waldelta.spark_sql import ddl, path, quote
+from waldelta.spark.arrow_schema import ddl
+from waldelta.spark_sql import path, quote
 from waldelta.types.type_map import column_types
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied, messages_uri
 from waldelta.pipeline.task_errors import is_conflict, named_error
+from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
-from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

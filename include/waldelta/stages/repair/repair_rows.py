@@ -33,8 +33,9 @@ from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
 from waldelta.snapshot.read_table import TableCopy, plan_copy
+from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
-from waldelta.spark_sql import ddl, quote
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

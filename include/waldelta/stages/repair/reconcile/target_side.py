@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
 from waldelta.metadata_columns import RAW
-from waldelta.spark_sql import ddl, quote
+from waldelta.spark.arrow_schema import ddl
+from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile.canonical import lake_rows
 from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
 from waldelta.stages.repair.reconcile.hash64 import Hashes

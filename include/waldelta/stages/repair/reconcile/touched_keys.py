@@ -22,8 +22,8 @@ from waldelta.lake.storage import write_parquet
 from waldelta.pipeline.drift.catalog_state import read_present
 from waldelta.pipeline.job import Job
 from waldelta.postgres.type_catalog import read_types
+from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
-from waldelta.spark_sql import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,8 +27,8 @@ from waldelta.changes.stage.stage_tasks import tasks_for
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.storage import write_parquet
 from waldelta.pgoutput.transactions import SEQ_BITS
+from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
-from waldelta.spark_sql import ddl
 from waldelta.stages.repair.replay.plan import ReplayPlan
 
 if TYPE_CHECKING:
