@@ -14,8 +14,8 @@ from benchmarks.place import PUBLICATION, Place
 from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
 from waldelta.lake.storage import local_path, target_uri
-from waldelta_airflow.child_process import ChildProcess
-from waldelta_airflow.forked_job import ForkedJob
+from waldelta_airflow.launchers.child_process import ChildProcess
+from waldelta_airflow.launchers.forked_job import ForkedJob
 
 STAGES = ("land", "apply", "check,report")
 

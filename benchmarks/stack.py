@@ -22,7 +22,7 @@ from benchmarks.resources import Usage, watched
 from benchmarks.results import Round
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
-from waldelta_airflow.child_process import end_group
+from waldelta_airflow.launchers.child_process import end_group
 
 # Vacuum runs when the benchmark says so; the rest is what a server has by default.
 SOURCE = {"autovacuum": "off", "max_slot_wal_keep_size": "-1"}

@@ -1,5 +1,5 @@
 """The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc, _resync and _maintenance."""
 
-from waldelta_airflow.factory import create_dags
+from waldelta_airflow.dags.factory import create_dags
 
 globals().update(create_dags())

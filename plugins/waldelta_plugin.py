@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
-from waldelta_airflow import web
+from waldelta_airflow.views import deferred_app as web
 
 
 def _view(view: str, destination: str) -> dict[str, str]:

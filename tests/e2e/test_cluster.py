@@ -27,8 +27,8 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.pipeline.run_result import RunResult
 from waldelta_airflow import settings
 from waldelta_airflow.connections import job_environment
-from waldelta_airflow.operators import WaldeltaJobOperator
-from waldelta_airflow.spark_submit import shipped_packages, spark_submit
+from waldelta_airflow.launchers.spark_submit import shipped_packages, spark_submit
+from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]
 

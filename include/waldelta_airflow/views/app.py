@@ -19,11 +19,11 @@ from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_freshness import fed_tables
-from waldelta_airflow.views import pages
+from waldelta_airflow.views import page_data as pages
 from waldelta_airflow.views.access import Reader
-from waldelta_airflow.views.dags import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
+from waldelta_airflow.views.dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
 from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
-from waldelta_airflow.views.pipelines import cdc_dag, load_pipelines, pipeline_of, reconcile_dag
+from waldelta_airflow.views.installed_pipelines import cdc_dag, load_pipelines, pipeline_of, reconcile_dag
 from waldelta_airflow.views.quarantine import Chosen, quarantine_page, row_page
 from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views.render import (

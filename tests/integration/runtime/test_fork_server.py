@@ -21,8 +21,8 @@ import pytest
 
 import waldelta
 from waldelta.cli.fork_server import ForkServer
-from waldelta_airflow import forked_job
-from waldelta_airflow.forked_job import ForkedJob
+from waldelta_airflow.launchers import forked_job
+from waldelta_airflow.launchers.forked_job import ForkedJob
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
     path, process = server
     file, environment = pipeline(tmp_path, silent)
     program = (
-        "import json, sys; from waldelta_airflow.forked_job import ForkedJob; "
+        "import json, sys; from waldelta_airflow.launchers.forked_job import ForkedJob; "
         "job = ForkedJob.ask(sys.argv[1], ['check', sys.argv[2]], json.loads(sys.argv[3])); "
         "print('asked', flush=True); job.run()"
     )

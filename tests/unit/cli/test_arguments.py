@@ -83,7 +83,7 @@ FORMS = [
 @pytest.mark.parametrize(("asked", "told"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
 def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told, tmp_path):
     """By a named error in the result, which its task shows, and doesn't try again: with spark-submit too."""
-    from waldelta_airflow.job_result import JobResult, TaskFailedForGood
+    from waldelta_airflow.launchers.job_result import JobResult, TaskFailedForGood
 
     path = tmp_path / "result.json"
     assert main(["quarantine", "f.yml", *asked, f"--result={path}"]) == 1

@@ -25,7 +25,7 @@ PART_OF = {
     "grpcio": "pyspark",
 }
 # Imported only where somebody has installed it (and by its own test, in a folder of its own).
-OPTIONAL = {"include/waldelta_airflow/lineage.py"}
+OPTIONAL = {"include/waldelta_airflow/reporting/lineage.py"}
 PIN = re.compile(r"\A(?P<name>[A-Za-z0-9._-]+)(\[[a-z,]+\])?==(?P<version>[0-9][A-Za-z0-9.]*)\s+# \S.*\Z")
 
 

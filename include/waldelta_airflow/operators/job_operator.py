@@ -18,10 +18,10 @@ from waldelta.decisions import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
 from waldelta.spark.java import check_java
-from waldelta_airflow.assets import changed_targets, left_out, pipeline_alias, target_asset
-from waldelta_airflow.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
-from waldelta_airflow.metrics import differing_rows, emit, gauges_of, metrics_of
-from waldelta_airflow.notify import LAND, tell_critical
+from waldelta_airflow.launchers.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
+from waldelta_airflow.reporting.assets import changed_targets, left_out, pipeline_alias, target_asset
+from waldelta_airflow.reporting.metrics import differing_rows, emit, gauges_of, metrics_of
+from waldelta_airflow.reporting.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE, application
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from waldelta.config.pipeline_file import PipelineFile
     from waldelta.pipeline.job import Job
-    from waldelta_airflow.child_process import ChildProcess
-    from waldelta_airflow.forked_job import ForkedJob
-    from waldelta_airflow.spark_submit import SparkSubmit
+    from waldelta_airflow.launchers.child_process import ChildProcess
+    from waldelta_airflow.launchers.forked_job import ForkedJob
+    from waldelta_airflow.launchers.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _JUDGING_STORE = frozenset({"check", "setup"})
@@ -156,8 +156,8 @@ class WaldeltaJobOperator(BaseOperator):
 
     def _start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ChildProcess | ForkedJob:
         """The job as a child of this machine's fork server, where there is one, or of this process."""
-        from waldelta_airflow.child_process import ChildProcess
-        from waldelta_airflow.forked_job import ForkedJob
+        from waldelta_airflow.launchers.child_process import ChildProcess
+        from waldelta_airflow.launchers.forked_job import ForkedJob
 
         if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (job := ForkedJob.ask(server, arguments, environment)):
             return job
@@ -172,7 +172,7 @@ class WaldeltaJobOperator(BaseOperator):
 
     def _run_application(self, context: Context, spark: Connection, source: Mapping[str, str]) -> JobResult:
         from waldelta_airflow.connections import job_environment
-        from waldelta_airflow.spark_submit import spark_submit
+        from waldelta_airflow.launchers.spark_submit import spark_submit
 
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
@@ -244,7 +244,7 @@ class ReportOperator(WaldeltaJobOperator):
     def get_openlineage_facets_on_complete(self, _: Any) -> Any:
         """What the run read and wrote; OpenLineage's provider asks, nobody else does."""
         from waldelta_airflow.connections import source_place
-        from waldelta_airflow.lineage import lineage
+        from waldelta_airflow.reporting.lineage import lineage
 
         return lineage(self.pipeline, self._done, source_place(self.pipeline.source.conn_id))
 

@@ -18,7 +18,7 @@ from waldelta.permissions import lake_umask
 from waldelta.quantities import counted
 from waldelta.spark.settings import driver_memory, driver_settings, jars, local_settings, log_settings
 from waldelta_airflow import settings
-from waldelta_airflow.child_process import end_group, ended_with_us
+from waldelta_airflow.launchers.child_process import end_group, ended_with_us
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

@@ -31,12 +31,12 @@ from waldelta.monitoring.table_freshness import fed_tables, read_changed, read_s
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow.views.access import Reader
-from waldelta_airflow.views.dags import dag_of_verb, read_dag_run
-from waldelta_airflow.views.pipelines import Schedule, cdc_dag, read_schedules
+from waldelta_airflow.views.dag_states import dag_of_verb, read_dag_run
+from waldelta_airflow.views.formats import bytes_of, duration
+from waldelta_airflow.views.installed_pipelines import Schedule, cdc_dag, read_schedules
 from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
 from waldelta_airflow.views.render import render, url
 from waldelta_airflow.views.reports import read_reports, reports_of
-from waldelta_airflow.views.words import bytes_of, duration
 
 log = logging.getLogger(__name__)
 

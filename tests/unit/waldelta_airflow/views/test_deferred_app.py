@@ -12,12 +12,12 @@ import pytest
 
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta_airflow.views.deferred_app import DeferredApp
 from waldelta_airflow.views.reports import reports_of, served_report
-from waldelta_airflow.web import DeferredApp
 
 pytestmark = pytest.mark.airflow
 
-PLUGIN = Path(__file__).parents[3] / "plugins" / "waldelta_plugin.py"
+PLUGIN = Path(__file__).parents[4] / "plugins" / "waldelta_plugin.py"
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

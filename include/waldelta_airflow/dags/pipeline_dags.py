@@ -16,10 +16,10 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.decisions import DECISIONS
 from waldelta_airflow import settings
-from waldelta_airflow.job_result import named_failures
-from waldelta_airflow.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical
-from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
-from waldelta_airflow.pages import dag_page
+from waldelta_airflow.dags.dag_docs import dag_page
+from waldelta_airflow.launchers.job_result import named_failures
+from waldelta_airflow.operators.job_operator import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
+from waldelta_airflow.reporting.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical
 
 log = logging.getLogger(__name__)
 

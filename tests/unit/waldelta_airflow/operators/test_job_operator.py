@@ -30,8 +30,8 @@ from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.spark.settings import driver_settings
-from waldelta_airflow.job_result import TaskFailed, TaskFailedForGood
-from waldelta_airflow.operators import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
+from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
+from waldelta_airflow.operators.job_operator import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
 
 pytestmark = pytest.mark.airflow
 
@@ -214,7 +214,7 @@ def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog)
     caplog.set_level(logging.INFO)
     job.does(lines=["landed 10 changes", "stderr: a warning"], result={"status": "succeeded"})
     make_task().execute(make_context())
-    logged = [r.getMessage() for r in caplog.records if r.name == "waldelta_airflow.child_process"]
+    logged = [r.getMessage() for r in caplog.records if r.name == "waldelta_airflow.launchers.child_process"]
     assert sorted(logged) == ["landed 10 changes", "stderr: a warning"]
 
 
@@ -428,7 +428,7 @@ def test_executors_elsewhere_get_our_packages(
     """On a cluster the zip of waldelta and spark_jobs goes along, from a folder that no other user can have prepared."""
     import zipfile
 
-    from waldelta_airflow.spark_submit import shipped_packages
+    from waldelta_airflow.launchers.spark_submit import shipped_packages
 
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -572,7 +572,7 @@ def test_a_stage_has_its_own_error(make_task, make_context, job):
 def test_named_errors_in_a_task_become_airflows():
     """Errors of the library keep class and message, and say whether to retry."""
     from waldelta.errors import LockHeld
-    from waldelta_airflow.job_result import named_failures
+    from waldelta_airflow.launchers.job_result import named_failures
 
     with pytest.raises(AirflowFailException, match="ConfigError: wrong"), named_failures():
         raise ConfigError("wrong")

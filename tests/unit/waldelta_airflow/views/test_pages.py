@@ -29,8 +29,8 @@ from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
 from waldelta_airflow.settings import pipelines_folder
-from waldelta_airflow.views.dags import ActionDag, DagRunState, DagState, UnderWay
-from waldelta_airflow.views.pipelines import Schedule, load_pipelines, pipeline_of
+from waldelta_airflow.views.dag_states import ActionDag, DagRunState, DagState, UnderWay
+from waldelta_airflow.views.installed_pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views.trigger import DagPaused
 
 pytestmark = pytest.mark.airflow
@@ -55,7 +55,7 @@ def schedules(monkeypatch):
     """What Airflow's database says, by pipeline; a unit test has none."""
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.views.pages.read_schedules", lambda names: {n: known[n] for n in names if n in known}
+        "waldelta_airflow.views.page_data.read_schedules", lambda names: {n: known[n] for n in names if n in known}
     )
     return known
 
@@ -238,7 +238,7 @@ def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
     def break_off(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("waldelta_airflow.views.pages.runs_page", break_off)
+    monkeypatch.setattr("waldelta_airflow.views.page_data.runs_page", break_off)
     client = TestClient(plugin_app("viewer"), raise_server_exceptions=False, follow_redirects=False)
     answer = client.get(path)
     assert answer.status_code == status
@@ -344,7 +344,7 @@ def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(shop, schedules,
     states = [DagState(kind, f"shop_{kind}", run_id="r", run_state="running") for kind in ("cdc", "resync")]
     schedules["shop"] = Schedule(dags=tuple(states))
     monkeypatch.setattr(
-        "waldelta_airflow.views.pages.read_dag_run", lambda *_: DagRunState("success", frozenset({"land"}))
+        "waldelta_airflow.views.page_data.read_dag_run", lambda *_: DagRunState("success", frozenset({"land"}))
     )
     pages = ("/", f"/p/shop/run/consume/{RUN_ID}", "/p/shop/run/resync/r")
     for reads_all in (True, False):
@@ -495,7 +495,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
 
 def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(shop, open_pages, monkeypatch):
     """The link "expectations not met" leads to a page that has the table, with what was found and when."""
-    monkeypatch.setattr("waldelta_airflow.views.pages._HEAT_MAP_RUNS", 1)
+    monkeypatch.setattr("waldelta_airflow.views.page_data._HEAT_MAP_RUNS", 1)
     later = ExpectationResult(now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3)
     append_expectation_results(shop.target.root, [later])
     client = open_pages("viewer")

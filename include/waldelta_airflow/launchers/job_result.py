@@ -17,7 +17,7 @@ USAGE_ERROR = 2
 
 
 class _OfClass(Exception):
-    """A failure with the classes of its errors, for whom to tell (``waldelta_airflow.notify``)."""
+    """A failure with the classes of its errors, for whom to tell (``waldelta_airflow.reporting.notify``)."""
 
     def __init__(self, text: str, kinds: Sequence[str] = (), message: str | None = None) -> None:
         super().__init__(text)

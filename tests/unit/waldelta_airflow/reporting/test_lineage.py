@@ -14,7 +14,7 @@ import pytest
 from tests.support.pipelines import pipeline_file
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.storage import local_path
-from waldelta_airflow.operators import ReportOperator
+from waldelta_airflow.operators.job_operator import ReportOperator
 
 DOCUMENT = {
     "start_lsn": "0/10", "end_lsn": "0/20",
@@ -31,7 +31,7 @@ PROVIDER = (
     "apache-airflow-providers-openlineage==2.20.3", "openlineage-python==1.54.0", "openlineage-integration-common==1.54.0",
     "openlineage_sql==1.54.0", "httpx2==2.16.2", "httpcore2==2.16.2", "truststore==0.10.5",
 )  # fmt: skip
-CACHE = Path(__file__).resolve().parents[3] / ".cache"
+CACHE = Path(__file__).resolve().parents[4] / ".cache"
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def provider() -> Iterator[None]:
 
 def test_a_run_s_datasets_and_facets(provider):
     """A table that feeds two targets is read once; one that nothing happened to is not part of it."""
-    from waldelta_airflow.lineage import lineage
+    from waldelta_airflow.reporting.lineage import lineage
 
     tables = {"public.log": {"from": "public.flights", "where": "id > 0", "mode": "changelog"}}
     pipeline = pipeline_file(
@@ -108,7 +108,7 @@ PUBLISHED = [
 )
 def test_the_filter_that_is_in_force(provider, publications, expected):
     """As PostgreSQL joins those of the publications that a slot reads together."""
-    from waldelta_airflow.lineage import lineage
+    from waldelta_airflow.reporting.lineage import lineage
 
     source = {"conn_id": "c", "slot": "shop", "publications": publications}
     found = lineage(pipeline_file("file:///lake", "shop", source=source), DOCUMENT, ("db", None, "app"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import spark_jobs
 import waldelta
 from tests.support.executor_python import python_without_ours
-from waldelta_airflow.spark_submit import shipped_packages
+from waldelta_airflow.launchers.spark_submit import shipped_packages
 
 # Prints where each of our modules was found.
 IMPORTS = """

@@ -13,7 +13,7 @@ from airflow.sdk.observability import stats
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, Sum
 
-from waldelta_airflow.metrics import differing_rows, emit, metrics_of
+from waldelta_airflow.reporting.metrics import differing_rows, emit, metrics_of
 
 AT = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DOCUMENT = {
@@ -24,7 +24,7 @@ DOCUMENT = {
     "passed": ["public.mended"],
     "failed_expectations": ["one"], "warned_expectations": ["two", "three"], "not_applied": [],
 }  # fmt: skip
-PAGE = (Path(__file__).parents[3] / "docs/signals.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs/signals.md").read_text()
 
 
 def test_a_document_becomes_its_metrics():

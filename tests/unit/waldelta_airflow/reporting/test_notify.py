@@ -14,9 +14,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from waldelta.errors import ApplyError, PrivilegeMissing, SlotGap, SnapshotLost, SyncFailed, WaldeltaError
 from waldelta.remedies import REMEDIES
 from waldelta.stages.land.idle_check import Look
-from waldelta_airflow.factory import create_dags
-from waldelta_airflow.job_result import JobResult, named_failures
-from waldelta_airflow.notify import describe_failure
+from waldelta_airflow.dags.factory import create_dags
+from waldelta_airflow.launchers.job_result import JobResult, named_failures
+from waldelta_airflow.reporting.notify import describe_failure
 
 pytestmark = pytest.mark.airflow
 
@@ -183,7 +183,7 @@ def test_a_class_is_kept_by_retried_and_final_failures():
 
 def test_the_example_of_the_page(write_pipeline):
     """docs/airflow.md: a real notifier, and the templates are those that there are."""
-    page = (Path(__file__).parents[3] / "docs/airflow.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/airflow.md").read_text()
     write_pipeline("shop", more=re.search(r"```yaml\n(notify:.*?)```", page, re.DOTALL)[1])
     dag = create_dags()["shop_cdc"]
     dba, team = dag.get_task("land").on_failure_callback

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta_airflow.factory import create_dags
+from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.settings import RETRY_DELAY_VARIABLE, retry_delay
 
 pytestmark = pytest.mark.airflow
 
-_REPOSITORY = Path(__file__).parents[3]
+_REPOSITORY = Path(__file__).parents[4]
 
 GRAPHS = {
     "setup": {"preflight": ["set_up"], "set_up": []},

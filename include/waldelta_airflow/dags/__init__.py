@@ -1,0 +1,1 @@
+"""The DAGs of each pipeline file, built by a factory."""

@@ -1,0 +1,1 @@
+"""How a task starts a job: a child process, the fork server, spark-submit; and what the job reported."""

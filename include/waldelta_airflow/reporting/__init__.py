@@ -1,0 +1,1 @@
+"""What Airflow learns of a run: metrics, assets, lineage, notifications."""
