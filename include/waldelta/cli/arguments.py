@@ -78,7 +78,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             "--skip": _FLAG | {"help": "runs go on without these messages that can't be read (--row)"},
             "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be accepted, discarded or skipped; repeat it, or write commas, for several"},
             "--by": {"help": "who asks for it; by default the user of this process"},
-            "--reason": {"help": "why, for the ledger; --accept and --release need it"},
+            "--reason": {"help": "why, for the ledger; every decision but --retry needs it"},
         }),
         "teardown": ("drop the slot and the publications that this pipeline made", {
             "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
@@ -137,5 +137,5 @@ def check_decision(options: argparse.Namespace) -> None:
         raise ConfigError("messages are skipped one by one: name these (--row), not tables")
     if options.release and not options.tables:
         raise ConfigError("name the tables whose changes are to pass (--tables)")
-    if (options.accept or options.release) and not (options.reason or "").strip():
-        raise ConfigError("what passes a gate by decision needs a reason, which the ledger keeps: say why (--reason)")
+    if any(getattr(options, name) for name in DECISIONS if name != "retry") and not (options.reason or "").strip():
+        raise ConfigError("a decision needs a reason, which the ledger keeps: say why (--reason)")

@@ -60,7 +60,7 @@ _ROWS = _listed(
     "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows them",
     r"^[0-9a-f]{16}$",
 )
-_WHY = _text("why; kept with who; accept, release and skip need it")
+_WHY = _text("why; kept with who; every action but retry needs it")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 

@@ -16,7 +16,12 @@ _OF_ROWS = {"accept": "the rows that are to be accepted", "discard": "the rows t
             "skip": "the messages that are to be skipped"}  # fmt: skip
 _GATE = "what passes a gate by decision is recorded with its reason"
 # Why a decision that has to have a reason has to.
-_WHY = {"accept": _GATE, "release": _GATE, "skip": "the tables of messages that are skipped lack what these said"}
+_WHY = {
+    "accept": _GATE,
+    "release": _GATE,
+    "discard": "the quarantine keeps why targets lack rows for good",
+    "skip": "the tables of messages that are skipped lack what these said",
+}
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")
 _LONGEST_REASON = 200

@@ -292,7 +292,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
     """
     quarantine_rows(spark, database, job, 5)
     (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
-    discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann")
+    discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann", reason="noise")
     before = job.table_states()["public.t"]
     late = []
 

@@ -286,7 +286,7 @@ def test_a_retry_judges_again(gated, database):
     database.execute("update t set v = -v; insert into t values (3, -3), (4, -4), (5, -5), (6, -6)")
     made.run("first")
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
-    discard_quarantined(made.job, [ids["2"], ids["6"]], by="ann")
+    discard_quarantined(made.job, [ids["2"], ids["6"]], by="ann", reason="noise")
     # None of it has landed: the source has the values of now.
     database.execute("update t set v = -30 where id = 3; update t set v = 4 where id = 4; delete from t where id = 5")
     done = run_retry(made.spark, replace(made.job, run_id="again"), ["public.t"], "ben")
@@ -326,7 +326,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     with pytest.raises(RunFailed, match="not open in quarantine"):
         accept(made, "late", ids=[kept])
     discard_quarantined(
-        made.job, [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "1"], by="ann"
+        made.job, [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "1"], by="ann", reason="noise"
     )
     accept(made, "all")
     assert (made.rows(), listed(made), made.failed()) == (made.source(), {}, 0)
@@ -483,7 +483,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     sync(made.spark, made.job)
     database.execute("insert into t values (2, -2), (3, 3); update t set v = -1 where id = 1")
     made.run("first")
-    discard_quarantined(made.job, tables=["public.t"], by="Ann")
+    discard_quarantined(made.job, tables=["public.t"], by="Ann", reason="noise")
     DeltaTable(uri_of(made.job, "public.t")).delete("id = 3")
     told = made.told()
     for gate in ("quarantine", "warn"):
@@ -550,9 +550,9 @@ def test_what_keeps_no_row_out_is_met(gated, database):
     made.run("first")
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
     assert (sorted(ids), made.failed()) == (["1", "2", "3"], 2)
-    discard_quarantined(made.job, [ids["1"]], by="ann")
+    discard_quarantined(made.job, [ids["1"]], by="ann", reason="noise")
     assert made.failed() == 2
-    discard_quarantined(made.job, [ids["3"]], by="ann")
+    discard_quarantined(made.job, [ids["3"]], by="ann", reason="noise")
     assert made.failed() == 1
     database.execute("delete from t where id = 2")
     assert not made.run("second").changed
@@ -571,7 +571,7 @@ def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     database.execute("insert into t select g, -g from generate_series(1, 4) g")
     assert "no more than 3 at once" in made.fails("second").error["message"]
     assert (made.rows(), made.told()) == ([], told)
-    discard_quarantined(made.job, tables=["public.t"], by="ann")
+    discard_quarantined(made.job, tables=["public.t"], by="ann", reason="noise")
     assert made.failed() == 1
     database.execute("delete from t where id < 9")
     made.run("third")

@@ -17,11 +17,13 @@ from deltalake import write_deltalake
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.cli.command_line import main
-from waldelta.errors import StateError
+from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.monitoring.status import read_status
+from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.targets.unreadable_messages import notices, record_unreadable, skip_messages
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 
@@ -165,7 +167,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     job, path, (seven, eight) = quarantined
 
     def discard(*arguments):
-        code = main(["quarantine", str(path), "--discard", *arguments])
+        code = main(["quarantine", str(path), "--discard", "--reason=noise", *arguments])
         return code, json.loads(capsys.readouterr().out or "[]")
 
     for refused in ([], ["--row", seven.id, "--row", "typo"], ["--tables=public.typo"]):
@@ -184,7 +186,27 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     # A run that was killed before its commit will quarantine its rows anew.
     Quarantine(lake).add([replace(seven, batch=1, key='{"id": "9"}')])
     with pytest.raises(StateError, match=r"public\.t: the run that quarantined these rows broke off"):
-        discard_quarantined(job, tables=["public.t"])
+        discard_quarantined(job, tables=["public.t"], reason="noise")
     code, (done,) = discard("--tables=public.t", "--row", seven.id)
     assert (code, done["by"]) == (0, getpass.getuser())
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["9"]
+
+
+@pytest.mark.pg
+def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarantined):
+    """An id that isn't open, or a run at work on the rows' target, leaves the message as it was."""
+    job, _, (seven, _) = quarantined
+    unread = UnreadMessage.of(16, 7, b"z")
+    record_unreadable(job, unread, DecodeError("slot", "kind", 0, "unknown kind 'z'"))
+    skip_messages(job, [unread.id], by="Ann", reason="known")
+    with pytest.raises(ConfigError, match="not open in quarantine: typo"):
+        discard_quarantined(job, [unread.id, seven.id, "typo"], by="Ann", reason="noise")
+    with target_lock(job, "public.t"), pytest.raises(LockHeld):
+        discard_quarantined(job, [unread.id, seven.id], by="Ann", reason="noise")
+    with pytest.raises(ConfigError, match="say why"):
+        discard_quarantined(job, [unread.id, seven.id], by="Ann")
+    assert len(notices(job)) == 1
+    done = discard_quarantined(job, [unread.id, seven.id], by="Ann", reason="noise")
+    assert [row["id"] for row in done] == [unread.id, seven.id]
+    assert notices(job) == []
+    assert seven.id not in [row["id"] for row in list_quarantined(job)]

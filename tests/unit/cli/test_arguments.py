@@ -74,6 +74,8 @@ FORMS = [
     ("a row released", ["--release", "--row=1", "--tables=a.b"], "name these"),
     ("every table's changes released", ["--release", "--reason=x"], "name the tables"),
     ("changes released without a reason", ["--release", "--tables=a.b"], "say why"),
+    ("rows discarded without a reason", ["--discard", "--row=1"], "say why"),
+    ("messages skipped without a reason", ["--skip", "--row=1"], "say why"),
     ("every row accepted", ["--accept", "--reason=x"], "name the rows"),
     ("rows accepted without a reason", ["--accept", "--row=1", "--reason= "], "say why"),
 ]

@@ -97,13 +97,11 @@ class OpenMessage:
         return "no table is applied" if self.is_of_any_table else f"{', '.join(self.tables)} gets no changes"
 
     def _remedy(self) -> str:
-        acknowledged = f"or quarantine --discard --row {self.row.id} once that is settled"
+        acknowledged = f"or quarantine --discard --row {self.row.id} --reason … once that is settled"
         if self.is_of_any_table:
             return f"any table may lack what it said: reconcile all of them, {acknowledged}"
         if self.tables == (OF_MESSAGES,):
-            return (
-                f"the table of messages lacks it for good: quarantine --discard --row {self.row.id} acknowledges that"
-            )
+            return f"the table of messages lacks it for good: quarantine --discard --row {self.row.id} --reason … acknowledges that"
         names = ",".join(self.tables)
         return f"{', '.join(self.tables)} lacks what it said: reconcile --tables {names} --repair, {acknowledged}"
 
@@ -235,14 +233,13 @@ def skip_messages(job: Job, messages: Collection[str], *, by: str, reason: str |
     return [as_json(replace(one, row=replace(one.row, status=SKIPPED, by=by, reason=reason))) for one in chosen]
 
 
-def acknowledge_messages(job: Job, messages: Collection[str], *, by: str, reason: str | None) -> list[dict[str, Any]]:
-    """Say of skipped messages (ids) that nobody has to be told of them any more; ids of anything else are left alone."""
+def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMessage]:
+    """The skipped messages of these ids; ids of anything else are left alone. Raises ConfigError for one that isn't skipped."""
     known = {message.row.id: message for message in open_messages(job.ledger, job.pipeline.source.slot)}
     chosen = [known[message] for message in sorted(known.keys() & set(messages))]
     if waiting := [one.row.id for one in chosen if not one.is_skipped]:
         raise ConfigError(f"{', '.join(waiting)} can't be read and stops what is behind it: {skip_command(waiting[0])}")
-    _decide(job, chosen, RESOLVED, by, reason)
-    return [as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason))) for one in chosen]
+    return chosen
 
 
 def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
@@ -256,8 +253,16 @@ def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
 
 
 def _decide(job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None) -> None:
+    if rows := decided(job, messages, status, by, reason):
+        Quarantine(job.pipeline.target.root, job.storage_options).add(rows)
+
+
+def decided(
+    job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
+) -> list[IncompleteRow]:
+    """The quarantine's rows that say what was decided on messages, one for each table that may lack them."""
     generations, at = held_generations(job.ledger), now()
-    rows = [
+    return [
         replace(
             message.row, at=at, run_id=job.run_id, status=status, by=by, reason=reason, table_name=name,
             generation=generations.get(name, 0),
@@ -267,8 +272,6 @@ def _decide(job: Job, messages: Iterable[OpenMessage], status: str, by: str | No
         for message in messages
         for name in message.tables
     ]  # fmt: skip
-    if rows:
-        Quarantine(job.pipeline.target.root, job.storage_options).add(rows)
 
 
 def notices(job: Job) -> list[str]:

@@ -577,6 +577,7 @@ DECISIONS = [
     ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "}, {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
     ("rows accepted", {"action": "accept", "row": ROW, "reason": "known"}, {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"}),
     ("a table released", {"action": "release", "table": "public.orders", "reason": "known"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"}),
+    ("rows discarded without a reason", {"action": "discard", "row": ROW}, None),
     ("rows accepted without a reason", {"action": "accept", "row": ROW, "reason": " "}, None),
     ("a table released without a reason", {"action": "release", "table": "public.orders"}, None),
     ("a message skipped", {"action": "skip", "row": ROW, "reason": "known"}, {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"}),

@@ -21,13 +21,13 @@ from waldelta.lake.ledger.expectation_results import (
     told_unknown,
 )
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, IncompleteRow, Quarantine, SentMessage
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import held_generations
-from waldelta.pipeline.targets.unreadable_messages import acknowledge_messages, as_json, open_messages
+from waldelta.pipeline.targets.unreadable_messages import as_json, decided, messages_to_acknowledge, open_messages
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 from waldelta.stages.check.gate.verdicts import tell_let_in, told_later
 
@@ -59,24 +59,31 @@ def discard_quarantined(
     Of a skipped message (its ``id``) it says that what its tables lack is settled, so that no run reports it any more.
 
     They aren't open any more, and later changes of them are those of a row that the target hasn't. ``by`` is by default the
-    user of this process. All are discarded, or none. Returns them. Raises ConfigError for rows that aren't open and when
-    nothing is named, LockHeld while a run is at work on a target, StateError when one has yet to commit what it quarantined.
+    user of this process. All are discarded, or none. Returns them. Raises ConfigError for rows that aren't open, when nothing
+    is named, and without a reason; LockHeld while a run is at work on a target, StateError when one has yet to commit what it quarantined.
     """
     if not rows and not tables:
         raise ConfigError("name the rows that are to be discarded (--row), or tables whose rows all are (--tables)")
+    if not (reason or "").strip():
+        raise ConfigError(
+            "rows that are left out for good need a reason, which the quarantine keeps: say why (--reason)"
+        )
     at, by = now(), by or current_user()
-    acknowledged = acknowledge_messages(job, rows, by=by, reason=reason)
-    if rows and not (rows := set(rows) - {message["id"] for message in acknowledged}):
-        return acknowledged
+    messages = messages_to_acknowledge(job, rows)
+    settled = decided(job, messages, RESOLVED, by, reason)
+    rows_left = set(rows) - {message.row.id for message in messages}
     states = _states(job, tables)
-    wanted = {name: states[name] for name in _named(_open_rows(job, states), rows)}
+    # Of messages alone no target's rows are meant.
+    wanted = (
+        {name: states[name] for name in _named(_open_rows(job, states), rows_left)} if rows_left or not rows else {}
+    )
     with ExitStack() as locks:
         held = [locks.enter_context(target_lock(job, name)) for name in sorted(wanted)]
         for state in wanted.values():
             check_same_copy(job, state)
         found = _open_rows(job, wanted)
-        _named(found, rows)  # a run may have resolved some meanwhile
-        chosen = [row for row in found if not rows or row.id in rows]
+        _named(found, rows_left)  # a run may have resolved some meanwhile
+        chosen = [row for row in found if not rows or row.id in rows_left]
         _check_committed(job, wanted, chosen)
         discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
 
@@ -84,9 +91,13 @@ def discard_quarantined(
             for lock in held:
                 lock.check()
 
+        if settled or discarded:
+            Quarantine(job.pipeline.target.root, job.storage_options).add([*settled, *discarded], check)
         if discarded:
-            Quarantine(job.pipeline.target.root, job.storage_options).add(discarded, check)
             tell_anew(job, {row.table_name for row in discarded})
+    acknowledged = [
+        as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason))) for one in messages
+    ]
     return acknowledged + [
         {
             "id": row.id,
