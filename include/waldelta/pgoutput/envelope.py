@@ -149,7 +149,7 @@ class Envelope:
         """One record batch of ENVELOPE_SCHEMA; ``lsn`` and ``xid`` are the slot function's, as integers.
 
         ``xid8`` is null where the server gives none (a message outside any transaction). A Stream Abort of what this call
-        hasn't streamed is discarded. Raises DecodeError, with the message's position and first bytes, for one that isn't of
+        hasn't streamed is discarded. Raises DecodeError, with the message's position and length, for one that isn't of
         the protocol version asked for, and for transactions and chunks whose messages don't pair up. One that is skipped lands
         under a marked kind.
         """

@@ -73,7 +73,7 @@ def decode_logical_messages(data: ArrowArray, streamed: Mask | None = None) -> L
     prefix = copy_out(messages, prefix_at, prefix_end, everywhere)
     try:
         text = prefix.cast(pa.string())
-    except pa.ArrowInvalid as err:
-        raise DecodeError("Message", "prefix", 10, f"not UTF-8: {err}") from err
+    except pa.ArrowInvalid:
+        raise DecodeError("Message", "prefix", 10, "not UTF-8") from None
     content = copy_out(messages, content_at, end, everywhere)
     return LogicalMessages(lsn, flags == _TRANSACTIONAL, text, content)

@@ -256,7 +256,7 @@ def _read_tuples(reader: Reader, name: str, column_count: int) -> None:
     allowed = {"Insert": "N", "Update": "KON", "Delete": "KO"}[name]
     marker = chr(reader.integer(1, "tuple"))
     if marker not in allowed:
-        raise reader.error("tuple", reader.position - 1, f"expected one of {allowed}, got {marker!r}")
+        raise reader.error("tuple", reader.position - 1, f"expected one of {allowed}")
     _read_tuple(reader, "new" if marker == "N" else "old", column_count)
     if name == "Update" and marker != "N":
         if chr(reader.integer(1, "new tuple")) != "N":
@@ -274,4 +274,4 @@ def _read_tuple(reader: Reader, which: str, column_count: int) -> None:
         if kind in (_TEXT, _BINARY):
             reader.content(f"{which}[{k}]")
         elif kind not in (_NULL, _UNCHANGED):
-            raise reader.error(f"{which}[{k}].kind", reader.position - 1, f"unknown kind {chr(kind)!r}")
+            raise reader.error(f"{which}[{k}].kind", reader.position - 1, "unknown kind of a value")

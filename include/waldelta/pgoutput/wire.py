@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waldelta.errors import DecodeError
+from waldelta.quantities import counted
 
 Positions = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -19,23 +19,6 @@ ArrowArray: TypeAlias = Any
 
 # PostgreSQL counts microseconds from 2000-01-01, Unix from 1970-01-01.
 EPOCH_SHIFT_US = 946_684_800_000_000
-_DUMP_BYTES = 64
-_DUMP = re.compile(r" \((?:row \d+, )?\d+ bytes: [0-9a-f ]*(?: …)?\)")
-
-
-def hex_dump(data: bytes) -> str:
-    """The first bytes of a message, for an error's text."""
-    shown = data[:_DUMP_BYTES].hex(" ")
-    return f"{len(data)} bytes: {shown}{' …' if len(data) > _DUMP_BYTES else ''}"
-
-
-def without_dump(text: str) -> str:
-    """An error's text without a message's bytes, which may be values of rows.
-
-    >>> without_dump(f"unknown kind 'z' (row 3, {hex_dump(b'zoe@example.org')}), message 4 of this call")
-    "unknown kind 'z', message 4 of this call"
-    """
-    return _DUMP.sub("", text)
 
 
 class Messages:
@@ -67,9 +50,12 @@ class Messages:
         return self.bytes[self.start[row] : self.end[row]].tobytes()
 
     def error(self, row: int, field: str, position: int, detail: str) -> DecodeError:
-        """The error for one message; ``position`` is in the buffer, the error's offset in the message."""
-        offset = int(position - self.start[row])
-        return DecodeError(self.message, field, offset, f"{detail} (row {row}, {hex_dump(self.at(row))})", row)
+        """The error for one message; ``position`` is in the buffer, the error's offset in the message.
+
+        It says how long the message is, not what it holds: its bytes may be values of rows.
+        """
+        offset, size = int(position - self.start[row]), int(self.end[row] - self.start[row])
+        return DecodeError(self.message, field, offset, f"{detail} (row {row}, {counted(size, 'byte')})", row)
 
 
 def _layout(data: ArrowArray) -> tuple[Positions, Positions, Any]:
@@ -139,8 +125,8 @@ class Reader:
             raise self.error("kind", 0, f"expected {kind!r}")
 
     def error(self, field: str, offset: int, detail: str) -> DecodeError:
-        """The error for a field of this message."""
-        return DecodeError(self.message, field, offset, f"{detail} ({hex_dump(self.data)})")
+        """The error for a field of this message, without the message's bytes."""
+        return DecodeError(self.message, field, offset, f"{detail} ({counted(len(self.data), 'byte')})")
 
     def integer(self, size: int, field: str, *, signed: bool = False) -> int:
         """A big-endian integer of ``size`` bytes."""

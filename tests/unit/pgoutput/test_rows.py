@@ -160,10 +160,20 @@ MALFORMED = [
 @pytest.mark.parametrize("_, bad, field", MALFORMED, ids=[m[0] for m in MALFORMED])
 @pytest.mark.parametrize("before, after", [(0, 0), (3, 0), (0, 3), (2, 2)])
 def test_malformed_messages_are_named(_, bad, field, before, after):
-    """The first malformed message stops decoding, wherever it stands, with field, byte and a hex dump."""
+    """The first malformed message stops decoding, wherever it stands, with field and byte."""
     with pytest.raises(DecodeError, match=f"{field} at byte .*row {before}") as caught:
         decode_rows(enc.messages(*[INSERT] * before, bad, *[INSERT] * after), 2)
     assert f"{len(bad)} bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "message", [enc.insert(OID, ["zoe", "zoe"])[:-1], enc.delete(OID, key=["zoe", "zoe"])[:6] + b"zoe"]
+)
+def test_an_error_has_no_bytes_of_its_row(message):
+    """Neither as text nor in hexadecimal: who reads an error may not be shown values."""
+    with pytest.raises(DecodeError) as caught:
+        decode_rows(enc.messages(message), 2)
+    assert not any(part in repr(caught.value.detail) for part in ("zoe", b"zoe".hex(), b"zoe".hex(" ")))
 
 
 def test_null_messages_are_refused():

@@ -157,14 +157,15 @@ def test_an_abort_of_what_was_never_streamed_is_discarded(name, version, cut):
     assert envelope.given == len(given)
 
 
-def test_the_error_says_where_and_shows_the_bytes():
-    """Position in the call and in the WAL, 64 bytes of the message, and that nothing is lost."""
+def test_the_error_says_where_and_shows_no_bytes():
+    """Position in the call and in the WAL, the message's length, and that nothing is lost."""
     envelope = Envelope(1000, 4)
     add(envelope, STREAM[:2])
     with pytest.raises(DecodeError, match="unknown kind 'z'") as caught:
         add(envelope, [(16, 7, ROW), (32, 7, b"z" * 68)])
     assert "message 3 of this call, at 0/20; the slot keeps it" in str(caught.value)
-    assert "68 bytes: " + "7a " * 64 in str(caught.value)
+    assert "68 bytes" in str(caught.value)
+    assert "7a" not in str(caught.value)
 
 
 ROW = enc.insert(16400, ["1"], xid=7)

@@ -12,9 +12,7 @@ from waldelta.spark import writable
 from waldelta.spark.attempts import told
 
 ERRORS = [
-    DecodeError(
-        "Stream Commit", "length", 0, "29 bytes long, 30 wanted (29 bytes: 63 00 …, row 0), message 7 of this call"
-    ),
+    DecodeError("Stream Commit", "length", 0, "29 bytes long, 30 wanted (row 0, 29 bytes), message 7 of this call"),
     DecodeError("slot", "kind", 0),
     PeekTimeout("reading slot 's' took longer than the statement timeout"),
     SlotInUse("slot 's' is being read by another process: x"),

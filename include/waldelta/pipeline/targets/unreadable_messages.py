@@ -31,7 +31,7 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import NAMES
 from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread_message import UnreadMessage
-from waldelta.pgoutput.wire import unsigned, without_dump
+from waldelta.pgoutput.wire import unsigned
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import identity_of
 from waldelta.pipeline.targets.lifecycle import held_generations
@@ -116,10 +116,8 @@ def record_unreadable(
 ) -> DecodeError:
     """Keep a message that can't be read in the quarantine, unless it is there, and name it and the way past it in the error.
 
-    ``tables`` are the targets that it is about, None where its bytes are to tell. What can't be kept is still named. The error
-    has the message's bytes no more: logs and pages of runs show it, and row_values may keep values of rows from their readers.
+    ``tables`` are the targets that it is about, None where its bytes are to tell. What can't be kept is still named.
     """
-    err = DecodeError(err.message, err.field, err.offset, without_dump(err.detail), err.row)
     tables = tables or tables_of(job, unread)
     named = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
     detail = f"{err.detail}; transaction {unread.xid}, {named}; to go on without it: {skip_command(unread.id)}"

@@ -197,7 +197,7 @@ def test_a_malformed_message_is_named_with_its_place():
     where = "message 3 of batch 2, of the transaction committed at 0/500; the change log keeps it"
     assert str(caught.value).startswith(r"malformed Insert message: new[1].length at byte ")
     assert where in str(caught.value)
-    assert f"{len(cut)} bytes: {cut.hex(' ')}" in str(caught.value)
+    assert f"{len(cut)} bytes" in str(caught.value)
 
 
 def tally(log):
