@@ -32,57 +32,75 @@ _Options = dict[str, dict[str, Any]]
 # Airflow's tasks give these to every verb.
 _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
-        "--run-id": {"help": "name of the run; Airflow's dag run id"},
-        "--run-type": {"choices": ("scheduled", "manual", "backfill"), "default": "manual", "help": "who asked for it"},
-        "--interval-start": {"type": _moment, "help": "the run's data interval (UTC unless it says); replay: of the runs from here on"},
-        "--interval-end": {"type": _moment, "help": "its end; replay: and before this"},
-        "--result": {"type": Path, "help": "write the result as JSON to this file"},
+        "--run-id": {"metavar": "ID", "help": "the name of the run in the ledger; Airflow passes the id of its DAG run"},
+        "--run-type": {
+            "choices": ("scheduled", "manual", "backfill"), "default": "manual",
+            "help": "how the run was started; the default is manual",
+        },
+        "--interval-start": {
+            "type": _moment, "metavar": "TIME",
+            "help": "begin of the run's data interval, in UTC unless it has an offset; replay: derive the runs from this time on",
+        },
+        "--interval-end": {
+            "type": _moment, "metavar": "TIME",
+            "help": "end of the run's data interval; replay: derive the runs before this time",
+        },
+        "--result": {"type": Path, "metavar": "PATH", "help": "write the run's result to this file, as JSON"},
     }
 )  # fmt: skip
-_STAGE: _Options = {"--stage": {"type": _listed, "help": "run these stages of the verb only, comma-separated"}}
-_TABLES: _Options = {"--tables": {"type": _listed, "help": "these tables only, comma-separated"}}
-_COPY: _Options = {**_STAGE, **_TABLES, "--reason": {"help": "why, for the ledger"}}
+_NAMES = {"type": _listed, "metavar": "NAMES"}
+_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages of the verb; separate names by commas"}}
+_TABLES: _Options = {
+    "--tables": _NAMES | {"help": "work on these tables only, as schema.table; separate names by commas"}
+}
+_COPY: _Options = {
+    **_STAGE,
+    **_TABLES,
+    "--reason": {"metavar": "TEXT", "help": "why you run it; the ledger keeps the text"},
+}
+_BY: _Options = {"--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}}
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
-        "check": ("whether setup would work, and its plan; changes nothing", {
-            "--sql": _FLAG | {"help": "print the SQL for a DBA"},
+        "check": ("test whether setup would work and print its plan; changes nothing", {
+            "--sql": _FLAG | {"help": "print the SQL that a DBA can run in place of setup"},
         }),
-        "setup": ("publications and slot as the file wants them", {
-            "--dry-run": _FLAG | {"help": "show the plan and change nothing"},
-            "--sql": _FLAG | {"help": "print the SQL for a DBA and change nothing"},
+        "setup": ("create the publications and the slot that the pipeline file describes", {
+            "--dry-run": _FLAG | {"help": "print the plan and change nothing"},
+            "--sql": _FLAG | {"help": "print the SQL that a DBA can run in place of setup, and change nothing"},
         }),
-        "sync": ("copy tables as a whole", _COPY | {
-            "--due": _FLAG | {"help": "of --tables only those that get no changes until they are copied"},
+        "sync": ("copy tables that were never copied (initial snapshot)", _COPY | {
+            "--due": _FLAG | {"help": "copy only those of --tables that get no changes until they are copied"},
         }),
-        "resync": ("make a lost slot anew and mend the targets", _COPY | {
-            "--accept-server": {"metavar": "SYSTEM/TIMELINE", "help": "from a server that isn't the one of before"},
+        "resync": ("create a lost slot again and repair the targets", _COPY | {
+            "--accept-server": {
+                "metavar": "SYSTEM/TIMELINE",
+                "help": "accept this server, although it isn't the one that the pipeline read before",
+            },
         }),
-        "consume": ("land, apply and check what the slot holds", _STAGE | {
-            "--hand-over": _FLAG | {"help": "a sync follows, leave large tables to be copied again to it"},
-            "--again": _FLAG | {"help": "these stages ran before; of a run that ended well they replay"},
+        "consume": ("land the changes that the slot holds, apply them to the targets and check these", _STAGE | {
+            "--hand-over": _FLAG | {"help": "leave large tables that need a new copy to a later sync"},
+            "--again": _FLAG | {"help": "these stages ran before: replay what a run that succeeded has applied"},
         }),
-        REPLAY: ("derive anew, from the change log, what the runs of an interval changed", _STAGE | _TABLES),
-        "reconcile": ("whether targets hold what the source does", _COPY | {
-            "--repair": _FLAG | {"help": "read the rows that differ again and put them right"},
-            "--by": {"help": "who asks for it; by default the user of this process"},
+        REPLAY: ("derive the rows again, from the change log, that the runs of an interval changed", _STAGE | _TABLES),
+        "reconcile": ("compare targets with the source", _COPY | _BY | {
+            "--repair": _FLAG | {"help": "read rows that differ from the source again and correct the targets"},
         }),
-        "validate": ("check every target's expectations", {}),
-        "maintain": ("compact, clean up, prune", {}),
-        "status": ("slot, lag, gaps and targets as JSON", {}),
-        "quarantine": ("the rows that targets lack", _TABLES | {
-            "--retry": _FLAG | {"help": "read these rows from the source again and judge them again"},
-            "--accept": _FLAG | {"help": "read these rows (--row, or all of --tables) again and write them whatever their gates say"},
-            "--discard": _FLAG | {"help": "the target is to lack these rows (--row, or all of --tables)"},
-            "--release": _FLAG | {"help": "what has landed for --tables passes their stop gates"},
-            "--skip": _FLAG | {"help": "runs go on without these messages that can't be read (--row)"},
-            "--row": {"action": "extend", "type": _listed, "metavar": "ID", "help": "of the list, to be accepted, discarded or skipped; repeat it, or write commas, for several"},
-            "--by": {"help": "who asks for it; by default the user of this process"},
-            "--reason": {"help": "why, for the ledger; every decision but --retry needs it"},
-        }),
-        "teardown": ("drop the slot and the publications that this pipeline made", {
-            "--orphans": _FLAG | {"help": "list the source's slots that no pipeline file in FILE's folder names"},
-            "--drop": {"type": _listed, "help": "drop these orphans, comma-separated"},
+        "validate": ("check the expectations of every target", {}),
+        "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
+        "status": ("print the slot, replication lag, data gaps and targets, as JSON", {}),
+        "quarantine": ("list rows and messages that the targets lack, or decide on them", _TABLES | {
+            "--retry": _FLAG | {"help": "read the rows from the source again; rows that still fail their gate stay"},
+            "--accept": _FLAG | {"help": "read the rows of --row or --tables from the source again and write them, whatever their gates say"},
+            "--discard": _FLAG | {"help": "leave the rows of --row or --tables out of their targets for good"},
+            "--release": _FLAG | {"help": "apply the landed changes of --tables, although a gate stopped these tables"},
+            "--skip": _FLAG | {"help": "let runs go on without the messages of --row, which can't be read"},
+            "--row": {"action": "extend", "type": _listed, "metavar": "IDS", "help": "ids of rows and messages, as the list shows them; separate ids by commas"},
+            "--reason": {"metavar": "TEXT", "help": "why you decide so; every decision but --retry needs it, and the quarantine keeps it"},
+        } | _BY),
+        "teardown": ("drop the slot and the publications that this pipeline created", {
+            "--orphans": _FLAG | {"help": "list slots on the source that no pipeline file in FILE's folder names"},
+            "--drop": {"type": _listed, "metavar": "SLOTS", "help": "drop these slots without a pipeline; separate names by commas"},
         }),
     }
 )  # fmt: skip
@@ -93,14 +111,19 @@ VERBS: Final = tuple(_OWN)
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The verb, the file and the verb's options by name; leaves the process with a usage message for anything else."""
-    parser = argparse.ArgumentParser(prog="python -m spark_jobs", description="One verb on one pipeline file.")
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jobs",
+        description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (does, own) in _OWN.items():
         # An abbreviation that is unique today is another option's tomorrow.
         known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
         known.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
-        for name, details in {**own, **_RUN}.items():
-            known.add_argument(name, **details)
+        of_run = known.add_argument_group("options that Airflow passes")
+        for group, named in ((known, own), (of_run, _RUN)):
+            for name, details in named.items():
+                group.add_argument(name, **details)
         known.set_defaults(**{option: None for option in ("stage", "tables") if f"--{option}" not in own})
     options = parser.parse_args(arguments)
     if options.verb == "quarantine":
