@@ -151,9 +151,12 @@ def test_own_expectations(lake):
     assert len(report.warnings) == 2
     assert "odd on id (1 row)" in report.warnings[1]
     assert report.location == str(report.tables[0].page)
+    # The page's verdict is the one of the list of reports.
+    assert '<p><span class="mark warning">' in report.tables[0].page.read_text()
     lake.own("expectations: [{type: expect_column_values_to_be_in_set, kwargs: {column: id, value_set: [1]}}]")
     report = lake.check()
     assert len(report.failures) == 1
+    assert '<p><span class="mark failed">' in report.tables[0].page.read_text()
     with pytest.raises(QualityFailed):
         report.raise_if_critical()
 

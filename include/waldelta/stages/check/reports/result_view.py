@@ -37,12 +37,18 @@ def check_page(result: ExpectationSuiteValidationResult) -> str:
     counts = result.statistics
     met = f"{counts['successful_expectations']} of {counted(counts['evaluated_expectations'], 'expectation')} met"
     body = (
-        f"<p>{mark('passed' if result.success else 'failed')} {html.escape(met)}</p>"
+        f"<p>{mark(_verdict(result))} {html.escape(met)}</p>"
         + fact_table((str(name), str(value)) for name, value in about.items())
         + "".join(_section(section) for section in _sections(result))
         + f'<p class="dim">Great Expectations {html.escape(str(result.meta.get("great_expectations_version")))}</p>'
     )
     return page(f"Check of {about.get('table', result.suite_name)}", body)
+
+
+def _verdict(result: ExpectationSuiteValidationResult) -> str:
+    """The check in one word, as the list of reports has it: an unmet expectation of severity warning fails no check."""
+    missed = {one.expectation_config.severity for one in result.results if not one.success and one.expectation_config}
+    return "failed" if missed - {"warning"} else "warning" if missed else "passed"
 
 
 def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
