@@ -42,7 +42,7 @@
      |    +-- StagedLost                 (retryable) what tasks staged for others isn't there as they wrote it
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
-     +-- SparkUnreachable            (retryable) Spark's Connect server or master doesn't answer, or refuses the token
+     +-- SparkUnreachable            (retryable) Spark's Connect server or master doesn't answer, or refuses the token, or its JVM ended
      +-- StageTimeout                a stage behind landing took longer than its task may
      +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
      +-- TargetDiffers               a reconciliation found rows that aren't the source's; they are as they were
@@ -309,7 +309,7 @@ class NeedsSync(SchemaChanged):
 
 
 class SparkUnreachable(WaldeltaError):
-    """No connection to Spark: to its Connect server, or its master.
+    """No connection to Spark: to its Connect server, or its master, or the driver's JVM, which ended.
 
     ``retryable`` is False on an error for a refused token, or for TLS on one side alone.
     """

@@ -19,7 +19,7 @@ from waldelta.cli.arguments import check_decision, parse
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.jobs.pipeline import Pipeline
-from waldelta.pipeline.task_errors import describe_error
+from waldelta.pipeline.task_errors import describe_error, named_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
 from waldelta.stages.repair.replay.interval import REPLAY
@@ -65,13 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
     options = parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for chatty in ("py4j", "great_expectations"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions are given back.
     signal.signal(signal.SIGTERM, _leave)
     try:
         logging.getLogger("waldelta").setLevel(log_level())
+        if log_level() != "DEBUG":
+            # A JVM that is gone is a named error. Py4J logs a stack trace for each call that finds it so, some by the root logger.
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)
+            logging.getLogger().addFilter(_is_not_of_py4j)
         check_decision(options)
         pipeline = Pipeline.load(options.file)
         _verb(options)(pipeline, options)
@@ -85,6 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:
         if leaving.code != 1:
             raise
+        return 1
+    except Exception as err:
+        if (named := named_error(err)) is None:
+            raise
+        _log_last(named)
+        _write_failure(options, named)
         return 1
     return 0
 
@@ -255,6 +264,10 @@ def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
     from waldelta.pipeline.run_result import RunResult
 
     RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(options.result)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return "/py4j/" not in record.pathname
 
 
 def _log_last(err: BaseException) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import traceback
 from typing import Any
 
 from waldelta import errors
 from waldelta.lake.write_errors import as_told
+from waldelta.spark.settings import DRIVER_MEMORY_VARIABLE
 
 # As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
+_JVM_ENDED = (
+    "Spark's Java process (JVM) ended during the run: what was committed stays, and the next run goes on from there. Most often "
+    "the machine or the container had no memory left and the kernel killed the process (dmesg, or the container's events, say "
+    f"so): give it more memory, or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; a hs_err_pid*.log in the working "
+    "folder says of a crash of Java what it was"
+)
 # Java has a ConcurrentModificationException too, which is a defect.
 _CONFLICT = re.compile(
     r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
@@ -27,7 +35,7 @@ _FENCED = re.compile(
 
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
-    """The error that a task raised, if it is one of ours.
+    """The error that a task raised, if it is one of ours; also SparkUnreachable where Spark's JVM has ended.
 
     The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's rule again, or, of what
     can't be written, follows from the reason.
@@ -43,7 +51,22 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
                 return kind(message.strip())
             except TypeError:  # an error with a structure of its own keeps its text at least
                 return errors.WaldeltaError(f"{name}: {message.strip()}")
-    return None
+    return errors.SparkUnreachable(_JVM_ENDED) if has_lost_jvm(err) else None
+
+
+def has_lost_jvm(err: BaseException) -> bool:
+    """Whether the driver's JVM didn't answer: Py4J, through which Python calls it, found its connection closed."""
+    seen: BaseException | None = err
+    while seen is not None:
+        if type(seen).__name__ == "Py4JNetworkError" or (isinstance(seen, OSError) and _is_of_py4j(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _is_of_py4j(err: BaseException) -> bool:
+    frames = traceback.walk_tb(err.__traceback__)
+    return any("/py4j/" in frame.f_code.co_filename for frame, _ in frames)
 
 
 def is_conflict(err: BaseException) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from waldelta.errors import ConfigError, SparkUnreachable, WaldeltaError
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import session_lock
-from waldelta.pipeline.task_errors import first_line
+from waldelta.pipeline.task_errors import first_line, has_lost_jvm
 from waldelta.spark.connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
@@ -26,6 +26,7 @@ from waldelta.spark.settings import (
     driver_settings,
     jars,
     local_settings,
+    log_level,
     log_settings,
 )
 
@@ -134,7 +135,11 @@ def _stop(spark: SparkSession) -> None:
     accumulators = getattr(context, "_accumulatorServer", None)
     if accumulators is not None:
         setattr(context, "_accumulatorServer", None)  # noqa: B010 - none of PySpark's public names
-    spark.stop()
+    try:
+        spark.stop()
+    except Exception as err:
+        if not has_lost_jvm(err):  # the run's own error says so
+            raise
     if accumulators is not None:
         threading.Thread(target=accumulators.shutdown, name="stop accumulators", daemon=True).start()
 
@@ -295,6 +300,7 @@ def _classic_session(master: str, name: str) -> SparkSession:
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     with private_files(), _named_start(master):  # the JVM starts the tasks' Python processes
         context = SparkContext.getOrCreate(conf)
+        _quieten(context)
         if master.startswith("local"):
             _start_workers(context)
         return SparkSession.builder.config(conf=conf).getOrCreate()
@@ -319,6 +325,12 @@ def _named_start(master: str) -> Iterator[None]:
             f"Spark doesn't start on {master} ({first_line(err)}): check that the master is up and reachable from here, "
             "and Spark's settings"
         ) from err
+
+
+def _quieten(context: SparkContext) -> None:
+    """Keep PySpark's server of accumulators from printing a stack trace when the JVM, its only client, is gone."""
+    if log_level() != "DEBUG" and (server := getattr(context, "_accumulatorServer", None)) is not None:
+        server.handle_error = lambda *_: None
 
 
 def _start_workers(context: SparkContext) -> None:

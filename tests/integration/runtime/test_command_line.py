@@ -10,11 +10,13 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import psutil
 import pyarrow as pa
 import pytest
 import yaml
 from deltalake import write_deltalake
 
+from tests.soak.listener import Listener
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
@@ -30,7 +32,7 @@ from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, lis
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (
     "import atexit, os, sys; atexit.register(os.abort)\n"
-    "from spark_jobs import command_line\n"
+    "from waldelta.cli import command_line\n"
     "{before}\n"
     "command_line.run_and_exit()"
 )
@@ -210,3 +212,34 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
     assert [row["id"] for row in done] == [unread.id, seven.id]
     assert notices(job) == []
     assert seven.id not in [row["id"] for row in list_quarantined(job)]
+
+
+@pytest.mark.pg
+@pytest.mark.spark
+@pytest.mark.parametrize("step", ["sync.reading", "sync.begun"])
+def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
+    """Under a task, and between two calls of the driver's: the last line says that Spark's JVM ended, and no stack trace is before it."""
+    database.execute("create table t(id int primary key); insert into t values (1)")
+    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    path, result = tmp_path / "pipeline.yml", tmp_path / "result.json"
+    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    listener = Listener(tmp_path / "faults", gates=False)
+    environment = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "WALDELTA_DRIVER_MEMORY": "1g", **listener.environment}
+    own = psutil.Process()
+
+    def kill_jvm(_: int) -> None:
+        for process in own.children(recursive=True):
+            # The session that other tests share is another child.
+            if process.name() == "java" and any(str(path) in parent.cmdline() for parent in process.parents()):
+                process.kill()
+
+    listener.arm(step, kill_jvm)
+    failed = run([sys.executable, "-m", "spark_jobs", "sync", str(path), f"--result={result}"], **environment)
+    listener.close()
+    assert failed.returncode == 1, failed.stderr
+    last = failed.stderr.rpartition(" ERROR ")[2]
+    assert "SparkUnreachable: " in last
+    assert "Spark's Java process (JVM) ended during the run" in last
+    assert "WALDELTA_DRIVER_MEMORY" in last
+    assert TRACE.search(failed.stderr + failed.stdout) is None, failed.stderr
+    assert json.loads(result.read_text())["error"]["retryable"] is True

@@ -28,6 +28,7 @@ from waldelta.errors import (
     ModeRefused,
     NotPrimary,
     SnapshotLost,
+    SparkUnreachable,
     StateError,
     SyncFailed,
     WaldeltaError,
@@ -373,7 +374,8 @@ def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:
 
 def _attempts(name: str) -> tenacity.Retrying:
     def again(err: BaseException) -> bool:
-        return isinstance(err, WaldeltaError) and err.retryable
+        # Without Spark no attempt of this process can do better.
+        return isinstance(err, WaldeltaError) and err.retryable and not isinstance(err, SparkUnreachable)
 
     def tell(state: tenacity.RetryCallState) -> None:
         err = state.outcome.exception() if state.outcome else None
