@@ -26,7 +26,7 @@ from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.pipeline.run_result import RunResult
 from waldelta_airflow import settings
-from waldelta_airflow.connections import job_environment
+from waldelta_airflow._connections import job_environment
 from waldelta_airflow.launchers.spark_submit import shipped_packages, spark_submit
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 

@@ -58,9 +58,10 @@ def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
 def served(folder: Path) -> Iterator[str]:
     """The plugin's application at its address, as an admin sees it at the story's time; Airflow's database is part of the story."""
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
-    from waldelta_airflow.views import page_data as pages
-    from waldelta_airflow.views import reconciliation, render
-    from waldelta_airflow.views.dag_states import DagRunState
+    from waldelta_airflow.views import _page_data as pages
+    from waldelta_airflow.views import _reconciliation as reconciliation
+    from waldelta_airflow.views import _render as render
+    from waldelta_airflow.views._dag_states import DagRunState
 
     known = {tale.name: tale.schedule() for tale in TALES}
     with (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from waldelta.errors import QualityFailed, SchemaChanged, SlotLost, SourceUnreachable, WaldeltaError
 
 if TYPE_CHECKING:
-    from waldelta_airflow.views.dag_states import DagState
-    from waldelta_airflow.views.installed_pipelines import Schedule
+    from waldelta_airflow.views._dag_states import DagState
+    from waldelta_airflow.views._installed_pipelines import Schedule
 
 AT = datetime(2026, 11, 23, 11, 58, 2, tzinfo=UTC)
 # Longer than any page looks back for rows of tables.
@@ -53,14 +53,14 @@ class Tale:
 
     def schedule(self) -> Schedule:
         """What Airflow's database would say."""
-        from waldelta_airflow.views.installed_pipelines import Schedule
+        from waldelta_airflow.views._installed_pipelines import Schedule
 
         runs = [at for at in self.runs() if self.trouble(at) is None]
         due = None if self.is_paused else self.runs()[-1] + self.step
         return Schedule(self.is_paused, due=due, well=runs[-1], dags=self._dags())
 
     def _dags(self) -> tuple[DagState, ...]:
-        from waldelta_airflow.views.dag_states import VERBS, DagState, dag_id_of
+        from waldelta_airflow.views._dag_states import VERBS, DagState, dag_id_of
 
         ended = self.runs()[-1]
         ran = {

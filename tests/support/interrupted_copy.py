@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from waldelta.stages.sync.write import write_copy
+from waldelta.stages.sync._write import write_copy
 
 
 def before_rows(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:

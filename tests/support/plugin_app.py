@@ -19,7 +19,7 @@ def plugin_app(role: str | None, username: str = "somebody") -> FastAPI:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from airflow.api_fastapi.core_api.security import get_user
 
-    from waldelta_airflow.views.app import create_app
+    from waldelta_airflow.views._app import create_app
 
     create_auth_manager()
     app = create_app()

@@ -23,8 +23,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from waldelta.config._validation_errors import read_yaml
 from waldelta.config.pipeline_file import split_table_name
-from waldelta.config.validation_errors import read_yaml
 from waldelta.errors import ConfigError
 
 Severity = Literal["critical", "warning"]

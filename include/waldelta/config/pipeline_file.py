@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from waldelta.config._schedule import Schedule
+from waldelta.config._validation_errors import problems, read_yaml
+from waldelta.config._variables import expand
 from waldelta.config.quality import Quality, check_folder_uri
-from waldelta.config.schedule import Schedule
 from waldelta.config.target_mode import TargetMode
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
-from waldelta.config.validation_errors import problems, read_yaml
-from waldelta.config.variables import expand
 from waldelta.errors import ConfigError
 from waldelta.remedies import ANY, ERRORS
 

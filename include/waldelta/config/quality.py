@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from waldelta.config.schedule import Schedule
+from waldelta.config._schedule import Schedule
 
 _FILE_URI = re.compile(r"file:///[^/~]")
 

@@ -22,9 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from waldelta.errors import SlotGap, SlotUnreadable, WaldeltaError
+from waldelta.jobs._shared_stages import check_stage, report_stage
+from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.jobs.replay import replay
-from waldelta.jobs.shared_stages import check_stage, report_stage
-from waldelta.jobs.stages import Stage, all_failures, continued, run_stages
 from waldelta.lake.ledger.quarantine import IncompleteRow
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.pipeline.job import Job

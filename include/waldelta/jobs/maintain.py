@@ -16,7 +16,7 @@ from waldelta.changes.merge.statements import session_settings
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention, writes_deletion_vectors
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.jobs.stages import Stage, all_failures, run_stages
+from waldelta.jobs._stages import Stage, all_failures, run_stages
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.ledger.retention import prune_ledger

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, TargetDiffers, WaldeltaError
-from waldelta.jobs.shared_stages import report_stage
-from waldelta.jobs.stages import Stage, all_failures, continued, run_stages
+from waldelta.jobs._shared_stages import report_stage
+from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from waldelta.jobs.shared_stages import check_stage, report_stage
-from waldelta.jobs.stages import all_failures, continued, run_stages
+from waldelta.jobs._shared_stages import check_stage, report_stage
+from waldelta.jobs._stages import all_failures, continued, run_stages
 from waldelta.lake.ledger.records import BatchCut, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from waldelta.errors import LockHeld, SlotUnreadable
-from waldelta.jobs.shared_stages import check_stage, report_stage
-from waldelta.jobs.stages import Stage, continued, run_stages
+from waldelta.jobs._shared_stages import check_stage, report_stage
+from waldelta.jobs._stages import Stage, continued, run_stages
 from waldelta.jobs.sync import copied_tables
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
-from waldelta.jobs.shared_stages import check_stage
-from waldelta.jobs.stages import Stage, all_failures, continued, run_stages
+from waldelta.jobs._shared_stages import check_stage
+from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
 from waldelta.lake.ledger.records import TableState
 from waldelta.pipeline.drift.catalog_state import PresentTable, read_present

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, cast
 
 from waldelta.errors import SyncFailed
-from waldelta.jobs.shared_stages import check_stage, report_stage
-from waldelta.jobs.stages import Stage, continued, run_stages
+from waldelta.jobs._shared_stages import check_stage, report_stage
+from waldelta.jobs._stages import Stage, continued, run_stages
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
 from waldelta.quantities import counted

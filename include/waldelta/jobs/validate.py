@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from waldelta.jobs.shared_stages import check_tables
-from waldelta.jobs.stages import run_stages
+from waldelta.jobs._shared_stages import check_tables
+from waldelta.jobs._stages import run_stages
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
 from waldelta.pipeline.targets.watermarks import synced_states

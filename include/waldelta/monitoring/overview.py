@@ -10,13 +10,13 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import SlotUnreadable
 from waldelta.lake.ledger.reconciliations import Reconciliation
 from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, Gap
+from waldelta.monitoring._run_findings import of_runs
+from waldelta.monitoring._run_results import Results, results_of
 from waldelta.monitoring.attention import Attention, names, shortened, worst_first
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
-from waldelta.monitoring.run_findings import of_runs
 from waldelta.monitoring.run_history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
-from waldelta.monitoring.run_results import Results, results_of
 from waldelta.monitoring.stopped_tables import Stopped, of_stopped, read_stopped
 from waldelta.monitoring.table_freshness import (
     Operations,

@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger.quarantine import IncompleteRow
 from waldelta.lake.ledger.records import SlotReading, TableState
+from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import RunLine, read_runs
-from waldelta.monitoring.run_results import read_result
 from waldelta.pipeline.source_load import SourceBill
 
 _MOST_ROWS = 200

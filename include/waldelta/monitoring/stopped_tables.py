@@ -19,10 +19,10 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.expectation_results import ExpectationResult
 from waldelta.lake.ledger.records import Release, TableState
+from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_runs
-from waldelta.monitoring.run_results import read_result
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import Watermarks
 from waldelta.quantities import counted

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ForeignCommit, Run, TableState
+from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
 from waldelta.monitoring.quarantine_rows import count_open
 from waldelta.monitoring.run_history import LANDING, RunLine
-from waldelta.monitoring.run_results import parsed, read_result
 from waldelta.pipeline.targets.lifecycle import held_generations
 
 # Runs whose results are read, newest first, for since when a table is behind.

@@ -5,7 +5,7 @@ text; ``resolve`` gives every part its type and finds its ``signatures``, or ref
 of the result stands in ``waldelta.row_filter.spark.translate``.
 """
 
-from waldelta.row_filter.analyze import refused_filter, resolve_filter
+from waldelta.row_filter._analyze import refused_filter, resolve_filter
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter, published_filter
 from waldelta.row_filter.parse.syntax import FilterText, parse_row_filter
 

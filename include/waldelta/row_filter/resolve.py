@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from waldelta.row_filter import numeric
+from waldelta.row_filter import _numeric as numeric
+from waldelta.row_filter._datetime_fields import check_moment
+from waldelta.row_filter._operands import Operands
+from waldelta.row_filter._patterns import PatternRefused, java_regex, like_parts, similar_to_regex
+from waldelta.row_filter._signatures import COMPARISONS, NAMES, SIGNATURES, Signature
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
-from waldelta.row_filter.datetime_fields import check_moment
-from waldelta.row_filter.operands import Operands
 from waldelta.row_filter.parse.parse import parse_analysed
 from waldelta.row_filter.parse.tree import Array, Call, Case, Cast, Collate, Column, Literal, Node, Quantified, Test
-from waldelta.row_filter.patterns import PatternRefused, java_regex, like_parts, similar_to_regex
-from waldelta.row_filter.signatures import COMPARISONS, NAMES, SIGNATURES, Signature
 from waldelta.row_filter.typed_tree import (
     BOOL,
     MAX_DIGITS,

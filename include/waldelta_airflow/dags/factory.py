@@ -9,8 +9,8 @@ from airflow.exceptions import SerializationError
 from airflow.sdk import DAG
 
 from waldelta.errors import ConfigError
-from waldelta_airflow.dags.pipeline_dags import build_dags
-from waldelta_airflow.pipeline_files import read_pipeline_files
+from waldelta_airflow._pipeline_files import read_pipeline_files
+from waldelta_airflow.dags._pipeline_dags import build_dags
 from waldelta_airflow.settings import pipelines_folder
 
 

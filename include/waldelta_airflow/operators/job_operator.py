@@ -127,7 +127,7 @@ class WaldeltaJobOperator(BaseOperator):
     def _run(self, context: Context) -> JobResult:
         if self.stage == _REPORT and (result := self._outcome_so_far(context)) is not None:
             return result
-        from waldelta_airflow import connections
+        from waldelta_airflow import _connections as connections
 
         source = connections.source_environment(*self.pipeline.source.conn_ids)
         if self.verb in WITHOUT_SPARK and not self._judges_store():
@@ -145,7 +145,7 @@ class WaldeltaJobOperator(BaseOperator):
         return self.verb in _JUDGING_STORE and is_judged(self.pipeline.target)
 
     def _run_child(self, context: Context, environment: Mapping[str, str]) -> JobResult:
-        from waldelta_airflow.connections import job_environment
+        from waldelta_airflow._connections import job_environment
 
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
@@ -171,7 +171,7 @@ class WaldeltaJobOperator(BaseOperator):
         return (self.stage, _REPORT) if self.stage == _CHECK else (self.stage,)
 
     def _run_application(self, context: Context, spark: Connection, source: Mapping[str, str]) -> JobResult:
-        from waldelta_airflow.connections import job_environment
+        from waldelta_airflow._connections import job_environment
         from waldelta_airflow.launchers.spark_submit import spark_submit
 
         alone = not self.first or _try_number(context) > 1
@@ -243,7 +243,7 @@ class ReportOperator(WaldeltaJobOperator):
 
     def get_openlineage_facets_on_complete(self, _: Any) -> Any:
         """What the run read and wrote; OpenLineage's provider asks, nobody else does."""
-        from waldelta_airflow.connections import source_place
+        from waldelta_airflow._connections import source_place
         from waldelta_airflow.reporting.lineage import lineage
 
         return lineage(self.pipeline, self._done, source_place(self.pipeline.source.conn_id))

@@ -13,8 +13,8 @@ import waldelta.changes.merge.choose as merge_module
 import waldelta.changes.stage.stage as stage_module
 import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.job as job_module
+import waldelta.stages.apply._unreported as untold_module
 import waldelta.stages.apply.apply as apply_module
-import waldelta.stages.apply.unreported as untold_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.changes.stage import stage_tasks
@@ -28,7 +28,7 @@ from waldelta.monitoring.table_freshness import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 from waldelta.spark.tasks import run_tasks
-from waldelta.stages.apply import select_targets as fed
+from waldelta.stages.apply import _select_targets as fed
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync

@@ -516,7 +516,7 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(spark, database, j
         waiting.pgconn.send_query(b"update t set a = 'x'")
         wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
         drain(spark, job)
-        monkeypatch.setattr("waldelta.stages.apply.source_values.VISIBLE_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("waldelta.stages.apply._source_values.VISIBLE_TIMEOUT_S", 0.1)
         assert isinstance(apply(spark, job).failures["public.t"], TransactionsStillOpen)
         assert told(job) == []
     finally:

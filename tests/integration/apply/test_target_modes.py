@@ -24,7 +24,7 @@ from waldelta.stages.check.check import check
 from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair.replay.replay import replay
-from waldelta.stages.sync import write_states as copy_states
+from waldelta.stages.sync import _write_states as copy_states
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -24,10 +24,10 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliatio
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.lake.storage import target_uri
 from waldelta.stages.check.check import check
-from waldelta.stages.check.great_expectations import custom as lake_expectations  # noqa: F401 - registers ours
+from waldelta.stages.check.great_expectations import _custom as lake_expectations  # noqa: F401 - registers ours
+from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation, open_context
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
-from waldelta.stages.check.reports.result_view import check_page
 from waldelta.stages.check.suite.verdict import QualityReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]

@@ -11,9 +11,9 @@ from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIO
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.lake.storage import target_uri
+from waldelta.stages.check._quick_check import quick_outcomes
 from waldelta.stages.check.check import Left, check
 from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
-from waldelta.stages.check.quick_check import quick_outcomes
 from waldelta.stages.check.suite.plan import PlannedExpectation, SourceRules, SuitePlan
 
 pytestmark = pytest.mark.spark

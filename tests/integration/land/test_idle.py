@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.jobs.shared_stages import report_stage
+from waldelta.jobs._shared_stages import report_stage
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.postgres.server_position import ServerPosition, read_position

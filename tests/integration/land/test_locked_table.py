@@ -42,9 +42,9 @@ def job(database, lake, monkeypatch):
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
     for where in (
-        "waldelta.stages.apply.select_targets",
+        "waldelta.stages.apply._select_targets",
         "waldelta.stages.check.suite.source_constraints",
-        "waldelta.stages.apply.source_values",
+        "waldelta.stages.apply._source_values",
     ):
         monkeypatch.setattr(f"{where}.LOCK_TIMEOUT_S", 0.1)
     return job

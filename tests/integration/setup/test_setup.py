@@ -32,8 +32,8 @@ from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.pipeline.job import Job
 from waldelta.postgres.connection import connect
 from waldelta.slot.slot import create_slot, read_slot
+from waldelta.stages.setup import _slot_setup as setup_slot
 from waldelta.stages.setup import setup
-from waldelta.stages.setup import slot_setup as setup_slot
 from waldelta.stages.setup.facts.publications import Statement, read_publications
 from waldelta.stages.setup.orphan_slots import find_orphans
 from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown

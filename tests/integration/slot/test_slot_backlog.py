@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.config.pipeline_file import SlotLimits
+from waldelta.jobs._shared_stages import report_stage
 from waldelta.jobs.consume import land_stage
-from waldelta.jobs.shared_stages import report_stage
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.run_result import RunResult, StageResult

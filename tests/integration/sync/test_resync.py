@@ -80,7 +80,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, dat
             monkeypatch.undo()
             DeltaTable(uri_of(job, "public.t")).update(updates={"v": "'of another time'"}, predicate="id > 4")
 
-    monkeypatch.setattr("waldelta.stages.sync.snapshot_diff.fault_point", late)
+    monkeypatch.setattr("waldelta.stages.sync._snapshot_diff.fault_point", late)
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
     # One that finds nothing is committed too: else such a copy would come in its place, and nobody hear of it.

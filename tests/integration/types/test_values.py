@@ -15,8 +15,8 @@ from waldelta.pgoutput.rows import decode_rows
 from waldelta.postgres.connection import connect, connect_arrow
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.type_catalog import read_types
-from waldelta.stages.repair.reconcile.canonical import Marks, lake_rows, source_text
-from waldelta.stages.repair.reconcile.hash64 import hash_texts
+from waldelta.stages.repair.reconcile._canonical import Marks, lake_rows, source_text
+from waldelta.stages.repair.reconcile._hash64 import hash_texts
 from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.pg

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from waldelta.cli.arguments import VERBS, parse
+from waldelta.cli._arguments import VERBS, parse
 from waldelta.cli.command_line import main
 from waldelta.decisions import DECISIONS
 

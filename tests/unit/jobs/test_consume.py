@@ -12,9 +12,9 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
+from waldelta.jobs._shared_stages import check_stage
+from waldelta.jobs._stages import continued, run_stages
 from waldelta.jobs.consume import consume
-from waldelta.jobs.shared_stages import check_stage
-from waldelta.jobs.stages import continued, run_stages
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -185,7 +185,7 @@ def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
     quality = job.pipeline.quality.model_copy(update={"enabled": checks})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
     if checks:
-        monkeypatch.setattr("waldelta.jobs.shared_stages.check_tables", lambda *_: None)
+        monkeypatch.setattr("waldelta.jobs._shared_stages.check_tables", lambda *_: None)
     check_stage(None, job, RunResult(verb, "run", tables={"public.a": done}), StageResult("running", 0.0))
     told = [(row.run_id, row.success) for row in read_expectation_results(root)]
     assert told == [("c", False), *([("run", True)] if is_told else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waldelta.postgres.publication_membership import Membership, lost_operations, to_texts, was_away, was_interrupted
-from waldelta.stages.setup.publication_entries import is_renewed
+from waldelta.stages.setup._publication_entries import is_renewed
 
 ALL = frozenset({"insert", "update", "delete"})
 INSERTS = frozenset({"insert"})

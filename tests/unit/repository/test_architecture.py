@@ -141,6 +141,28 @@ def test_packages_import_only_packages_above_them():
     assert wrong == []
 
 
+def test_private_modules_are_imported_inside_their_package_only():
+    """A module whose name begins with an underscore is its folder's own; tests may import it."""
+    wrong = []
+    for folder in (*MAY_IMPORT, "include/demo", "benchmarks"):
+        for path in modules(folder):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or not node.module:
+                    continue
+                parts = node.module.split(".")
+                private = next((n for n, part in enumerate(parts) if _is_private(part)), None)
+                if private is None:
+                    continue
+                owner = "/".join(parts[:private])
+                if owner not in path.as_posix():
+                    wrong.append(f"{path.relative_to(ROOT)} imports {node.module}")
+    assert wrong == []
+
+
+def _is_private(part: str) -> bool:
+    return part.startswith("_") and not part.startswith("__")
+
+
 def test_modules_import_each_other_in_no_circle():
     graph = {name: set(module_imports(path)) - {name} for name, path in MODULES.items() if path.name != "__init__.py"}
     assert list(TopologicalSorter({name: others & graph.keys() for name, others in graph.items()}).static_order())

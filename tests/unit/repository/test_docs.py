@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import waldelta.errors
-from waldelta.cli.arguments import VERBS
+from waldelta.cli._arguments import VERBS
 from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut

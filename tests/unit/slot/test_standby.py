@@ -33,10 +33,10 @@ from waldelta.slot.read.peek import peek_error
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import SlotState, check_health, check_ours
 from waldelta.slot.standby import _check_follows, _timeline, check_slot, replay_warnings
+from waldelta.stages.setup._slot_setup import _create_on_standby, slot_that_stays
 from waldelta.stages.setup.facts.source_facts import ServerFacts
 from waldelta.stages.setup.preflight.source import _free_slots, _server_warnings
 from waldelta.stages.setup.preflight.standby import judge_servers, judge_settings
-from waldelta.stages.setup.slot_setup import _create_on_standby, slot_that_stays
 
 PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
 STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))
@@ -261,9 +261,9 @@ def test_a_standby_that_is_away_is_told_before_open_transactions(monkeypatch, la
         if lagging:
             raise StandbyAway("not replayed")
 
-    monkeypatch.setattr("waldelta.stages.setup.slot_setup.create_slot", create)
-    monkeypatch.setattr("waldelta.stages.setup.slot_setup.wait_replayed", wait)
-    monkeypatch.setattr("waldelta.stages.setup.slot_setup.snapshots_logged", lambda _: nullcontext())
+    monkeypatch.setattr("waldelta.stages.setup._slot_setup.create_slot", create)
+    monkeypatch.setattr("waldelta.stages.setup._slot_setup.wait_replayed", wait)
+    monkeypatch.setattr("waldelta.stages.setup._slot_setup.snapshots_logged", lambda _: nullcontext())
     with pytest.raises(kind):
         _create_on_standby(None, None, file(read_from="d").source)
 

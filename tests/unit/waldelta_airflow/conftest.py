@@ -85,7 +85,7 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
         f'exec {sys.executable} -P -m spark_jobs "$verb" "$@"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr("waldelta_airflow.connections.sys.executable", str(folder / "python"))
+    monkeypatch.setattr("waldelta_airflow._connections.sys.executable", str(folder / "python"))
     jars = tmp_path / "jars"
     jars.mkdir()
     (jars / "delta.jar").touch()

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.arrow import MergedRows, Written, are_new, match, matched_by
+from waldelta.changes.merge._arrow import MergedRows, Written, are_new, match, matched_by
 from waldelta.changes.merge.small_target import is_small
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches

@@ -24,9 +24,9 @@ from pyarrow.fs import FileSystem
 
 from waldelta.changes.decode.collapse import Ints, net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.arrow import MergedRows, Written, are_new, match, matched_by
+from waldelta.changes.merge._arrow import MergedRows, Written, are_new, match, matched_by
+from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
-from waldelta.changes.merge.file_bounds import may_hold
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
 from waldelta.changes.stage.net_files import NetFiles, at_places, batches, gathered, packed, unpacked
 from waldelta.errors import WaldeltaError

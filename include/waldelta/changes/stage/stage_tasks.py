@@ -24,7 +24,7 @@ from pyarrow.fs import FileSystem
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.stage.buckets import buckets_of
+from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import rows_at_once
 from waldelta.errors import StagedLost
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages

@@ -21,7 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.file_cache import STATISTIC, read_sorted, scan_sorted
+from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted, scan_sorted
 from waldelta.lake.storage import NO_HOOKS, checkpoint, files_of, sync_commit, write_checkpoint
 from waldelta.lake.write_errors import unwritable
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.metadata_columns import RAW
+from waldelta.row_filter._datetime_fields import PERIODIC
 from waldelta.row_filter.analyzed_filter import RowFilter
-from waldelta.row_filter.datetime_fields import PERIODIC
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.resolve import resolve
-from waldelta.row_filter.spark.functions import BUILT, FIELDS, TEMPLATES, UNITS
+from waldelta.row_filter.spark._functions import BUILT, FIELDS, TEMPLATES, UNITS
+from waldelta.row_filter.spark._verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
 from waldelta.row_filter.spark.values import (
     OPERATORS,
     UNJUDGED,
@@ -28,7 +29,6 @@ from waldelta.row_filter.spark.values import (
     literal,
     spark_type,
 )
-from waldelta.row_filter.spark.verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
 from waldelta.row_filter.typed_tree import FLOATS, MOMENTS, Type, Typed, column_type
 from waldelta.spark_sql import quote, string
 

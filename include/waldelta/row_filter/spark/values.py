@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from waldelta.row_filter.constants import is_held
-from waldelta.row_filter.signatures import COMPARISONS
+from waldelta.row_filter._constants import is_held
+from waldelta.row_filter._signatures import COMPARISONS
 from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPES, Type, Typed
 from waldelta.spark_sql import string
 

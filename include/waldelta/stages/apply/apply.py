@@ -42,12 +42,12 @@ from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
+from waldelta.stages.apply._publish_cut import finish_step
+from waldelta.stages.apply._select_targets import Fed, read_fed, read_settled
+from waldelta.stages.apply._steps import measures, plan_steps, told_steps
+from waldelta.stages.apply._unreported import left_untold, unreported
 from waldelta.stages.apply.complete_rows import reread
 from waldelta.stages.apply.outcome import Applied, isolated, to_be_fed
-from waldelta.stages.apply.publish_cut import finish_step
-from waldelta.stages.apply.select_targets import Fed, read_fed, read_settled
-from waldelta.stages.apply.steps import measures, plan_steps, told_steps
-from waldelta.stages.apply.unreported import left_untold, unreported
 from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
 from waldelta.stages.check.gate.verdicts import tell_passed
 from waldelta.stages.sync.skipped_copy import is_empty

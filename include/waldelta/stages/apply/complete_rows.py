@@ -60,8 +60,8 @@ from waldelta.metadata_columns import RELID
 from waldelta.pipeline.job import Job
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
-from waldelta.stages.apply.sent_messages import sent_messages
-from waldelta.stages.apply.source_values import Mask, SourceValues, read_values
+from waldelta.stages.apply._sent_messages import sent_messages
+from waldelta.stages.apply._source_values import Mask, SourceValues, read_values
 from waldelta.stages.check.gate.set_aside import AsideRow, Judged
 
 log = logging.getLogger(__name__)

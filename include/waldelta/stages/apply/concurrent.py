@@ -22,7 +22,7 @@ from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline.job import Job
 from waldelta.spark.session import has_siblings, interrupt, session_beside
-from waldelta.stages.apply.steps import measures, whole_upto
+from waldelta.stages.apply._steps import measures, whole_upto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

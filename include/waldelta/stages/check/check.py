@@ -34,7 +34,7 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import own_docs_folder
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark.session_pool import SessionPool
-from waldelta.stages.check.background import (
+from waldelta.stages.check._background import (
     Asked,
     CheckedTarget,
     ask_ahead,
@@ -42,10 +42,8 @@ from waldelta.stages.check.background import (
     in_background,
     measure_ahead,
 )
-from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.incremental import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
-from waldelta.stages.check.measure.profile import Measured
-from waldelta.stages.check.quick_check import (
+from waldelta.stages.check._incremental import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
+from waldelta.stages.check._quick_check import (
     affordable,
     is_known,
     outcomes_here,
@@ -53,7 +51,9 @@ from waldelta.stages.check.quick_check import (
     quick_profile,
     rest_outcomes,
 )
-from waldelta.stages.check.record import keep_report
+from waldelta.stages.check._record import keep_report
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.reports.data_docs import (
     drop_old_results,
     keep_result,

@@ -68,8 +68,7 @@ from waldelta.stages.check.gate.gate import StillFails, judge_reread, read_gates
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land.drain import Drained
 from waldelta.stages.land.land_until import land_backlog, land_through
-from waldelta.stages.repair.reconcile.touched_keys import stage_changed
-from waldelta.stages.repair.repair_rows import (
+from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
     RepairRows,
@@ -83,6 +82,7 @@ from waldelta.stages.repair.repair_rows import (
     unheld_keys,
     untouched,
 )
+from waldelta.stages.repair.reconcile.touched_keys import stage_changed
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
 from waldelta.stages.sync.unfinished_repairs import carry_over, end_repair, record_repaired, repair_tag
 

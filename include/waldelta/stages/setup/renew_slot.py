@@ -24,9 +24,9 @@ from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import check_health, check_ours, read_slot
 from waldelta.slot.standby import slot_position
+from waldelta.stages.setup._slot_setup import beyond, made_here, slot_life
 from waldelta.stages.setup.preflight.target_filters import Translate, resolvable
 from waldelta.stages.setup.setup import carry_out
-from waldelta.stages.setup.slot_setup import beyond, made_here, slot_life
 
 log = logging.getLogger(__name__)
 

@@ -32,6 +32,19 @@ from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.slot import PLUGIN, SlotState, read_slot
 from waldelta.slot.standby import left_on_primary
+from waldelta.stages.setup._publication_entries import entries_kept
+from waldelta.stages.setup._publication_trial import judge_younger, read_younger
+from waldelta.stages.setup._slot_setup import (
+    beyond,
+    check_same_server,
+    copy_that_stays,
+    end_life,
+    ensure_slot,
+    failover_to_set,
+    judge_history,
+    slot_life,
+    slot_that_stays,
+)
 from waldelta.stages.setup.facts.publications import (
     LOCK_TIMEOUT_MS,
     Mark,
@@ -51,19 +64,6 @@ from waldelta.stages.setup.preflight.source import MIN_VERSION, judge, judge_fil
 from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.target_filters import Translate, judge_wheres, resolvable
 from waldelta.stages.setup.preflight.targets import plan_targets
-from waldelta.stages.setup.publication_entries import entries_kept
-from waldelta.stages.setup.publication_trial import judge_younger, read_younger
-from waldelta.stages.setup.slot_setup import (
-    beyond,
-    check_same_server,
-    copy_that_stays,
-    end_life,
-    ensure_slot,
-    failover_to_set,
-    judge_history,
-    slot_life,
-    slot_that_stays,
-)
 
 log = logging.getLogger(__name__)
 

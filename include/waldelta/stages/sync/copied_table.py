@@ -14,8 +14,8 @@ from waldelta.pipeline.targets.target_filter import column_states
 from waldelta.pipeline.targets.target_sources import Target
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.publication_membership import to_texts
+from waldelta.stages.sync._snapshot_diff import RowDiff
 from waldelta.stages.sync.skipped_copy import SkippedCopy
-from waldelta.stages.sync.snapshot_diff import RowDiff
 
 
 @dataclass(frozen=True, slots=True)

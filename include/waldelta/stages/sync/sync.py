@@ -69,15 +69,15 @@ from waldelta.snapshot.publication_version import (
     settle_again,
 )
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
+from waldelta.stages.sync._copy_snapshot import HeldSnapshot
+from waldelta.stages.sync._progress import progress
+from waldelta.stages.sync._snapshot_diff import Former, RowDiff
+from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
+from waldelta.stages.sync._write_files import Reader
+from waldelta.stages.sync._write_states import Moment, keeps_rows
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
-from waldelta.stages.sync.copy_snapshot import HeldSnapshot
-from waldelta.stages.sync.progress import progress
 from waldelta.stages.sync.skipped_copy import check_skipped_copy, skip_copy
-from waldelta.stages.sync.snapshot_diff import Former, RowDiff
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
-from waldelta.stages.sync.write import CopyRows, keep_target, write_copy
-from waldelta.stages.sync.write_files import Reader
-from waldelta.stages.sync.write_states import Moment, keeps_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

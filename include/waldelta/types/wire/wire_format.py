@@ -12,11 +12,13 @@ from collections.abc import Callable
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages
 from waldelta.postgres.type_catalog import PgType
-from waldelta.types.wire import datetime as moment
-from waldelta.types.wire import geometry, network, text
-from waldelta.types.wire import numeric as number
-from waldelta.types.wire.nested import Read, array_text, multirange_text, range_text, vector_text
-from waldelta.types.wire.values import Converter, read_with
+from waldelta.types.wire import _datetime as moment
+from waldelta.types.wire import _geometry as geometry
+from waldelta.types.wire import _network as network
+from waldelta.types.wire import _numeric as number
+from waldelta.types.wire import _text as text
+from waldelta.types.wire._nested import Read, array_text, multirange_text, range_text, vector_text
+from waldelta.types.wire._values import Converter, read_with
 
 _SCALARS: dict[str, Converter] = {
     **text.CONVERTERS, **number.CONVERTERS, **moment.CONVERTERS, **network.CONVERTERS, **geometry.CONVERTERS

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from waldelta.changes.merge.file_bounds import may_hold
+from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
 from waldelta.lake.storage import files_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from waldelta.changes.stage.buckets import buckets_of
+from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.stage_tasks import like_equal_numbers
 from waldelta.types.numeric import Number, NumericAsDouble, scaled_decimal
 

@@ -17,9 +17,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
-from waldelta.lake.ledger import file_cache as ledger_files
+from waldelta.lake.ledger import _file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
-from waldelta.lake.ledger.file_cache import read_sorted
+from waldelta.lake.ledger._file_cache import read_sorted
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import (
     AttributeState,

@@ -16,9 +16,9 @@ from waldelta.lake.ledger.reconciliations import (
     last_answers,
 )
 from waldelta.lake.ledger.records import now
+from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries
 from waldelta.stages.check.reports.page import static_index
-from waldelta.stages.check.reports.reconciliation_page import prune_pages, write_pages
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -15,9 +15,9 @@ from waldelta.changes.stage.stage_tasks import tasks_for
 from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.stages.apply._publish_cut import is_published
+from waldelta.stages.apply._steps import plan_steps, told_steps
 from waldelta.stages.apply.outcome import Applied, isolated
-from waldelta.stages.apply.publish_cut import is_published
-from waldelta.stages.apply.steps import plan_steps, told_steps
 
 
 def cut(batch: int, **generations: int) -> BatchCut:

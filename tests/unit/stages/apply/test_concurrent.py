@@ -10,8 +10,8 @@ import pytest
 from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.lake.changelog.transaction_counts import Landed, Transactions
+from waldelta.stages.apply._steps import plan_steps, whole_upto
 from waldelta.stages.apply.concurrent import Overlap, WholeSteps
-from waldelta.stages.apply.steps import plan_steps, whole_upto
 
 WAIT_S = 30
 

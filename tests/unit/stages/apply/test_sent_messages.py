@@ -10,7 +10,7 @@ from tests.support import pgoutput_encoder as enc
 from tests.unit.changes.decode.test_decode import T, change_log, chunk, commit, described, plain, plan_of, row
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.quarantine import SentMessage
-from waldelta.stages.apply.sent_messages import keep_bytes, sent_messages
+from waldelta.stages.apply._sent_messages import keep_bytes, sent_messages
 
 
 def moved(old, new, value="x"):

@@ -14,7 +14,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
 from waldelta.lake.ledger.records import BatchCut, TargetCut, now
-from waldelta.stages.check.incremental import At, Known, changed_since, is_settled, met_at, suite_of
+from waldelta.stages.check._incremental import At, Known, changed_since, is_settled, met_at, suite_of
 from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
 
 PLAN = SuitePlan("public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),))
@@ -98,7 +98,7 @@ def test_settled(tmp_path):
 
 def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
     """Each check would read them all."""
-    monkeypatch.setattr("waldelta.stages.check.incremental.MOST_COMMITS", 2)
+    monkeypatch.setattr("waldelta.stages.check._incremental.MOST_COMMITS", 2)
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
     for verb in ["sync", "apply", "apply", "apply"]:
         commit(uri, verb)

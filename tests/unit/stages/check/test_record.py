@@ -12,10 +12,10 @@ from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, newest_ve
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.stages.check import record as reports
+from waldelta.stages.check import _record as reports
+from waldelta.stages.check._incremental import Known
+from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.gate import quarantined_rows as quarantined
-from waldelta.stages.check.incremental import Known
-from waldelta.stages.check.record import keep_report
 from waldelta.stages.check.suite.plan import PlannedExpectation, SourceRules, plan_suite
 from waldelta.stages.check.suite.verdict import Outcome, QualityReport, TableVerdict
 

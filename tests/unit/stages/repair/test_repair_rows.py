@@ -9,7 +9,7 @@ import pytest
 
 from waldelta.errors import NeedsSync
 from waldelta.postgres.type_catalog import PgType
-from waldelta.stages.repair.repair_rows import stage_named
+from waldelta.stages.repair._repair_rows import stage_named
 from waldelta.types.type_map import target_type
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.changes.merge.comparable import comparable
 from waldelta.lake.ledger.records import TableState
-from waldelta.stages.sync.snapshot_diff import Former, RowDiff, obstacle
+from waldelta.stages.sync._snapshot_diff import Former, RowDiff, obstacle
 
 COPIED = Former(TableState(datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", key_columns=["a", "b"]))
 TYPES = {"a": "int", "b": "int", "v": "string"}

@@ -15,8 +15,8 @@ from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
 from waldelta.lake.data_file import recurring_columns
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
-from waldelta.stages.sync import write_files as module
-from waldelta.stages.sync.write_files import copy_files, open_target
+from waldelta.stages.sync import _write_files as module
+from waldelta.stages.sync._write_files import copy_files, open_target
 
 COLUMNS = [
     TargetColumn("id", "bigint", pa.int64(), False),

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from tests.support.bookkeeping import NOON
 from waldelta_airflow.reporting.notify import LOOK
-from waldelta_airflow.views.installed_pipelines import _schedule
+from waldelta_airflow.views._installed_pipelines import _schedule
 
 WELL, BAD, BUSY = DagRunState.SUCCESS, DagRunState.FAILED, DagRunState.RUNNING
 NOTHING, CHANGES, SILENT = False, True, None

@@ -172,7 +172,7 @@ def test_the_conninfo_read_back_is_the_connection(monkeypatch):
     """A password with every special character survives the way through the environment."""
     from psycopg.conninfo import conninfo_to_dict
 
-    from waldelta_airflow.connections import source_conninfo
+    from waldelta_airflow._connections import source_conninfo
 
     fields = conninfo_to_dict(source_conninfo("shop_source"))
     assert (fields["password"], fields["host"], fields["dbname"]) == (PASSWORD, "db", "app")

@@ -22,7 +22,7 @@ from tests.support.bookkeeping import NOON, run
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import now
-from waldelta_airflow.views.dag_states import (
+from waldelta_airflow.views._dag_states import (
     ActionDag,
     DagRunState,
     DagState,
@@ -31,8 +31,8 @@ from waldelta_airflow.views.dag_states import (
     read_dags,
     unpause,
 )
-from waldelta_airflow.views.installed_pipelines import Schedule
-from waldelta_airflow.views.render import airflow_url
+from waldelta_airflow.views._installed_pipelines import Schedule
+from waldelta_airflow.views._render import airflow_url
 
 pytestmark = pytest.mark.airflow
 
@@ -160,7 +160,7 @@ def shop(write_pipeline, monkeypatch):
         DagState("maintenance", "shop_maintenance", False),
         DagState("resync", "shop_resync", False),
     )
-    pages, app = "waldelta_airflow.views.page_data", "waldelta_airflow.views.app"
+    pages, app = "waldelta_airflow.views._page_data", "waldelta_airflow.views._app"
     monkeypatch.setattr(f"{pages}.read_schedules", lambda names: {"shop": Schedule(dags=states)})
     monkeypatch.setattr(f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"})))
     asked = []
@@ -212,7 +212,7 @@ def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatc
         assert REFRESH in answer.text, page
         assert "script-src" not in answer.headers["content-security-policy"]
     assert "reconcile running" in client.get("/").text
-    monkeypatch.setattr("waldelta_airflow.views.page_data.read_schedules", lambda names: {"shop": Schedule()})
+    monkeypatch.setattr("waldelta_airflow.views._page_data.read_schedules", lambda names: {"shop": Schedule()})
     assert REFRESH not in client.get("/p/shop").text
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta_airflow.views._reports import reports_of, served_report
 from waldelta_airflow.views.deferred_app import DeferredApp
-from waldelta_airflow.views.reports import reports_of, served_report
 
 pytestmark = pytest.mark.airflow
 

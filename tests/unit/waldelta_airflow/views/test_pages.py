@@ -29,9 +29,9 @@ from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.index import ReportEntry, add_entry
 from waldelta_airflow.settings import pipelines_folder
-from waldelta_airflow.views.dag_states import ActionDag, DagRunState, DagState, UnderWay
-from waldelta_airflow.views.installed_pipelines import Schedule, load_pipelines, pipeline_of
-from waldelta_airflow.views.trigger import DagPaused
+from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
+from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
+from waldelta_airflow.views._trigger import DagPaused
 
 pytestmark = pytest.mark.airflow
 
@@ -55,7 +55,7 @@ def schedules(monkeypatch):
     """What Airflow's database says, by pipeline; a unit test has none."""
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.views.page_data.read_schedules", lambda names: {n: known[n] for n in names if n in known}
+        "waldelta_airflow.views._page_data.read_schedules", lambda names: {n: known[n] for n in names if n in known}
     )
     return known
 
@@ -65,7 +65,7 @@ def dags(monkeypatch):
     """What Airflow's database says of the DAGs behind buttons, by DAG; others are ready."""
     known: dict[str, ActionDag] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.views.app.read_action_dag",
+        "waldelta_airflow.views._app.read_action_dag",
         lambda dag_id, asked=None: replace(known.get(dag_id, ActionDag(dag_id)), asked=asked and "running"),
     )
     return known
@@ -238,7 +238,7 @@ def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
     def break_off(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("waldelta_airflow.views.page_data.runs_page", break_off)
+    monkeypatch.setattr("waldelta_airflow.views._page_data.runs_page", break_off)
     client = TestClient(plugin_app("viewer"), raise_server_exceptions=False, follow_redirects=False)
     answer = client.get(path)
     assert answer.status_code == status
@@ -344,7 +344,7 @@ def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(shop, schedules,
     states = [DagState(kind, f"shop_{kind}", run_id="r", run_state="running") for kind in ("cdc", "resync")]
     schedules["shop"] = Schedule(dags=tuple(states))
     monkeypatch.setattr(
-        "waldelta_airflow.views.page_data.read_dag_run", lambda *_: DagRunState("success", frozenset({"land"}))
+        "waldelta_airflow.views._page_data.read_dag_run", lambda *_: DagRunState("success", frozenset({"land"}))
     )
     pages = ("/", f"/p/shop/run/consume/{RUN_ID}", "/p/shop/run/resync/r")
     for reads_all in (True, False):
@@ -470,7 +470,7 @@ def decided(monkeypatch):
     """The runs that were asked for; a unit test's Airflow has no DAGs to run."""
     runs = []
     monkeypatch.setattr(
-        "waldelta_airflow.views.app.trigger_run",
+        "waldelta_airflow.views._app.trigger_run",
         lambda dag_id, prefix, conf, user: runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1",
     )
     return runs
@@ -486,7 +486,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
     last = text[text.index("Last 30 days") :]
     assert re.search(r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL)
     assert "before" not in last
-    monkeypatch.setattr("waldelta_airflow.views.reconciliation._MOST_TOLD", 1)
+    monkeypatch.setattr("waldelta_airflow.views._reconciliation._MOST_TOLD", 1)
     assert "and 1 before" in client.get("/p/shop/reconciliation").text
     for part in ("12,345", "0/100000", "missing", "fine", "Repair the table that differs", "not compared", "null"):
         assert part in text, part
@@ -495,7 +495,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
 
 def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(shop, open_pages, monkeypatch):
     """The link "expectations not met" leads to a page that has the table, with what was found and when."""
-    monkeypatch.setattr("waldelta_airflow.views.page_data._HEAT_MAP_RUNS", 1)
+    monkeypatch.setattr("waldelta_airflow.views._page_data._HEAT_MAP_RUNS", 1)
     later = ExpectationResult(now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3)
     append_expectation_results(shop.target.root, [later])
     client = open_pages("viewer")
@@ -769,7 +769,7 @@ def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(shop, open
 
 def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
     """A browser presses the first button of the form that the field is in: none that lets rows pass."""
-    monkeypatch.setattr("waldelta_airflow.views.quarantine.read_stopped", lambda *_: [stopped("public.orders")])
+    monkeypatch.setattr("waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")])
     forms = re.findall(r"<form.*?</form>", open_pages("op").get("/p/shop/quarantine").text, re.DOTALL)
     first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
     assert [button for form, button in first.items() if 'name="reason"' in form] == ["discard", "release"]
@@ -785,7 +785,7 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
     """Which expectation, since when, how many changes wait; not those that are released, or that a release doesn't help."""
     released = Release(now(), "r", "public.b", 1, "1", 1, 9, "ann", "known")
     found = [stopped("public.a"), stopped("public.b", released=released), stopped("public.c", None, may_pass=False)]
-    monkeypatch.setattr("waldelta_airflow.views.quarantine.read_stopped", lambda *_: found)
+    monkeypatch.setattr("waldelta_airflow.views._quarantine.read_stopped", lambda *_: found)
     text = open_pages("op").get("/p/shop/quarantine").text
     section = text[text.index('id="stopped"') : text.index("What was decided")]
     assert re.findall(r'name="table" value="([^"]+)"', section) == ["public.a"]
@@ -833,12 +833,12 @@ def test_a_button_says_what_keeps_it(shop, open_pages, decided, dags, monkeypatc
     assert "Another run" in answer.text
     dags[dag_id] = ActionDag(dag_id, is_paused=True)
     pressed = []
-    monkeypatch.setattr("waldelta_airflow.views.app.unpause", lambda dag, user: pressed.append((dag, user)))
+    monkeypatch.setattr("waldelta_airflow.views._app.unpause", lambda dag, user: pressed.append((dag, user)))
 
     def paused(asked_for, *_):
         raise DagPaused(asked_for)
 
-    monkeypatch.setattr("waldelta_airflow.views.app.trigger_run", paused)
+    monkeypatch.setattr("waldelta_airflow.views._app.trigger_run", paused)
     answer = client.post(f"/p/shop/{path}", data=form, headers=OWN)
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
     assert "nothing was asked for" in answer.text

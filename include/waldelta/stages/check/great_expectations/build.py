@@ -11,7 +11,7 @@ from great_expectations.expectations.expectation import Expectation
 from great_expectations.expectations.registry import get_expectation_impl, list_registered_expectation_implementations
 
 from waldelta.errors import ConfigError
-from waldelta.stages.check.great_expectations import custom as lake_expectations  # noqa: F401  registers ours
+from waldelta.stages.check.great_expectations import _custom as lake_expectations  # noqa: F401  registers ours
 from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import great_expectations as gx
 
 from waldelta.lake.ledger.profiles import ColumnProfile
+from waldelta.stages.check.great_expectations._custom import ASKED_AHEAD, MEASURED_AHEAD, PROFILE, WITHOUT_VALUES
 from waldelta.stages.check.great_expectations.build import META
-from waldelta.stages.check.great_expectations.custom import ASKED_AHEAD, MEASURED_AHEAD, PROFILE, WITHOUT_VALUES
 from waldelta.stages.check.suite.plan import is_judged
 from waldelta.stages.check.suite.verdict import Outcome
 

@@ -20,6 +20,8 @@ from waldelta.lake.storage import encode_segment
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
+from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.index import (
     ReportEntry,
     add_entry,
@@ -29,8 +31,6 @@ from waldelta.stages.check.reports.index import (
     remove_entry,
 )
 from waldelta.stages.check.reports.page import is_own_page, static_index
-from waldelta.stages.check.reports.reconciliation_page import prune_pages, write_pages
-from waldelta.stages.check.reports.result_view import check_page
 from waldelta.stages.check.suite.verdict import TableVerdict
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
 from waldelta.stages.check.measure.profile import Measured, profiled_columns
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
-from waldelta.stages.check.suite.declared_limits import limits
-from waldelta.stages.check.suite.freshness import FreshnessLimit
+from waldelta.stages.check.suite._declared_limits import limits
+from waldelta.stages.check.suite._freshness import FreshnessLimit
 from waldelta.stages.check.suite.profile_drift import Before, find_departures
 
 KEY_UNIQUE = "expect_target_key_to_be_unique"

@@ -27,7 +27,7 @@ from waldelta.stages.check.constraints.declared_types import read_declared_types
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
 from waldelta.stages.check.constraints.foreign_keys import ForeignKey, read_foreign_keys
 from waldelta.stages.check.measure.references import Changed, Lake, plan_references, touched
-from waldelta.stages.check.suite.freshness import Lag, freshness_limits
+from waldelta.stages.check.suite._freshness import Lag, freshness_limits
 from waldelta.stages.check.suite.plan import SourceRules
 
 if TYPE_CHECKING:

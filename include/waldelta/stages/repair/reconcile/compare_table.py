@@ -51,13 +51,13 @@ from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
 from waldelta.snapshot.read_selected import whole_table
 from waldelta.snapshot.read_table import TableCopy, plan_copy
-from waldelta.stages.repair.reconcile.canonical import is_comparable
-from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, drawn, hash_keys
-from waldelta.stages.repair.reconcile.hash64 import Hashes
-from waldelta.stages.repair.reconcile.row_differences import DIFFERENT as DIFFERS
-from waldelta.stages.repair.reconcile.row_differences import KINDS, Rows, differing_rows, with_columns
-from waldelta.stages.repair.reconcile.source_side import BYTES_PER_CHUNK, SourceSide
-from waldelta.stages.repair.reconcile.target_side import TargetSide, is_among
+from waldelta.stages.repair.reconcile._canonical import is_comparable
+from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, drawn, hash_keys
+from waldelta.stages.repair.reconcile._hash64 import Hashes
+from waldelta.stages.repair.reconcile._row_differences import DIFFERENT as DIFFERS
+from waldelta.stages.repair.reconcile._row_differences import KINDS, Rows, differing_rows, with_columns
+from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
+from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
 
 if TYPE_CHECKING:

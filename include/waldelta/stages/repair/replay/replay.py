@@ -52,11 +52,11 @@ from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import reread
 from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
-from waldelta.stages.repair.replay.derive_states import settle
-from waldelta.stages.repair.replay.differences import write_differences
+from waldelta.stages.repair.replay._derive_states import settle
+from waldelta.stages.repair.replay._differences import write_differences
+from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
+from waldelta.stages.repair.replay._rebuild_keyless import batches_since_copy, copied_columns, write_rows
 from waldelta.stages.repair.replay.interval import Span
-from waldelta.stages.repair.replay.plan import ReplayPlan, plan_replay
-from waldelta.stages.repair.replay.rebuild_keyless import batches_since_copy, copied_columns, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

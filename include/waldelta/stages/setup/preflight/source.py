@@ -19,8 +19,8 @@ from waldelta.slot.slot import SlotState, check_ours
 from waldelta.stages.setup.facts.effective_publication import find_clashes, members
 from waldelta.stages.setup.facts.publications import Mark, PublicationState
 from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
+from waldelta.stages.setup.preflight._tables import judge_binary, judge_table
 from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
-from waldelta.stages.setup.preflight.tables import judge_binary, judge_table
 
 MIN_VERSION = 150000
 _SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"

@@ -6,7 +6,7 @@ import great_expectations as gx
 import pandas as pd
 import pytest
 
-from waldelta.stages.check.great_expectations import custom as lake_expectations  # noqa: F401  corrects them
+from waldelta.stages.check.great_expectations import _custom as lake_expectations  # noqa: F401  corrects them
 
 
 @pytest.mark.parametrize(("most", "success"), [(3, True), (2, False)])

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from waldelta.stages.check.reports.result_view import _content
+from waldelta.stages.check.reports._result_view import _content
 
 BAD = "<script>\"'&</script>"
 SAFE = "&lt;script&gt;&quot;&#x27;&amp;&lt;/script&gt;"

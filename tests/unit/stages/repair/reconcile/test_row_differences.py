@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from waldelta.stages.repair.reconcile.row_differences import Rows, Valued, differing_rows, with_columns
+from waldelta.stages.repair.reconcile._row_differences import Rows, Valued, differing_rows, with_columns
 
 A, B, C = (1, 10, "a"), (2, 20, "b"), (3, 30, "c")
 KEYED = {

@@ -19,14 +19,14 @@ from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_freshness import fed_tables
-from waldelta_airflow.views import page_data as pages
-from waldelta_airflow.views.access import Reader
-from waldelta_airflow.views.dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
-from waldelta_airflow.views.decisions import decision, quarantine_dag, read_form
-from waldelta_airflow.views.installed_pipelines import cdc_dag, load_pipelines, pipeline_of, reconcile_dag
-from waldelta_airflow.views.quarantine import Chosen, quarantine_page, row_page
-from waldelta_airflow.views.reconciliation import reconciliation_page, repair_of
-from waldelta_airflow.views.render import (
+from waldelta_airflow.views import _page_data as pages
+from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
+from waldelta_airflow.views._decisions import decision, quarantine_dag, read_form
+from waldelta_airflow.views._installed_pipelines import cdc_dag, load_pipelines, pipeline_of, reconcile_dag
+from waldelta_airflow.views._quarantine import Chosen, quarantine_page, row_page
+from waldelta_airflow.views._reconciliation import reconciliation_page, repair_of
+from waldelta_airflow.views._render import (
     FORM_HEADERS,
     HEADERS,
     INDEX_HEADERS,
@@ -36,8 +36,8 @@ from waldelta_airflow.views.render import (
     render,
     url,
 )
-from waldelta_airflow.views.reports import reports_index, served_report
-from waldelta_airflow.views.trigger import Button, DagPaused, check_origin, trigger_run
+from waldelta_airflow.views._reports import reports_index, served_report
+from waldelta_airflow.views._trigger import Button, DagPaused, check_origin, trigger_run
 
 _FILES = {
     "style.css": "text/css",

@@ -34,10 +34,10 @@ from waldelta.snapshot.read_table import (
     filter_conditions,
     lock_query,
 )
-from waldelta.stages.repair.reconcile.canonical import source_text
-from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, hash_as
-from waldelta.stages.repair.reconcile.hash64 import Hashes
-from waldelta.stages.repair.reconcile.row_differences import Rows, Valued
+from waldelta.stages.repair.reconcile._canonical import source_text
+from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, hash_as
+from waldelta.stages.repair.reconcile._hash64 import Hashes
+from waldelta.stages.repair.reconcile._row_differences import Rows, Valued
 from waldelta.types.base import printed
 
 Connection = psycopg.Connection[Any]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i4, i8
-from waldelta.types.wire.values import Converter, digits, joined, masked, refuse, sized
+from waldelta.types.wire._values import Converter, digits, joined, masked, refuse, sized
 
 _SECOND_US, _DAY_US = 1_000_000, 86_400_000_000
 # PostgreSQL counts from 2000-01-01; the Gregorian calendar repeats after 400 years.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import ConfigError
-from waldelta_airflow.pipeline_files import read_pipeline_files
+from waldelta_airflow._pipeline_files import read_pipeline_files
 from waldelta_airflow.reporting.notify import LOOK
 from waldelta_airflow.settings import pipelines_folder
-from waldelta_airflow.views.dag_states import VERBS, DagState, dag_id_of, read_dags
+from waldelta_airflow.views._dag_states import VERBS, DagState, dag_id_of, read_dags
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun

@@ -12,9 +12,9 @@ from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_freshness import fed_tables
-from waldelta_airflow.views.installed_pipelines import cdc_dag
-from waldelta_airflow.views.render import render
-from waldelta_airflow.views.trigger import Button
+from waldelta_airflow.views._installed_pipelines import cdc_dag
+from waldelta_airflow.views._render import render
+from waldelta_airflow.views._trigger import Button
 
 _HISTORY = timedelta(days=30)
 _MOST_TOLD = 200

@@ -22,7 +22,7 @@ from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger.records import TableState
 from waldelta.pipeline.job import Job
 from waldelta.spark_sql import parquet, path
-from waldelta.stages.repair.replay.plan import ReplayPlan
+from waldelta.stages.repair.replay._plan import ReplayPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

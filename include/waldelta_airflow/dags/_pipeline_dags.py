@@ -16,7 +16,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.decisions import DECISIONS
 from waldelta_airflow import settings
-from waldelta_airflow.dags.dag_docs import dag_page
+from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.operators.job_operator import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
 from waldelta_airflow.reporting.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical
@@ -272,7 +272,7 @@ def _look(pipeline: PipelineFile, context: Any) -> bool:
     """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves the slot alone."""
     from waldelta.stages.land.idle_check import look
     from waldelta.stages.repair.replay.interval import is_replay, read_span
-    from waldelta_airflow.connections import source_conninfo
+    from waldelta_airflow._connections import source_conninfo
 
     with named_failures():
         job = job_of(context, pipeline, *map(source_conninfo, pipeline.source.conn_ids))

@@ -30,13 +30,13 @@ from waldelta.monitoring.table_details import read_table_details
 from waldelta.monitoring.table_freshness import fed_tables, read_changed, read_states
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
-from waldelta_airflow.views.access import Reader
-from waldelta_airflow.views.dag_states import dag_of_verb, read_dag_run
-from waldelta_airflow.views.formats import bytes_of, duration
-from waldelta_airflow.views.installed_pipelines import Schedule, cdc_dag, read_schedules
-from waldelta_airflow.views.plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
-from waldelta_airflow.views.render import render, url
-from waldelta_airflow.views.reports import read_reports, reports_of
+from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
+from waldelta_airflow.views._formats import bytes_of, duration
+from waldelta_airflow.views._installed_pipelines import Schedule, cdc_dag, read_schedules
+from waldelta_airflow.views._plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
+from waldelta_airflow.views._render import render, url
+from waldelta_airflow.views._reports import read_reports, reports_of
 
 log = logging.getLogger(__name__)
 

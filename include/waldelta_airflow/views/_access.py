@@ -11,8 +11,8 @@ from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
 
-from waldelta_airflow.views.dag_states import RUN_NOW, DagState
-from waldelta_airflow.views.installed_pipelines import cdc_dag
+from waldelta_airflow.views._dag_states import RUN_NOW, DagState
+from waldelta_airflow.views._installed_pipelines import cdc_dag
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod

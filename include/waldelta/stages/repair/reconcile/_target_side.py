@@ -15,10 +15,10 @@ from waldelta.arrow import storage
 from waldelta.metadata_columns import RAW
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
-from waldelta.stages.repair.reconcile.canonical import lake_rows
-from waldelta.stages.repair.reconcile.fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
-from waldelta.stages.repair.reconcile.hash64 import Hashes
-from waldelta.stages.repair.reconcile.row_differences import Rows, Valued
+from waldelta.stages.repair.reconcile._canonical import lake_rows
+from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
+from waldelta.stages.repair.reconcile._hash64 import Hashes
+from waldelta.stages.repair.reconcile._row_differences import Rows, Valued
 from waldelta.types.pg_text import pg_text
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.stages.repair.reconcile.canonical import Marks, hex_text, lake_rows
-from waldelta.stages.repair.reconcile.hash64 import Hashes, hash_texts
+from waldelta.stages.repair.reconcile._canonical import Marks, hex_text, lake_rows
+from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
 from waldelta.types.type_map import TargetType, may_be_raw
 
 # So that the rows of one bucket are few to read, and the sums of all are few beside the rows.

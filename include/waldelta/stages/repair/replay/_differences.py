@@ -19,7 +19,7 @@ from waldelta.changes.stage.stage import Staged
 from waldelta.errors import ApplyError
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import parquet, path, quote
-from waldelta.stages.repair.replay.plan import ReplayPlan
+from waldelta.stages.repair.replay._plan import ReplayPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

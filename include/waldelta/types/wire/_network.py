@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, u1
-from waldelta.types.wire.values import HEX, Converter, fixed, joined, masked, refuse, sized
+from waldelta.types.wire._values import HEX, Converter, fixed, joined, masked, refuse, sized
 
 _IPV4, _IPV6 = 2, 3
 _BYTES = {_IPV4: 4, _IPV6: 16}

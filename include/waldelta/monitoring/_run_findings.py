@@ -8,10 +8,10 @@ from typing import Any
 
 from waldelta.config.pipeline_file import Source
 from waldelta.lake.ledger.records import REMOVED, ForeignCommit
+from waldelta.monitoring._run_results import Results
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
-from waldelta.monitoring.run_results import Results
 from waldelta.monitoring.table_freshness import CopyState
 from waldelta.postgres.unpublished_tables import listed
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import string as letters
 from collections.abc import Callable
 
-from waldelta.row_filter.constants import interval_parts
-from waldelta.row_filter.datetime_fields import FEW_DAYS
-from waldelta.row_filter.patterns import like_parts
+from waldelta.row_filter._constants import interval_parts
+from waldelta.row_filter._datetime_fields import FEW_DAYS
+from waldelta.row_filter._patterns import like_parts
 from waldelta.row_filter.spark.values import fail
 from waldelta.row_filter.typed_tree import Typed
 from waldelta.spark_sql import string

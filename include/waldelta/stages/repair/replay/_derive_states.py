@@ -29,7 +29,7 @@ from waldelta.lake.storage import write_parquet
 from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
-from waldelta.stages.repair.replay.plan import ReplayPlan
+from waldelta.stages.repair.replay._plan import ReplayPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

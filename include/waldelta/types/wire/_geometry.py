@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from waldelta.types.wire.numeric import float_text
-from waldelta.types.wire.values import Converter, one_by_one
+from waldelta.types.wire._numeric import float_text
+from waldelta.types.wire._values import Converter, one_by_one
 
 
 def _numbers(data: bytes, at: int, count: int) -> list[str]:

@@ -28,9 +28,9 @@ from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark.attempts import once
 from waldelta.spark.tasks import Task, run_tasks
-from waldelta.stages.sync.snapshot_diff import CopiedRows, Former, RowDiff, mend_target
-from waldelta.stages.sync.write_files import Reader, copy_files, open_target
-from waldelta.stages.sync.write_states import Commit, Moment, copy_states, prepare_states
+from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
+from waldelta.stages.sync._write_files import Reader, copy_files, open_target
+from waldelta.stages.sync._write_states import Commit, Moment, copy_states, prepare_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

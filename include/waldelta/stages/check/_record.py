@@ -17,8 +17,8 @@ from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
 from waldelta.lake.ledger.profiles import Profile, Profiles
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.ledger.table import Newest, again_when_late
+from waldelta.stages.check._incremental import Known
 from waldelta.stages.check.gate.quarantined_rows import keep_unknown_told
-from waldelta.stages.check.incremental import Known
 from waldelta.stages.check.suite.verdict import QualityReport, TableVerdict
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.spark_sql import parquet, path, quote
-from waldelta.stages.sync.snapshot_diff import TWICE, CopiedRows, differences
+from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, differences
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

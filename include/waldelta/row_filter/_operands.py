@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter import numeric
+from waldelta.row_filter import _numeric as numeric
+from waldelta.row_filter._constants import FORMS, array_elements, interval_parts, numeric_digits
+from waldelta.row_filter._signatures import CASTS
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
-from waldelta.row_filter.constants import FORMS, array_elements, interval_parts, numeric_digits
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.parse.tree import Cast, Column, Literal, Node
-from waldelta.row_filter.signatures import CASTS
 from waldelta.row_filter.typed_tree import (
     BOOL,
     FLOATS,

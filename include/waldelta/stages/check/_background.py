@@ -18,7 +18,7 @@ from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import UNCHANGED
 from waldelta.spark.session_pool import MOST_AT_ONCE
-from waldelta.stages.check.incremental import At
+from waldelta.stages.check._incremental import At
 from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
 from waldelta.stages.check.measure.orphan_rows import ask_reference

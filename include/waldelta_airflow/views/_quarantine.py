@@ -18,10 +18,10 @@ from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import held_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
-from waldelta_airflow.views.installed_pipelines import cdc_dag
-from waldelta_airflow.views.page_data import Turning
-from waldelta_airflow.views.render import render
-from waldelta_airflow.views.trigger import Button
+from waldelta_airflow.views._installed_pipelines import cdc_dag
+from waldelta_airflow.views._page_data import Turning
+from waldelta_airflow.views._render import render
+from waldelta_airflow.views._trigger import Button
 
 _ROWS_PER_PAGE = 100
 _MOST_CHOICES = 20

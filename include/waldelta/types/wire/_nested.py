@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, copy_out, i4, u1
 from waldelta.types.base import utf8
-from waldelta.types.wire.values import joined, masked, refuse
+from waldelta.types.wire._values import joined, masked, refuse
 
 # Reads an array of binary values of a type; exactly, to the letter, where the flag is set.
 Read = Callable[[ArrowArray, bool], ArrowArray]

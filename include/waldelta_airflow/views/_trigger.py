@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import HTTPException, Request
 
 from waldelta.lake.ledger.records import now
-from waldelta_airflow.views.dag_states import ActionDag
+from waldelta_airflow.views._dag_states import ActionDag
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
