@@ -8,7 +8,9 @@ from typing import Any
 
 from waldelta import errors
 from waldelta.lake.write_errors import as_told
-from waldelta.spark.settings import DRIVER_MEMORY_VARIABLE
+
+DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
+
 
 # As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")

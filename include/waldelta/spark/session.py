@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 from waldelta.errors import ConfigError, SparkUnreachable, WaldeltaError
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import session_lock
-from waldelta.pipeline.task_errors import first_line, has_lost_jvm
+from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE, first_line, has_lost_jvm
 from waldelta.spark._connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
-    DRIVER_MEMORY_VARIABLE,
     LOCAL_MASTER,
     SETTINGS,
     driver_memory,

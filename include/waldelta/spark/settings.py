@@ -9,11 +9,11 @@ from pathlib import Path
 
 from waldelta.errors import ConfigError
 from waldelta.permissions import hadoop_settings
+from waldelta.pipeline.task_errors import DRIVER_MEMORY_VARIABLE
 
 # The Delta jars that are needed of those that Ivy would fetch; `make setup` puts them into this folder.
 JARS_VARIABLE = "WALDELTA_JARS"
 _DEFAULT_JARS = Path(__file__).resolve().parents[3] / ".cache" / "jars"
-DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 # What jobs log: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
