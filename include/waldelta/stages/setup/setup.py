@@ -296,7 +296,9 @@ def teardown(conn: Connection, job: Job) -> list[str]:
         # The slot goes first: once the publications are gone, it could not be read any more.
         if end_life(slot_conn, job):
             dropped.append(f"slot {slot}")
-        run_statements(conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline") for p in ours])
+        run_statements(
+            conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline: dropping it") for p in ours]
+        )
         dropped += [f"publication {p.name}" for p in ours]
         left = read_slot(slot_conn, slot)
         furthest = beyond(job, left) if left is not None else None

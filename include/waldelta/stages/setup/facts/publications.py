@@ -233,7 +233,7 @@ def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable
         yield plan_drop(name, f"publication {name} changes between all tables and a list: it is made anew")
         actual = None
     if actual is None:
-        yield Statement(_create(wanted), f"publication {name} does not exist")
+        yield Statement(_create(wanted), f"publication {name} doesn't exist yet: creating it")
         yield _comment(wanted)
         return
     settings = list(_plan_settings(wanted, actual))

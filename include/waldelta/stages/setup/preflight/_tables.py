@@ -126,7 +126,9 @@ def _reading(
                 "bypassrls", f"row-level security hides rows of {relation.id} from copies, which are refused then"
             ),
         )
-    elif text := describe_unreadable(sql_name(server.role), leaves if found.has_usage else ()):
+        return
+    partitions = [leaf for leaf in leaves if found.has_usage and (leaf.oid != relation.oid or leaf.through)]
+    if text := describe_unreadable(sql_name(server.role), partitions):
         yield warning(f"{where}: {text}")
 
 

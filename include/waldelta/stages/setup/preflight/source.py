@@ -96,7 +96,7 @@ def privileges_needed(
             foreign.setdefault(of, []).append(str(table.id))
     for (owner, is_superuser), tables in foreign.items():
         member = _membership(owner, is_superuser=is_superuser)
-        yield owning(f"publication {state.name!r}: it doesn't own {', '.join(tables)} ({owner} does)", *member)
+        yield owning(f"publication {state.name!r}: the role doesn't own {', '.join(tables)} ({owner} does)", *member)
 
 
 def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
@@ -132,7 +132,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
             "pg_drop_replication_slot(name)",
         ]
         yield owning(
-            f"slot {pipeline.source.slot!r} is to be made: it may not execute pg_create_logical_replication_slot or "
+            f"slot {pipeline.source.slot!r} is to be made: the role may not execute pg_create_logical_replication_slot or "
             "pg_drop_replication_slot",
             *(Grant("execute on function", function) for function in functions),
         )
