@@ -2,7 +2,7 @@
 
     python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect] [--minutes 30] [--seed N]
 
-A writer commits all the time. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
+A writer commits until the round has 200 transactions a pipeline. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
 server goes on with what it was told) at a random moment of its work; after a few kills, and perhaps an immediate stop of
 PostgreSQL, an ordinary run follows, and the targets are compared. Local runs are several at once in one driver, each on a
 pipeline of its own (tests.soak.driver), and die with it. Of pipelines that stream, a transaction is open most of the time, with
@@ -43,19 +43,22 @@ _AT_FIRST_S = 10.0
 _BETWEEN_TRANSACTIONS_S = 0.25
 _ALTERED_AFTER = 100
 _OPEN_FOR = 10
+# Of a round. On a busy machine the backlog would grow with each round, and with it the time until the next kill.
+_MOST_TRANSACTIONS = 200
 
 
 class Load:
     """Commits random transactions until it is told to pause."""
 
     def __init__(self, scene: Scene) -> None:
-        self.scene, self.transactions = scene, 0
+        self.scene, self.transactions, self._last = scene, 0, 0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Write, beside whatever else happens."""
         self._ended.clear()
+        self._last = self.transactions + _MOST_TRANSACTIONS
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
@@ -67,7 +70,7 @@ class Load:
             self.scene.end_open()
 
     def _write(self) -> None:
-        while not self._ended.wait(_BETWEEN_TRANSACTIONS_S):
+        while self.transactions < self._last and not self._ended.wait(_BETWEEN_TRANSACTIONS_S):
             self.scene.write(1)
             self.transactions += 1
             if self.scene.streaming != "off" and self.transactions % _OPEN_FOR == 0:
