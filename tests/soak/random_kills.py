@@ -7,7 +7,7 @@ server goes on with what it was told) at a random moment of its work; after a fe
 PostgreSQL, an ordinary run follows, and the targets are compared. Local runs are several at once in one driver, each on a
 pipeline of its own (tests.soak.driver), and die with it. Of pipelines that stream, a transaction is open most of the time, with
 a savepoint rolled back. Transactions larger than logical_decoding_work_mem (64 kB) release savepoints, roll others back, and are
-rolled back as a whole more often than not. PGSERVER_POSTGRES_VERSION chooses the server: 15, 16 or 18.
+rolled back as a whole more often than not. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
 """
 
 from __future__ import annotations
