@@ -136,7 +136,7 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
     "row", [SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut], ids=lambda r: r.__name__
 )
 def test_every_ledger_column_is_explained(row):
-    text = (ROOT / "docs/architecture.md").read_text()
+    text = (ROOT / "docs/ledger.md").read_text()
     assert [
         name for name in row.__dataclass_fields__ if f"`{name}`" not in text and name not in ("table", "schema")
     ] == []
