@@ -175,7 +175,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     from waldelta.pipeline.run_result import RunFailed
-    from waldelta.spark.session import open_session
+    from waldelta.spark.session import deferred_session, open_session
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
@@ -185,7 +185,9 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
     key = _session_key(pipeline, options)
-    with nullcontext(None) if options.stage == ["report"] else open_session(name, job, key) as spark:
+    # Of small tables a reconciliation needs none either, nor does the repair of their rows.
+    opened = deferred_session if options.verb == "reconcile" else open_session
+    with nullcontext(None) if options.stage == ["report"] else opened(name, job, key) as spark:
         cause: BaseException | None = None
         try:
             result = _runner(options)(spark, job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -44,7 +44,7 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.stages.check.gate.quarantined_rows import current_user, tell_anew
 from waldelta.stages.land.drain import Drained
 from waldelta.stages.land.land_until import land_backlog, land_through
-from waldelta.stages.repair.reconcile.compare_table import Feeding, Found, compare, why_not_compared
+from waldelta.stages.repair.reconcile.compare_table import Feeding, Found, compare, needs_spark, why_not_compared
 from waldelta.stages.repair.repair import Again, reread_rows
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
@@ -157,7 +157,8 @@ def _compare_all(work: _Work) -> None:
         del fed[name]
         work.put(name, NOT_COMPARED, why)
     keys: dict[str, tuple[Feeding, Found]] = {}
-    with _batches(work.spark):
+    by_spark = any(needs_spark(job, name) for name in fed)
+    with _batches(work.spark) if by_spark else nullcontext():
         for names in in_groups({name: sizes.get(name, 0) for name in fed}):
             keys |= _compare_group(work, [fed[name] for name in names])
     if work.order.repair:

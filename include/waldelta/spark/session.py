@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -73,6 +73,43 @@ def spark_session(
     if remote := os.environ.get("SPARK_REMOTE"):
         return _connect_session(remote, session_key)
     return _classic_session(master, name)
+
+
+class DeferredSession:
+    """A session that is made by the first use of it, so that work which never uses it starts no JVM."""
+
+    def __init__(self, make: Callable[[], SparkSession]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self.made: SparkSession | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        with self._lock:
+            if self.made is None:
+                self.made = self._make()
+        return getattr(self.made, name)
+
+
+def is_started(spark: SparkSession) -> bool:
+    """Whether the session is there already; False where its first use would start a JVM."""
+    return not isinstance(spark, DeferredSession) or spark.made is not None
+
+
+@contextmanager
+def deferred_session(name: str, job: Job | None = None, session_key: str | None = None) -> Iterator[SparkSession]:
+    """As open_session(), but a session whose JVM would be started here is only made once it is used.
+
+    A Spark Connect server is there anyway, as is the JVM that spark-submit has started.
+    """
+    if "SPARK_REMOTE" in os.environ or _is_submitted():
+        with open_session(name, job, session_key) as spark:
+            yield spark
+        return
+    deferred = DeferredSession(lambda: spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name))
+    try:
+        yield cast("SparkSession", deferred)
+    finally:
+        if deferred.made is not None:
+            _stop(deferred.made)
 
 
 @contextmanager
@@ -286,7 +323,7 @@ def _classic_session(master: str, name: str) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    if "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", ""):
+    if _is_submitted():
         with _named_start("spark-submit's master"):
             return SparkSession.builder.appName(name).getOrCreate()
     check_java()
@@ -303,6 +340,11 @@ def _classic_session(master: str, name: str) -> SparkSession:
         if master.startswith("local"):
             _start_workers(context)
         return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def _is_submitted() -> bool:
+    """Whether spark-submit has started this process."""
+    return "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", "")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
+from pyspark.sql import Row
 
 from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
@@ -13,6 +14,7 @@ from waldelta.pipeline.task_errors import named_error
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
 from waldelta.spark.attempts import told as told_error
+from waldelta.spark.session import is_started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +55,7 @@ def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task, *, s
 
     A task may be run again, when its worker died or its stage is repeated; not when it raised an error of ours, which is raised
     here once all of them have ended. With ``stops`` that ends the others at once, whose work counts for nothing without it.
+    A single task is run here where no session has been started yet: a JVM takes longer to start than most of them.
     """
 
     umask, schema = lake_umask(), told.append(_FAILED)
@@ -74,8 +77,12 @@ def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task, *, s
 
     if not count:
         return []
-    numbers = spark.range(0, count, 1, max(1, count))
-    rows = _collected(numbers.mapInArrow(once(numbered) if stops else numbered, ddl(schema)))
+    if count == 1 and not is_started(spark):
+        told_here = numbered(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
+        rows = [Row(**row) for part in told_here for row in part.to_pylist()]
+    else:
+        numbers = spark.range(0, count, 1, max(1, count))
+        rows = _collected(numbers.mapInArrow(once(numbered) if stops else numbered, ddl(schema)))
     for row in rows:
         if (failed := row[_FAILED.name]) is not None:
             raise named_error(Exception(failed)) or ApplyError(failed)

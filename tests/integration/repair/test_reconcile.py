@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from datetime import date
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import yaml
 from deltalake import DeltaTable, write_deltalake
 
 from tests.integration.apply.test_reread import wait_until
@@ -31,6 +36,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land import land_until as land_module
 from waldelta.stages.repair import repair as repair_module
+from waldelta.stages.repair.reconcile._target_side import TargetSide
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -93,6 +99,51 @@ def target(pipeline, table="public.t"):
     return DeltaTable(pipeline.target_path(table))
 
 
+@pytest.fixture
+def read_by_spark(monkeypatch):
+    """Spark reads even small targets."""
+    monkeypatch.setattr("waldelta.stages.repair.reconcile._target_side._MOST_ROWS", -1)
+
+
+@pytest.fixture
+def read_both_ways(monkeypatch):
+    """Small targets are read here and by Spark; gives the sums, rows and values of both, by pairs."""
+    found = []
+
+    def patch(name, as_list):
+        real = getattr(TargetSide, name)
+
+        def both(self, *given):
+            assert self.small is not None
+            here, there = real(self, *given), real(replace(self, small=None), *given)
+            found.append((name, as_list(here), as_list(there)))
+            return here
+
+        monkeypatch.setattr(TargetSide, name, both)
+
+    patch("sums", lambda sums: [sums.rows.tolist(), sums.totals.tolist()])
+    patch("rows", lambda rows: sorted((*row.values(),) for row in rows.table.to_pylist()))
+    patch("values", lambda held: sorted((key, [*of.shown], [*of.exact]) for key, of in held.items()))
+    return found
+
+
+def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
+    """Landing and comparing do without one: there is no Java where they are run."""
+    database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")
+    assert run_without_java(database, pipeline, tmp_path, "compared") == [("public.t", "equal", 1000, 2, 0)]
+
+
+def run_without_java(database, pipeline, tmp_path, run_id, *options):
+    path = tmp_path / "pipeline.yml"
+    path.write_text(yaml.safe_dump(pipeline.file.model_dump(mode="json", exclude_none=True)))
+    command = [sys.executable, "-m", "spark_jobs", "reconcile", str(path), "--run-id", run_id, *options]
+    own = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "JAVA_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | own)
+    assert done.returncode == 0, done.stderr
+    rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
+    return [(row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows]
+
+
 def test_a_fresh_copy_is_equal(spark, pipeline):
     """Every row, with NaN, minus zero and what the type can't hold."""
     row = reconcile(spark, pipeline)["t"]
@@ -107,6 +158,25 @@ def test_a_target_that_keeps_more_than_the_source_isnt_compared(spark, database,
     made.sync(spark)
     row = reconcile(spark, made)["t"]
     assert (row.status, row.reason) == ("not compared", "its target keeps more than the source has (mode soft_delete)")
+
+
+def test_spark_finds_the_same_differences(spark, pipeline, read_both_ways):
+    """Of rows that differ in their columns: how both show and compare them."""
+    target(pipeline).delete("day = '2024-01-05'")
+    target(pipeline).update(updates={"note": "'tampered'", "ratio": "null"}, predicate="day < '2024-01-12'")
+    found = reconcile(spark, pipeline)["t"]
+    assert (found.missing, found.different) == (1, 10)
+    assert [name for name, *_ in read_both_ways] == ["sums", "rows", "values"]
+    for name, here, there in read_both_ways:
+        assert here == there, name
+
+
+def test_a_large_target_is_read_by_spark(spark, pipeline, read_by_spark):
+    """It says the same."""
+    target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
+    found = reconcile(spark, pipeline)["t"]
+    assert (found.status, found.source_rows, found.target_rows) == ("different", 1000, 1000)
+    assert [one.columns[0].target for one in found.differences] == ["tampered"]
 
 
 def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, database, pipeline, monkeypatch):
@@ -371,6 +441,34 @@ def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, valu
     streamed = reconcile(spark, pipeline, "streamed")["t"]
     assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [("equal", [], [])] * 2
     assert streamed.source_rows == copied.source_rows + 1
+
+
+@pytest.mark.parametrize("any_postgres", VERSIONS[:1], indirect=True, ids="PostgreSQL {}".format)
+def test_every_type_has_the_same_hash_whoever_reads_it(
+    spark,
+    values,  # noqa: F811
+    lake,
+    read_both_ways,
+):
+    """As Spark wrote it when it was copied, as delta-rs did when it was streamed."""
+    for number in range(len(values.cases)):  # with a space in its name Spark alone reads a column
+        values.execute(f'alter table t rename "c {number}" to c{number}')
+    pipeline = make(values, lake)
+    pipeline.setup()
+    pipeline.sync(spark)
+    assert reconcile(spark, pipeline)["t"].status == "equal"
+    values.execute("insert into t (id) values (5000)")
+    pipeline.consume(spark)
+    assert reconcile(spark, pipeline, "appended")["t"].status == "equal"
+    values.execute("update t set id = id + 1000 where id % 2 = 0")
+    pipeline.consume(spark)
+    streamed = reconcile(spark, pipeline, "streamed")["t"]
+    assert (streamed.status, streamed.left_out) == ("equal", [])
+    target(pipeline).update(updates={"c0": "null"}, predicate="c0 is not null")
+    assert reconcile(spark, pipeline, "tampered")["t"].different == 2
+    assert {name for name, *_ in read_both_ways} == {"sums", "rows", "values"}
+    for name, here, there in read_both_ways:
+        assert here == there, name
 
 
 def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, monkeypatch, lake):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 
+from waldelta.errors import PeekTimeout
 from waldelta.spark import session as module
-from waldelta.spark.session import open_session
+from waldelta.spark.session import DeferredSession, deferred_session, is_connect, is_started, open_session
+from waldelta.spark.tasks import run_tasks
 
 WAIT_S = 30
 
@@ -47,3 +50,51 @@ def test_pyspark_still_has_them_there():
     """Else a fresh JVM's jobs would be slower by up to a second and a half again, and nobody would see why."""
     assert "_accumulatorServer" in SparkContext._do_init.__code__.co_names
     assert callable(AccumulatorTCPServer.shutdown)
+
+
+@pytest.mark.parametrize("uses", [0, 2])
+def test_a_deferred_session_is_made_by_its_first_use(monkeypatch, uses):
+    """Once, and stopped where it was made; a named error that it can't be made by reaches whoever uses it."""
+    made, stopped = [], []
+
+    def make(*_, name):
+        made.append(name)
+        return SimpleNamespace(sparkContext=None, version="4", stop=lambda: stopped.append(name))
+
+    monkeypatch.setattr(module, "spark_session", make)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    with deferred_session("test") as spark:
+        assert (made, is_started(spark), is_connect(spark)) == ([], False, False)
+        assert [spark.version for _ in range(uses)] == ["4"] * uses
+        assert (made, is_started(spark)) == (["test"] * bool(uses), bool(uses))
+    assert stopped == made
+
+
+@pytest.mark.parametrize("variable, value", [("SPARK_REMOTE", "sc://x"), ("WALDELTA_LAUNCHER", "SPARK_SUBMIT")])
+def test_a_session_whose_jvm_is_there_is_made_at_once(monkeypatch, variable, value):
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setenv(variable, value)
+    spark = SimpleNamespace(sparkContext=None, stop=lambda: None)
+    monkeypatch.setattr(module, "spark_session", lambda *_, **__: spark)
+    with deferred_session("test") as made:
+        assert made is spark
+        assert is_started(made)
+
+
+def test_a_single_task_is_run_here_before_a_session_is_there():
+    """With its rows, and the named error that it raised."""
+
+    def no_session():
+        raise AssertionError("Spark isn't needed")
+
+    spark, told = DeferredSession(no_session), pa.schema([("n", pa.int64()), ("raw", pa.binary())])
+    (row,) = run_tasks(spark, 1, told, lambda number: pa.table({"n": [number], "raw": [b"\x00"]}, told))
+    assert (row.n, row["raw"]) == (0, b"\x00")
+
+    def fails(_):
+        raise PeekTimeout("too slow")
+
+    with pytest.raises(PeekTimeout, match=r"^too slow$"):
+        run_tasks(spark, 1, told, fails)
+    with pytest.raises(AssertionError, match="Spark isn't needed"):
+        run_tasks(spark, 2, told, fails)

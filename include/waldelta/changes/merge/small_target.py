@@ -17,5 +17,10 @@ MOST_FILE_BYTES = 16 << 20
 
 def is_small(files: pa.Table) -> bool:
     """Whether a target with these files is read here; one whose rows aren't counted isn't."""
+    return is_at_most(files, MOST_ROWS, MOST_FILE_BYTES)
+
+
+def is_at_most(files: pa.Table, most_rows: int, most_bytes: int) -> bool:
+    """Whether these files have so many rows and bytes at most; False where their rows aren't counted."""
     rows = row_count(files)
-    return rows is not None and rows <= MOST_ROWS and (pc.sum(files["size_bytes"]).as_py() or 0) <= MOST_FILE_BYTES
+    return rows is not None and rows <= most_rows and (pc.sum(files["size_bytes"]).as_py() or 0) <= most_bytes

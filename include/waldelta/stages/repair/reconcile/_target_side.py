@@ -1,7 +1,8 @@
-"""The lake's side of a reconciliation: sums, rows and values of one version of a target, by Spark's tasks."""
+"""The lake's side of a reconciliation: sums, rows and values of one version of a target, here or by Spark's tasks."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,10 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
+from waldelta.changes.merge.by_driver import is_known
+from waldelta.changes.merge.small_target import is_at_most
+from waldelta.changes.stage.net_files import batches
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline.job import Job
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile._canonical import lake_rows
@@ -24,20 +33,28 @@ from waldelta.types.pg_text import pg_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 Batches = Iterator[pa.RecordBatch]
 _TEXT_SHOWN = 100
+# One core hashes so much in seconds, a few rows at once; Spark takes as long to start, and divides more among its tasks.
+_MOST_ROWS, _MOST_FILE_BYTES = 1_000_000, 64 << 20
 _SUMS = pa.schema([("bucket", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSide:
-    """One version of a target; ``shown`` are the columns that its rows are named by."""
+    """One version of a target; ``shown`` are the columns that its rows are named by.
+
+    ``small`` are its rows where they are read here (read_small()).
+    """
 
     spark: SparkSession
     uri: str
     version: int
     plan: Fingerprint
     shown: tuple[str, ...]
+    small: ds.Dataset | None = None
 
     def sums(self, aside: Hashes) -> Sums:
         """The sums of all rows but those whose keys' hashes are set aside (in order)."""
@@ -101,12 +118,42 @@ class TargetSide:
         return {row[0]: Valued(row[1 : 1 + count], row[1 + count :]) for row in rows}
 
     def _run(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
+        if self.small is not None:
+            try:
+                return pa.Table.from_batches(task(self._batches(self.small)), schema).combine_chunks()
+            except (DeltaError, OSError, pa.ArrowException) as err:
+                log.info("%s is read by Spark: %s", self.uri, err)
+        return self._run_by_spark(task, schema)
+
+    def _batches(self, dataset: ds.Dataset) -> Batches:
+        """The rows, with the columns that Spark's tasks have them with."""
+        columns = {f"c{n}": pc.field(name) for n, (name, _) in enumerate(self.plan.columns)}
+        verbatim = self.plan.verbatim
+        for batch in batches(dataset, columns | ({RAW: pc.field(RAW)} if verbatim else {})):
+            values = batch.columns[: len(columns)]
+            raws = [pc.map_lookup(batch[RAW], name, "first") for name in verbatim]
+            names = [*columns, *(f"r{n}" for n in range(len(raws)))]
+            yield pa.RecordBatch.from_arrays([*values, *raws], names)
+
+    def _run_by_spark(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
         frame: DataFrame = self.spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
         columns = [F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)]
         # Not the map itself: with one Spark takes time by the square of a batch's rows to tell its size.
         raws = [F.try_element_at(RAW, F.lit(name)).alias(f"r{n}") for n, name in enumerate(self.plan.verbatim)]
         chosen = frame.select(*columns, *raws)
         return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
+
+
+def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | None:
+    """The rows of a small target's version (None: the newest), to be read here; None where Spark is to read them."""
+    try:
+        table = DeltaTable(uri, version=version, storage_options=job.storage_options)
+        if not (is_known(table) and is_at_most(files_of(table), _MOST_ROWS, _MOST_FILE_BYTES)):
+            return None
+        return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+    except (DeltaError, OSError, pa.ArrowException) as err:
+        log.info("%s is read by Spark: %s", uri, err)
+        return None
 
 
 def is_among(values: Hashes, chosen: Hashes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -4,7 +4,7 @@
 2. Everything that the snapshot sees has landed. So a key that both sides may rightly differ in stands in the change log: behind the
    target's batch, or before it, in a transaction that was decoded before the snapshot sees it. Such keys are set aside on both sides,
    as are the rows that the target is known to lack.
-3. Both sides sum up hashes by bucket, PostgreSQL its rows, Spark the target's.
+3. Both sides sum up hashes by bucket, PostgreSQL its rows, this process those of a small target, Spark those of others.
 4. The rows of buckets that differ are compared by their hashes, then those that differ by their columns.
 """
 
@@ -57,7 +57,7 @@ from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import DIFFERENT as DIFFERS
 from waldelta.stages.repair.reconcile._row_differences import KINDS, Rows, differing_rows, with_columns
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
-from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among
+from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ _Range = tuple[TableState, tuple[int, int]]
 _Keys = tuple[Hashes, list[ArrowArray]]
 
 
+def needs_spark(job: Job, table_name: str) -> bool:
+    """Whether Spark is to read the target, as it is now."""
+    return read_small(job, uri_of(job, table_name)) is None
+
+
 def why_not_compared(job: Job, feeding: Feeding) -> str | None:
     """Why a comparison would mean nothing; None when it means something."""
     state, table = feeding.state, feeding.fed.table
@@ -138,7 +143,9 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     encoding = holder.connection.info.parameter_status("server_encoding") or ""
     plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding)
     source = _source(job, holder, feeding, copy, plan)
-    target = TargetSide(spark, uri_of(job, state.table_name), feeding.version, plan, tuple(source.shown))
+    uri = uri_of(job, state.table_name)
+    small = read_small(job, uri, feeding.version)
+    target = TargetSide(spark, uri, feeding.version, plan, tuple(source.shown), small)
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
