@@ -34,6 +34,7 @@ from waldelta.pipeline.targets.lifecycle import Due, read_published
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
+from waldelta.stages.repair._by_driver import merge_rows_here
 from waldelta.stages.sync.sync import sync
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
@@ -285,7 +286,16 @@ def retry_until(moment, spark, job, monkeypatch):
         run_retry(spark, job, by="Ann")
 
 
-def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
+@pytest.fixture(params=["merge_rows_here", "merge_rows"], ids=["Arrow", "Spark"])
+def merging(request, monkeypatch):
+    """Rows that are read again are staged and merged by Arrow, or by Spark; the name of what merges them."""
+    if request.param == "merge_rows":
+        monkeypatch.setattr("waldelta.stages.repair._repair_rows.MOST_KEYS", 0)
+        monkeypatch.setattr("waldelta.stages.repair.repair.merge_rows_here", lambda *_: False)
+    return request.param
+
+
+def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merging):
     """Whether it had committed is asked of the target: nothing is copied, nothing is put right twice, or too late.
 
     What was discarded goes on lacking in the generation that it begins, and in none that it didn't.
@@ -316,7 +326,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
 
     # The MERGE fails: at once all is as it was.
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.stages.repair.repair.merge_rows", fails)
+        patched.setattr(f"waldelta.stages.repair.repair.{merging}", fails)
         with pytest.raises(RunFailed, match="no space left"):
             retry("failed")
     is_as_before()
@@ -326,8 +336,11 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch):
     assert (job.table_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(spark, job, "next").rows
     is_as_before()
-    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
-        merge_rows(*late[0])
+    if merging == "merge_rows_here":
+        assert not merge_rows_here(*late[0])
+    else:
+        with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+            merge_rows(*late[0])
     is_as_before()
     # Killed after it: the next run enters that it is done, tells what it did, and goes on from there.
     database.execute("update t set m = 7 where id = 4; delete from t where id = 1")

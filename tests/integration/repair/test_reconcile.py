@@ -128,9 +128,18 @@ def read_both_ways(monkeypatch):
 
 
 def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
-    """Landing and comparing do without one: there is no Java where they are run."""
+    """Landing, comparing and repairing do without one: there is no Java where they are run."""
     database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")
     assert run_without_java(database, pipeline, tmp_path, "compared") == [("public.t", "equal", 1000, 2, 0)]
+    pipeline.consume(spark)
+    target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
+    target(pipeline).delete("day = '2024-01-08'")
+    repaired = run_without_java(database, pipeline, tmp_path, "repaired", "--repair")
+    assert repaired == [("public.t", "repaired", 1002, 0, 2)]
+    commit = target(pipeline).history(1)[0]
+    assert (commit["operation"], json.loads(commit["userMetadata"])["waldelta"]["verb"]) == ("WRITE", "repair")
+    assert pipeline.consume(spark).foreign_commits == []
+    assert run_without_java(database, pipeline, tmp_path, "again") == [("public.t", "equal", 1002, 0, 0)]
 
 
 def run_without_java(database, pipeline, tmp_path, run_id, *options):
@@ -218,7 +227,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
     assert [(row.status, row.repaired, row.by) for row in mended] == [("repaired", 4, "mia")]
     # The other one fenced the sleeper off before it merged.
     after = [commit["operation"] for commit in target(pipeline).history() if commit["version"] > version]
-    assert after == ["MERGE", "SET TBLPROPERTIES"]
+    assert after == ["WRITE", "SET TBLPROPERTIES"]
     state = pipeline.job().table_states()["public.t"]
     assert (state.status, state.reason) == ("synced", "reconcile --repair by mia: 4 rows differed: foreign writer")
     again = reconcile(spark, pipeline, "again")["t"]
@@ -235,6 +244,23 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
 
 def run_warnings(pipeline, run_id):
     return json.loads(pipeline.job().ledger.run_result(run_id, "reconcile").result)["warnings"]
+
+
+def test_keys_that_spark_has_staged_are_read_again_beside_others(spark, database, lake, monkeypatch):
+    """Those of many changes in flight are, and Spark writes a timestamp otherwise than Arrow does."""
+    monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
+    database.execute(
+        "create table t (at timestamptz primary key, n int); create publication p for table t;"
+        "insert into t select timestamptz '2024-01-01 00:00Z' + n * interval '1 hour', n from generate_series(0, 19) n"
+    )
+    pipeline = make(database, lake)
+    pipeline.setup()
+    pipeline.sync(spark)
+    target(pipeline).update(updates={"n": "-1"}, predicate="n in (3, 4)")
+    database.execute("update t set n = 100 where n = 4; delete from t where n = 5")
+    found = reconcile(spark, pipeline, repair=True)["t"]
+    assert (found.status, found.in_flight, found.differing, found.repaired) == ("repaired", 2, 1, 3)
+    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
 def test_the_run_fails_while_a_target_differs(spark, pipeline):
@@ -449,8 +475,9 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
     values,  # noqa: F811
     lake,
     read_both_ways,
+    monkeypatch,
 ):
-    """As Spark wrote it when it was copied, as delta-rs did when it was streamed."""
+    """As Spark wrote it when it was copied, as delta-rs did when it was streamed; a repair by either brings it back."""
     for number in range(len(values.cases)):  # with a space in its name Spark alone reads a column
         values.execute(f'alter table t rename "c {number}" to c{number}')
     pipeline = make(values, lake)
@@ -464,8 +491,14 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
     pipeline.consume(spark)
     streamed = reconcile(spark, pipeline, "streamed")["t"]
     assert (streamed.status, streamed.left_out) == ("equal", [])
-    target(pipeline).update(updates={"c0": "null"}, predicate="c0 is not null")
-    assert reconcile(spark, pipeline, "tampered")["t"].different == 2
+    for repaired_by in ("WRITE", "MERGE"):
+        target(pipeline).update(updates={"c0": "coalesce(not c0, true)"})
+        mended = reconcile(spark, pipeline, repaired_by, repair=True)["t"]
+        assert (mended.status, mended.repaired) == ("repaired", streamed.source_rows)
+        assert target(pipeline).history(1)[0]["operation"] == repaired_by
+        assert reconcile(spark, pipeline, f"after {repaired_by}")["t"].status == "equal"
+        # Too much for this process once it was staged: Spark goes on from there.
+        monkeypatch.setattr("waldelta.stages.repair._by_driver.read_within", lambda *_: None)
     assert {name for name, *_ in read_both_ways} == {"sums", "rows", "values"}
     for name, here, there in read_both_ways:
         assert here == there, name

@@ -8,11 +8,12 @@ was read, so that whoever else commits meanwhile is never overwritten.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import (
     ColumnProperties,
     DeltaTable,
@@ -21,7 +22,7 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import MergedRows, Written, are_new, match, matched_by
 from waldelta.changes.merge.small_target import is_small
@@ -58,23 +59,44 @@ def merge_here(
     """
     if not is_for_arrow(plan, tag):
         return None
-    table = DeltaTable(uri_of(job, plan.state.table_name), storage_options=job.storage_options)
+    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    return commit_here(job, plan.state.table_name, NetChanges(net, written, plan.is_emptied), tag, check)
+
+
+@dataclass(frozen=True, slots=True)
+class NetChanges:
+    """Net changes, the columns that they are written to, and whether all rows that the target had are gone."""
+
+    rows: pa.Table
+    written: Written
+    is_emptied: bool = False
+
+    @classmethod
+    def whole(cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool) -> NetChanges:
+        """Of rows that are known whole, into these columns and, with ``metadata``, ours."""
+        return cls(rows, Written(names, shape, metadata))
+
+
+def commit_here(
+    job: Job, table_name: str, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+) -> CommitTag | None:
+    """As merge_here(), of changes that Arrow can merge: of keyed rows, or of new ones alone."""
+    table = DeltaTable(uri_of(job, table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated
     try:
-        return _merge(job, plan, table, net, tag, check)
+        return _merge(table, changes, tag, check)
     except (DeltaError, OSError, pa.ArrowException) as err:
         # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
-        log.info("table=%s isn't merged here: %s", plan.state.table_name, err)
+        log.info("table=%s isn't merged here: %s", table_name, err)
         return None
 
 
-def _merge(
-    job: Job, plan: TargetPlan, table: DeltaTable, net: pa.Table, tag: CommitTag, check: Callable[[], object]
-) -> CommitTag | None:
-    if (written := written_columns(job, plan, table)) is None:
+def _merge(table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callable[[], object]) -> CommitTag | None:
+    net, written = changes.rows, changes.written
+    if not has_columns(table, written):
         return None
-    held = arrow_schema(table).empty_table() if plan.is_emptied else _read(table)
+    held = arrow_schema(table).empty_table() if changes.is_emptied else _read(table)
     if held is None:
         return None
     of_row = match(held, net, written)
@@ -83,7 +105,7 @@ def _merge(
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
-    adds_only = not (plan.is_emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
+    adds_only = not (changes.is_emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
     _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
@@ -104,7 +126,12 @@ def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
 def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> Written | None:
     """What is written to the table; None when it lacks one of the columns, or asks more of its writers than is done here."""
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
-    return written if is_known(table) and set(arrow_schema(table).names).issuperset(written.sources) else None
+    return written if has_columns(table, written) else None
+
+
+def has_columns(table: DeltaTable, written: Written) -> bool:
+    """Whether the table has the columns that are written, and asks no more of its writers than is done here."""
+    return is_known(table) and set(arrow_schema(table).names).issuperset(written.sources)
 
 
 def is_known(table: DeltaTable) -> bool:
@@ -125,7 +152,11 @@ def _read(table: DeltaTable) -> pa.Table | None:
     """All rows of a small table; None for another."""
     if not is_small(files_of(table)):
         return None
-    dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+    return read_within(table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS), arrow_schema(table))
+
+
+def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
+    """All rows; None when they take more than MOST_BYTES of memory."""
     parts: list[pa.RecordBatch] = []
     taken = 0
     for part in batches(dataset):
@@ -133,7 +164,7 @@ def _read(table: DeltaTable) -> pa.Table | None:
         if taken > MOST_BYTES:
             return None
         parts.append(part)
-    return pa.Table.from_batches(parts, arrow_schema(table))
+    return pa.Table.from_batches(parts, schema)
 
 
 def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:

@@ -21,7 +21,7 @@ from waldelta.changes.decode.decode import typed_key
 from waldelta.changes.merge.snapshot_rows import staged_names
 from waldelta.errors import NeedsSync
 from waldelta.lake.ledger.records import TableState
-from waldelta.lake.storage import write_parquet
+from waldelta.lake.storage import open_parquet, write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift.moving_rows import moving_rows
 from waldelta.pipeline.drift.repair_plan import Repair, gathers, is_dear, within_leaves
@@ -36,6 +36,7 @@ from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
 from waldelta.spark_sql import quote
+from waldelta.stages.repair._by_driver import MOST_KEYS, read_staged_texts, stage_net_here, write_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -213,6 +214,7 @@ def stage_rows(
     names = staged_names(copy)
     tasks = [rows.choices[n::count] for n in range(count)]
     again, key, unheld = rows.again, rows.key, rows.unheld
+    staged_schema = pa.schema([field.with_name(name) for field, name in zip(copy.schema, names, strict=True)])
 
     def read_entering(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -226,7 +228,11 @@ def stage_rows(
         for found in read_keys(conninfo, copy, again, key, wanted, reader_name(pid, 0, copy.table)):
             yield found.rename_columns(names)
 
-    schema = ddl(pa.schema([field.with_name(name) for field, name in zip(copy.schema, names, strict=True)]))
+    if _is_for_arrow(rows, touched):
+        write_parquet(f"{staged}/entering", staged_schema.empty_table())
+        write_parts(f"{staged}/again", read_again(read_staged_texts(touched, len(key))), staged_schema)
+        return
+    schema = ddl(staged_schema)
     numbers = spark.range(0, count, 1, max(1, count))
     numbers.mapInArrow(once(read_entering), schema).write.mode("overwrite").parquet(f"{staged}/entering")
     if touched:
@@ -234,17 +240,28 @@ def stage_rows(
         keys.mapInArrow(once(read_again), schema).write.mode("overwrite").parquet(f"{staged}/again")
 
 
+def _is_for_arrow(rows: RepairRows, touched: Sequence[str]) -> bool:
+    """Whether the filter lets no other row in or out than those of a few keys: then Spark isn't needed to stage them."""
+    if rows.choices or rows.leaves is not None or not touched:
+        return False
+    keys = sum(int(open_parquet(folder).count_rows()) for folder in touched)
+    return keys <= MOST_KEYS
+
+
 def stage_net(
     spark: SparkSession, job: Job, drifted: Repair, rows: RepairRows, staged: str, touched: Sequence[str]
 ) -> dict[str, int]:
     """Write what the MERGE is to do, one row per key; returns how many rows by why they are there, and by action."""
+    if _is_for_arrow(rows, touched) and (counts := stage_net_here(rows, staged, touched, TOUCHED)) is not None:
+        return counts
     names = [name for name, _ in rows.copy.columns]
     places = [names.index(column) for column, _ in rows.key]
     key = [f"b{k}" for k in range(len(places))]
-    bases = [F.col(f"c{i}").alias(base) for base, i in zip(key, places, strict=True)]
 
     def read(part: str, why: str) -> DataFrame:
-        return spark.read.parquet(f"{staged}/{part}").select(F.lit(why).alias("why"), *bases, "*")
+        held = spark.read.parquet(f"{staged}/{part}")
+        bases = [F.col(f"c{i}").alias(base) for base, i in zip(key, places, strict=True)]
+        return held.select(F.lit(why).alias("why"), *bases, "*")
 
     new, gone = read("entering", ENTERS), []
     if touched:

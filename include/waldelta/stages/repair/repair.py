@@ -68,6 +68,7 @@ from waldelta.stages.check.gate.gate import StillFails, judge_reread, read_gates
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land.drain import Drained
 from waldelta.stages.land.land_until import land_backlog, land_through
+from waldelta.stages.repair._by_driver import merge_rows_here
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
@@ -406,7 +407,7 @@ def _commit(
 
     Last of ``told`` are the quarantine's rows of the new generation, messages that can't be read among them.
     """
-    (folder, counts), (check, again, carried), name = net, told, state.table_name
+    (_, counts), (check, again, carried), name = net, told, state.table_name
     marked = job.table_states()[name]
     reason = marked.reason if again is None else again.reason
     check()
@@ -415,7 +416,7 @@ def _commit(
     carry_over(job, begun, carried)
     fault_point("repair.begun")
     try:
-        cut = _merge(spark, job, rows, begun, folder, counts) if counts else commit_untouched(spark, job, begun)
+        cut = _merge(spark, job, rows, begun, net, check) if counts else commit_untouched(spark, job, begun)
         fault_point("repair.merged")
         check()
         present = job.table_states()[name]
@@ -440,9 +441,20 @@ def _end(spark: SparkSession, job: Job, begun: TableState, check: Callable[[], N
 
 
 def _merge(
-    spark: SparkSession, job: Job, rows: RepairRows, begun: TableState, folder: str, counts: dict[str, int]
+    spark: SparkSession,
+    job: Job,
+    rows: RepairRows,
+    begun: TableState,
+    net: tuple[str, dict[str, int]],
+    check: Callable[[], None],
 ) -> TargetCut:
+    folder, counts = net
     tag = repair_tag(begun, job.run_id, counts)
-    merge_rows(spark, uri_of(job, begun.table_name), rows.copy, [column for column, _ in rows.key], folder, tag)
+    # Of a drift Spark's MERGE leaves files alone that no row enters or leaves.
+    reread_only = not counts.keys() & {ENTERS, LEAVES}
+    if not (reread_only and merge_rows_here(job, begun.table_name, rows, folder, tag, check)):
+        # Whoever committed meanwhile may have copied the target again.
+        check()
+        merge_rows(spark, uri_of(job, begun.table_name), rows.copy, [column for column, _ in rows.key], folder, tag)
     # A touched key that the target never had isn't a change that was skipped.
     return replace(read_commit(job, begun, tag), skipped=0)

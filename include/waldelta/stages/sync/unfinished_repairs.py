@@ -13,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deltalake import DeltaTable
+
 from waldelta.changes.merge.commits import committed_verb, read_commit
 from waldelta.changes.merge.statements import CommitTag, tagged, void_statement
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, IncompleteRow, Quarantine, latest_rows, watched_rows
 from waldelta.lake.ledger.records import COPYING, SYNCED, TableState, TargetCut, now
+from waldelta.lake.storage import files_of, has_deletion_vectors, row_count
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
@@ -60,7 +63,7 @@ def record_repaired(
     Raises LateWriter when the target is another's meanwhile.
     """
     before = _before(job, begun)
-    held = spark.read.format("delta").load(uri_of(job, begun.table_name)).count()
+    held = _count_rows(spark, job, begun.table_name)
     at = now()
     done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
     done = job.ledger.append_state(done, begun)
@@ -81,6 +84,13 @@ def record_repaired(
         quarantine.add(past)
     log.info("table=%s repaired at version %d", begun.table_name, cut.version)
     return done
+
+
+def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
+    """How many rows the target has: by its log, where that tells."""
+    table = DeltaTable(uri_of(job, name), storage_options=job.storage_options)
+    counted = None if has_deletion_vectors(table) else row_count(files_of(table))
+    return spark.read.format("delta").load(uri_of(job, name)).count() if counted is None else counted
 
 
 def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | None:
