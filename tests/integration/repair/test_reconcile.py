@@ -235,6 +235,7 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
     # The repair has told whose commits it repaired; the next run doesn't warn of them.
     (told_once,) = [w for w in run_warnings(pipeline, "repair") if "external commits to its target were repaired" in w]
     assert told_once.count("; ") == 2
+    database.execute("insert into t values ('new', '2024-01-01')")  # runs look at targets once a batch has landed
     consumed = pipeline.consume(spark, run_id="next")
     assert (consumed.warnings, consumed.foreign_commits) == ([], [])
     # What is written afterwards is another matter.
