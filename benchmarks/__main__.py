@@ -1,4 +1,6 @@
-"""``make bench``: measures workloads side by side with what the parts allow; a table, JSON and a picture."""
+"""``make bench``: measures workloads side by side with what the parts allow; a table, JSON and a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     stem = options.results / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     options.results.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=stem.with_suffix(".log"), level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(
+        filename=stem.with_suffix(".log"), level=logging.INFO, format="%(asctime)s %(message)s"
+    )
     plan = runners.Plan(options.scale, options.rounds)
     measured: list[Measurement] = []
     failed: dict[str, str] = {}
@@ -67,13 +71,23 @@ def _show(result: Result, stem: Path) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="these workloads, or patterns of their names"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="these workloads, or patterns of their names",
     )
     parser.add_argument("--all", action="store_true", help="all workloads; takes hours")
-    parser.add_argument("--list", action="store_true", help="print the workloads; those with * are the default")
-    parser.add_argument("--scale", type=float, default=1.0, help="of rows, changes and tables, 0.05 for a try")
+    parser.add_argument(
+        "--list", action="store_true", help="print the workloads; those with * are the default"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of rows, changes and tables, 0.05 for a try"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="that count; one more warms up")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON, picture and log")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder of JSON, picture and log"
+    )
     options = parser.parse_args(arguments)
     try:
         chosen(options.only)

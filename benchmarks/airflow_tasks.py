@@ -1,7 +1,9 @@
-"""``python -m benchmarks.airflow_tasks``: what the tasks of a small run take in real Airflow, from their start to success.
+"""``python -m benchmarks.airflow_tasks``: what the tasks of a small run take in real Airflow, from
+their start to success.
 
-A stack of its own: scheduler, API server, a Connect server, a fork server. Each task's seconds are those that Airflow tells: its
-supervisor, its task runner and the parse of the DAG's file are part of them, the scheduler's turn before it isn't.
+A stack of its own: scheduler, API server, a Connect server, a fork server. Each task's seconds are
+those that Airflow tells: its supervisor, its task runner and the parse of the DAG's file are part
+of them, the scheduler's turn before it isn't.
 """
 
 from __future__ import annotations
@@ -44,10 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pipelines = Path(folder, "pipelines")
         pipelines.mkdir()
         (pipelines / "bench.yml").write_text(_PIPELINE)
-        stack = Stack(Path(folder, "stack"), pipelines=pipelines, sources={"bench_source": "bench"}, report=_tell)
+        stack = Stack(
+            Path(folder, "stack"),
+            pipelines=pipelines,
+            sources={"bench_source": "bench"},
+            report=_tell,
+        )
         with stack:
             rounds = _measure(stack, asked.rows, asked.changes, asked.rounds)
-    table = Table(title=f"{asked.changes:,} changes into {asked.rows:,} rows, seconds of each task in Airflow")
+    table = Table(
+        title=f"{asked.changes:,} changes into {asked.rows:,} rows, seconds of each task in Airflow"
+    )
     for heading in ("task", "median", "least", "most"):
         table.add_column(heading, justify="left" if heading == "task" else "right")
     for task in rounds[0]:
@@ -58,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measure(stack: Stack, rows: int, changes: int, rounds: int) -> list[dict[str, float]]:
     found = []
-    with stack.client() as airflow, psycopg.connect(stack.source_conninfo("bench_source"), autocommit=True) as source:
+    with (
+        stack.client() as airflow,
+        psycopg.connect(stack.source_conninfo("bench_source"), autocommit=True) as source,
+    ):
         for statement in ORDERS.statements(rows):
             source.execute(statement.encode())
         setup, sync, cdc = (f"bench_{kind}" for kind in ("setup", "initial_sync", "cdc"))
@@ -76,7 +88,11 @@ def _measure(stack: Stack, rows: int, changes: int, rounds: int) -> list[dict[st
 
 
 def _seconds(run: DagRun) -> dict[str, float]:
-    return {task.task_id: task.seconds for task in run.tasks if task.state == "success" and task.seconds is not None}
+    return {
+        task.task_id: task.seconds
+        for task in run.tasks
+        if task.state == "success" and task.seconds is not None
+    }
 
 
 def _tell(line: str) -> None:

@@ -1,4 +1,6 @@
-"""What the parts allow: programs of PostgreSQL's that read the same data to nowhere, and the naive way."""
+"""What the parts allow: programs of PostgreSQL's that read the same data to nowhere, and the naive
+way.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +74,16 @@ class CopyOfPeek(Baseline):
 
     def apply(self) -> dict[str, float] | None:
         self.psql(
-            f"copy (select * from pg_logical_slot_peek_binary_changes('{RAW_SLOT}', null, null, 'proto_version', '1', "
-            f"'publication_names', '{PUBLICATION}')) to stdout (format binary)"
+            f"copy (select * from pg_logical_slot_peek_binary_changes('{RAW_SLOT}', null, null,"
+            f" 'proto_version', '1', 'publication_names', '{PUBLICATION}')) to stdout (format"
+            " binary)"
         )
 
 
 class RecvLogical(Baseline):
-    """The raw drain: the walsender streams all that the slot has to nowhere; a copy of the slot, so that it stays."""
+    """The raw drain: the walsender streams all that the slot has to nowhere; a copy of the slot, so
+    that it stays.
+    """
 
     name = RECVLOGICAL
     SLOT = "bench_recvlogical"
@@ -88,9 +93,24 @@ class RecvLogical(Baseline):
         self.place.sql(f"select pg_copy_logical_replication_slot('{RAW_SLOT}', '{self.SLOT}')")
         try:
             run_quietly(
-                [str(self.place.server.bin / "pg_recvlogical"), "-d", self.place.conninfo, "-S", self.SLOT, "--start",
-                 "-o", "proto_version=1", "-o", f"publication_names={PUBLICATION}", "-f", "/dev/null", "-E", end, "-n"]
-            )  # fmt: skip
+                [
+                    str(self.place.server.bin / "pg_recvlogical"),
+                    "-d",
+                    self.place.conninfo,
+                    "-S",
+                    self.SLOT,
+                    "--start",
+                    "-o",
+                    "proto_version=1",
+                    "-o",
+                    f"publication_names={PUBLICATION}",
+                    "-f",
+                    "/dev/null",
+                    "-E",
+                    end,
+                    "-n",
+                ]
+            )
         finally:
             self._drop()
 
@@ -132,8 +152,15 @@ class Naive(Baseline):
         ]
         environment = {key: value for key, value in os.environ.items() if key != "SPARK_REMOTE"}
         self._log = (place.folder / "naive.log").open("w")
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-                                         env=environment, start_new_session=True)  # fmt: skip
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
         self._answer()
 
     def trees(self) -> list[int]:
@@ -153,7 +180,9 @@ class Naive(Baseline):
         return str(self.place.folder / "naive" / table)
 
     def verify(self) -> None:
-        """Raises RuntimeError where the target doesn't hold what the source does: fast and wrong would be no baseline."""
+        """Raises RuntimeError where the target doesn't hold what the source does: fast and wrong
+        would be no baseline.
+        """
         compare_with_source(self.name, self.place, {self.table: self.target(self.table)})
 
     def close(self) -> None:
@@ -165,7 +194,8 @@ class Naive(Baseline):
         self._process.wait()
         self._log.close()
         free = (
-            f"select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = '{self.SLOT}'"
+            "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where"
+            f" slot_name = '{self.SLOT}'"
         )
         self.place.sql(free)
         self.place.sql(f"select pg_drop_replication_slot('{self.SLOT}')")

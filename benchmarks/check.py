@@ -1,14 +1,16 @@
 """``make bench-check``: what got worse than the stored reference.
 
-A ratio is worse beyond the measured noise, where it can be guarded: what it is a multiple of lasts, and the reference's rounds agree.
-Anything that has a target is worse once it misses a must, measured before or not; of a must that the reference itself misses it is
-told, unless it is missed by more. Shares grow when all else gets faster, and other seconds and megabytes are the machine's affair.
-What the last run didn't measure is told, and excused; but for workloads of which something must be reached (targets.py), unless
-``--partial`` says that they were left out on purpose.
+A ratio is worse beyond the measured noise, where it can be guarded: what it is a multiple of lasts,
+and the reference's rounds agree. Anything that has a target is worse once it misses a must,
+measured before or not; of a must that the reference itself misses it is told, unless it is missed
+by more. Shares grow when all else gets faster, and other seconds and megabytes are the machine's
+affair. What the last run didn't measure is told, and excused; but for workloads of which something
+must be reached (targets.py), unless ``--partial`` says that they were left out on purpose.
 
-``--accept`` stores the last result in the reference, and its picture, with the day, the commit and the versions it is of; what is in it of workloads
-that weren't measured stays, with its own. Scores are those of all that it holds then. What can't be guarded by it, since its rounds lie
-too far apart, is told: measure that again.
+``--accept`` stores the last result in the reference, and its picture, with the day, the commit and
+the versions it is of; what is in it of workloads that weren't measured stays, with its own. Scores
+are those of all that it holds then. What can't be guarded by it, since its rounds lie too far
+apart, is told: measure that again.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from benchmarks.workloads import BASELINES, IDLE, WORKLOADS
 
 # A few rounds show less noise than there is; rounds that lie further apart guard nothing.
 LEAST_NOISE, MOST_NOISE = 0.05, 0.25
-# Seconds of what a ratio is a multiple of: what is shorter is mostly the clock's grain, which is 0.01 s of CPU, and chance.
+# Seconds of what a ratio is a multiple of: what is shorter is mostly the clock's grain, which is
+# 0.01 s of CPU, and chance.
 LEAST_SECONDS, LEAST_CPU_S = 0.5, 0.2
 WORSE, BETTER, SAME, MISSING, NEW = "worse", "better", "same", "not measured", "new"
 MISSED, KNOWN, UNGUARDED = "must missed", "must missed, as before", "not guarded"
@@ -67,16 +70,22 @@ class Finding:
 
     @property
     def noise(self) -> float:
-        """By what part it may differ by chance. Of what was measured once nobody knows: the most."""
+        """By what part it may differ by chance. Of what was measured once nobody knows: the
+        most.
+        """
         if self.before is None or 1 in (len(self.before.rounds), len(self.before.against)):
             return MOST_NOISE
-        return min(max(LEAST_NOISE, self.before.spread, self.now.spread if self.now else 0.0), MOST_NOISE)
+        return min(
+            max(LEAST_NOISE, self.before.spread, self.now.spread if self.now else 0.0), MOST_NOISE
+        )
 
     @property
     def too_short(self) -> str | None:
         """Why it can't be guarded however often it's measured, if so."""
         least = LEAST_CPU_S if "CPU of the source" in self.name else LEAST_SECONDS
-        against = [statistics.median(one.against) for one in (self.before, self.now) if one and one.against]
+        against = [
+            statistics.median(one.against) for one in (self.before, self.now) if one and one.against
+        ]
         if self.unit in RELATIVE and against and min(against) < least:
             return f"a multiple of {min(against):.2f} s"
         return None
@@ -85,12 +94,16 @@ class Finding:
     def unguarded(self) -> str | None:
         """Why a ratio isn't held against the reference's, if so."""
         if self.unit in RELATIVE and self.before and self.before.noise > MOST_NOISE:
-            return self.too_short or f"its rounds lie up to {self.before.noise:.0%} off their median"
+            return (
+                self.too_short or f"its rounds lie up to {self.before.noise:.0%} off their median"
+            )
         return self.too_short
 
     @property
     def verdict(self) -> str:
-        """A must that isn't reached any more has no noise; worse or better are ratios only beyond it."""
+        """A must that isn't reached any more has no noise; worse or better are ratios only beyond
+        it.
+        """
         if self.now is None:
             return MISSING
         if missed := self._missed():
@@ -127,11 +140,19 @@ def _beyond(value: float, limit: float) -> bool:
 
 
 def findings(reference: Result, last: Result) -> list[Finding]:
-    """What got worse and what didn't; memory, of which scores are the most of all workloads, over those that both have."""
-    both = {one.workload for one in reference.measurements} & {one.workload for one in last.measurements}
-    before, now = (scores([one for one in result.measurements if one.workload in both]) for result in (reference, last))
+    """What got worse and what didn't; memory, of which scores are the most of all workloads, over
+    those that both have.
+    """
+    both = {one.workload for one in reference.measurements} & {
+        one.workload for one in last.measurements
+    }
+    before, now = (
+        scores([one for one in result.measurements if one.workload in both])
+        for result in (reference, last)
+    )
     in_both = {score.name: score for score in now}
-    # What is in both is the same score either way, but for memory: then all that is in the last result is judged too.
+    # What is in both is the same score either way, but for memory: then all that is in the last
+    # result is judged too.
     more = [score for score in scores(last.measurements) if score != in_both.get(score.name)]
     compared = compare(_with(before, scores(reference.measurements)), _with(now, more))
     return compared + [Finding(None, score) for score in more if score.name in in_both]
@@ -143,12 +164,16 @@ def _with(found: Sequence[Score], others: Sequence[Score]) -> list[Score]:
 
 
 def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
-    """Scores of ours beside those of the reference: ratios, and whatever has a target, in the reference or not."""
+    """Scores of ours beside those of the reference: ratios, and whatever has a target, in the
+    reference or not.
+    """
     found = {score.name: score for score in last}
     known = {score.name for score in reference}
     guarded = (score for score in reference if score.unit in RELATIVE or target_of(score.name))
     compared = [Finding(score, found.get(score.name)) for score in guarded]
-    compared += [Finding(None, score) for score in last if score.name not in known and target_of(score.name)]
+    compared += [
+        Finding(None, score) for score in last if score.name not in known and target_of(score.name)
+    ]
     return [finding for finding in compared if not _is_of_baseline(finding.name)]
 
 
@@ -160,22 +185,37 @@ def _is_of_baseline(name: str) -> bool:
 def comparable(reference: Result, last: Result) -> str | None:
     """Why two results can't be compared, if so."""
     if reference.scale != last.scale:
-        return f"the reference was measured at scale {reference.scale:g}, the last result at {last.scale:g}: measure at the same"
+        return (
+            f"the reference was measured at scale {reference.scale:g}, the last result at"
+            f" {last.scale:g}: measure at the same"
+        )
     cores = reference.machine.get("cores"), last.machine.get("cores")
     if cores[0] != cores[1]:
-        return f"the reference was measured on {cores[0]} cores, the last result on {cores[1]}: measure on as many, or --accept anew"
+        return (
+            f"the reference was measured on {cores[0]} cores, the last result on {cores[1]}:"
+            " measure on as many, or --accept anew"
+        )
     return None
 
 
 def accept(reference: Result | None, last: Result) -> Result:
-    """The new reference: what was measured last, and what the old one has beside it, if the two can be compared."""
-    kept = reference if reference and comparable(reference, last) is None else replace(last, measurements=[], scores=[])
+    """The new reference: what was measured last, and what the old one has beside it, if the two can
+    be compared.
+    """
+    kept = (
+        reference
+        if reference and comparable(reference, last) is None
+        else replace(last, measurements=[], scores=[])
+    )
     measured = dict.fromkeys(one.workload for one in last.measurements)
-    measurements = [one for one in kept.measurements if one.workload not in measured] + last.measurements
+    measurements = [
+        one for one in kept.measurements if one.workload not in measured
+    ] + last.measurements
     return replace(
         last,
         measurements=measurements,
-        # Anew: the most memory is of all workloads, and some compare two, which may come from different runs.
+        # Anew: the most memory is of all workloads, and some compare two, which may come from
+        # different runs.
         scores=scores(measurements),
         failed={},
         provenance=kept.provenance | dict.fromkeys(measured, last.machine),
@@ -189,7 +229,9 @@ def too_noisy(reference: Result) -> list[Score]:
 
 
 def judged_workloads() -> list[str]:
-    """The names of all workloads of which something must be reached: measurements that targets judge, or comparisons of them."""
+    """The names of all workloads of which something must be reached: measurements that targets
+    judge, or comparisons of them.
+    """
     names = {name for target in TARGETS for name in _judged_by(target.scores)}
     return [one.name for one in WORKLOADS if one.name in names]
 
@@ -198,23 +240,33 @@ def _judged_by(pattern: str) -> list[str]:
     compared = [one for one in COMPARISONS if fnmatchcase(one.name, pattern)]
     where, _, who = re.split(" ÷|:|,", pattern)[0].partition("/")
     measured = [
-        one.name for one in WORKLOADS if fnmatchcase(one.name, where) and who in getattr(one, "contenders", [IDLE])
+        one.name
+        for one in WORKLOADS
+        if fnmatchcase(one.name, where) and who in getattr(one, "contenders", [IDLE])
     ]
     return [name.split("/")[0] for one in compared for name in (one.of, one.to)] + measured
 
 
 def left_out(last: Result) -> list[str]:
-    """Workloads of which something must be reached that weren't measured; those that failed are told as failed."""
+    """Workloads of which something must be reached that weren't measured; those that failed are
+    told as failed.
+    """
     tried = {one.workload for one in last.measurements} | last.failed.keys()
     return [name for name in judged_workloads() if name not in tried]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when nothing got worse, failed or was left out, 1 when something did, 2 when there is nothing to compare."""
+    """0 when nothing got worse, failed or was left out, 1 when something did, 2 when there is
+    nothing to compare.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)
-    parser.add_argument("--accept", action="store_true", help="store the last result as the reference")
     parser.add_argument(
-        "--partial", action="store_true", help="excuse that workloads with a limit (targets.py) weren't measured"
+        "--accept", action="store_true", help="store the last result as the reference"
+    )
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="excuse that workloads with a limit (targets.py) weren't measured",
     )
     options = parser.parse_args(arguments)
     if not LAST.exists():
@@ -228,14 +280,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(reference, REFERENCE)
         draw(reference, REFERENCE.with_suffix(".png"))
         sys.stdout.write(
-            f"{REFERENCE} holds {len(reference.scores)} scores of {len(reference.measurements)} measurements from now on\n"
+            f"{REFERENCE} holds {len(reference.scores)} scores of {len(reference.measurements)}"
+            " measurements from now on\n"
         )
         for one in too_noisy(reference):
             rounds = ", ".join(f"{value:.2f}" for value in one.rounds)
-            sys.stdout.write(f"not guarded until it is measured again: {one.name}, rounds of {rounds}\n")
+            sys.stdout.write(
+                f"not guarded until it is measured again: {one.name}, rounds of {rounds}\n"
+            )
         return 0
     if not REFERENCE.exists():
-        sys.stderr.write("there is no reference: make bench-check ARGS=--accept stores the last result as one\n")
+        sys.stderr.write(
+            "there is no reference: make bench-check ARGS=--accept stores the last result as one\n"
+        )
         return 2
     reference = read(REFERENCE)
     if reason := comparable(reference, last):
@@ -247,7 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {', '.join(missing)}"
         Console(stderr=True).print(told, style="bold red", soft_wrap=True)
     excused = options.partial or not missing
-    return int(bool(last.failed) or not excused or any(finding.verdict in FAILING for finding in found))
+    return int(
+        bool(last.failed) or not excused or any(finding.verdict in FAILING for finding in found)
+    )
 
 
 def _print(found: Sequence[Finding]) -> None:
@@ -255,15 +314,34 @@ def _print(found: Sequence[Finding]) -> None:
     for heading in ("score", "reference", "now", "noise", "must", ""):
         table.add_column(heading, justify="left" if heading in ("score", "") else "right")
     for one in found:
-        style = {WORSE: "red", MISSED: "red", KNOWN: "yellow", BETTER: "green", MISSING: "dim", UNGUARDED: "dim"}
+        style = {
+            WORSE: "red",
+            MISSED: "red",
+            KNOWN: "yellow",
+            BETTER: "green",
+            MISSING: "dim",
+            UNGUARDED: "dim",
+        }
         before, now = (f"{score.median:.2f}" if score else "" for score in (one.before, one.now))
         guarded = one.unit in RELATIVE and not one.unguarded
         noise = f"±{one.noise:.0%}" if guarded else ""
         target = target_of(one.name)
         limits = target.limits if target else ""
         # Also where it's the must that decided, which alone would let much more pass.
-        verdict = one.verdict if one.verdict == MISSING or not one.unguarded else f"{one.verdict}; {one.unguarded}"
-        table.add_row(one.name, f"{before} {one.unit}", now, noise, limits, verdict, style=style.get(one.verdict))
+        verdict = (
+            one.verdict
+            if one.verdict == MISSING or not one.unguarded
+            else f"{one.verdict}; {one.unguarded}"
+        )
+        table.add_row(
+            one.name,
+            f"{before} {one.unit}",
+            now,
+            noise,
+            limits,
+            verdict,
+            style=style.get(one.verdict),
+        )
     Console(width=190).print(table)
 
 

@@ -33,13 +33,21 @@ class Contender(Protocol):
         """What isn't measured: get ready for the next round."""
 
     def verify(self) -> None:
-        """Raise RuntimeError when it isn't where the source is after what it did last, where it keeps anything; isn't measured."""
+        """Raise RuntimeError when it isn't where the source is after what it did last, where it
+        keeps anything; isn't measured.
+        """
 
     def close(self) -> None:
         """Leave no slot behind."""
 
 
-BASELINES = {PEEK: CopyOfPeek, RECVLOGICAL: RecvLogical, COPY: CopyTables, NATIVE: Subscriber, NAIVE: Naive}
+BASELINES = {
+    PEEK: CopyOfPeek,
+    RECVLOGICAL: RecvLogical,
+    COPY: CopyTables,
+    NATIVE: Subscriber,
+    NAIVE: Naive,
+}
 
 
 def make(name: str, place: Place, variants: tuple[Variant, ...]) -> list[Contender]:

@@ -1,7 +1,7 @@
 """Row messages that one core decodes, casts included, beside pypgoutput on the same bytes.
 
-The table is ``orders(id bigint primary key, customer_id int, status text, amount numeric(12,2), note text,
-updated_at timestamptz)``; half of the messages are inserts, 40% updates, 10% deletes.
+The table is ``orders(id bigint primary key, customer_id int, status text, amount numeric(12,2),
+note text, updated_at timestamptz)``; half of the messages are inserts, 40% updates, 10% deletes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from waldelta.types.type_map import target_type
 
 BATCH = 50_000
 RELATION, RELATIONS = 16400, 200
-# A peer, not a dependency: its decoder is fetched when the benchmark runs, and needs the standard library alone.
+# A peer, not a dependency: its decoder is fetched when the benchmark runs, and needs the standard
+# library alone.
 PEER_PIN, PEER_PART = "pypgoutput==0.0.3", 10
 ORDERS = [
     PgType(20, -1, "bigint"),
@@ -70,7 +71,8 @@ def decode(batch: pa.Array) -> int:
 
 
 def decode_workload(workload: Decode, messages: int, rounds: int) -> list[Measurement]:
-    """Decode so many messages of one relation, of many relations in turn, and a part of them by the peer.
+    """Decode so many messages of one relation, of many relations in turn, and a part of them by the
+    peer.
 
     Seconds of the peer are those that all messages would have taken it, without casts.
     """
@@ -106,14 +108,26 @@ def _many_relations(messages: int) -> Callable[[], object]:
     ids = [RELATION + n * 7919 % RELATIONS for n in range(messages)]
     data = [message(n, relation_id) for n, relation_id in enumerate(ids)]
     rows = pa.table({"relation_id": pa.array(ids, pa.int64()), "data": pa.array(data, pa.binary())})
-    return lambda: [decode(part["data"].combine_chunks()) for part in split_by_relation(rows).values()]
+    return lambda: [
+        decode(part["data"].combine_chunks()) for part in split_by_relation(rows).values()
+    ]
 
 
 def _peer() -> ModuleType:
     folder = Path(__file__).resolve().parent.parent / ".cache" / "pypgoutput"
     module = folder / "pypgoutput" / "decoders.py"
     if not module.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PEER_PIN]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(folder),
+            PEER_PIN,
+        ]
         subprocess.run(pip, check=True)
     spec = importlib.util.spec_from_file_location("pypgoutput_decoders", module)
     decoders = importlib.util.module_from_spec(spec)

@@ -1,13 +1,14 @@
 """The naive way from PostgreSQL to Delta, as a first try would be written: a baseline.
 
-psycopg fetches what the slot has, a Python loop decodes message by message and keeps the last state of each key,
-``createDataFrame`` hands the rows to the JVM, MERGE applies them, and then the slot moves. It's fair: it runs in a warm
-session of its own with the settings that our jobs have, peeks before it moves the slot, casts values with C code where
-Python has it, and merges once. It leaves out what makes such a program long: keys that change, values that aren't sent
-(unchanged TOAST), TRUNCATE, and being right after a crash.
+psycopg fetches what the slot has, a Python loop decodes message by message and keeps the last state
+of each key, ``createDataFrame`` hands the rows to the JVM, MERGE applies them, and then the slot
+moves. It's fair: it runs in a warm session of its own with the settings that our jobs have, peeks
+before it moves the slot, casts values with C code where Python has it, and merges once. It leaves
+out what makes such a program long: keys that change, values that aren't sent (unchanged TOAST),
+TRUNCATE, and being right after a crash.
 
-Run: python -m benchmarks.naive CONNINFO SLOT PUBLICATION TABLE TARGET; each line "copy" or "apply" on standard input does one
-and answers "done" and the number of rows or messages.
+Run: python -m benchmarks.naive CONNINFO SLOT PUBLICATION TABLE TARGET; each line "copy" or "apply"
+on standard input does one and answers "done" and the number of rows or messages.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ CASTS: dict[int, tuple[Callable[[str], object], str]] = {
 }
 PEEK = """
 select lsn::text, data
-  from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', %s)
+  from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1',
+    'publication_names', %s)
 """
 
 
@@ -100,7 +102,9 @@ class NaiveJob:
         self.slot, self.publication, self.table, self.target = names
         self.identifier = sql.Identifier(*self.table.split("."))
         empty = source.execute(sql.SQL("select * from {} limit 0").format(self.identifier))
-        self.columns = [(column.name, CASTS[column.type_code][1]) for column in empty.description or ()]
+        self.columns = [
+            (column.name, CASTS[column.type_code][1]) for column in empty.description or ()
+        ]
         self.schema = ", ".join(f"{name} {kind}" for name, kind in self.columns)
 
     def copy(self) -> int:
@@ -124,14 +128,20 @@ class NaiveJob:
         frame = self.spark.createDataFrame(states, f"_kind string, {self.schema}")
         frame.createOrReplaceTempView("naive_changes")
         names = [name for name, _ in self.columns]
-        self.spark.sql(f"""
-            merge into delta.`{self.target}` as target using naive_changes as change on target.id = change.id
+        self.spark.sql(
+            f"""
+            merge into delta.`{self.target}` as target
+            using naive_changes as change on target.id = change.id
             when matched and change._kind = 'D' then delete
             when matched then update set {", ".join(f"{name} = change.{name}" for name in names)}
             when not matched and change._kind <> 'D' then
-                insert ({", ".join(names)}) values ({", ".join(f"change.{name}" for name in names)})""").collect()
+                insert ({", ".join(names)}) values
+                  ({", ".join(f"change.{name}" for name in names)})"""
+        ).collect()
         last_lsn = messages[-1][0]
-        self.source.execute("select pg_replication_slot_advance(%s, %s::pg_lsn)", (self.slot, last_lsn))
+        self.source.execute(
+            "select pg_replication_slot_advance(%s, %s::pg_lsn)", (self.slot, last_lsn)
+        )
         return len(messages)
 
 

@@ -23,7 +23,9 @@ Notes = dict[str, float]
 
 
 class Waldelta:
-    """Ours: one pipeline; ``warm`` as one job, ``tasks`` as a job for each stage, ``fresh`` with a JVM of its own."""
+    """Ours: one pipeline; ``warm`` as one job, ``tasks`` as a job for each stage, ``fresh`` with a
+    JVM of its own.
+    """
 
     baseline = False
 
@@ -41,7 +43,11 @@ class Waldelta:
         self._write_file(publication, variant)
 
     def _write_file(self, publication: str, variant: Variant) -> None:
-        source = {"conn_id": "bench", "slot": self.slot, "publications": [{"name": publication, "manage": False}]}
+        source = {
+            "conn_id": "bench",
+            "slot": self.slot,
+            "publications": [{"name": publication, "manage": False}],
+        }
         document = variant.document | {
             "pipeline": self.slot,
             "source": source | {"options": variant.options},
@@ -68,7 +74,9 @@ class Waldelta:
         """What isn't measured: get ready for the next round."""
 
     def begin_anew(self) -> None:
-        """As before the first copy: nothing in the lake, so that the next one is an initial one again, as everybody else's is."""
+        """As before the first copy: nothing in the lake, so that the next one is an initial one
+        again, as everybody else's is.
+        """
         self.job("teardown")
         shutil.rmtree(local_path(self._root))
         self.job("setup")
@@ -78,7 +86,8 @@ class Waldelta:
         return str(local_path(target_uri(self._root, *table.split("."))))
 
     def verify(self, where: str = "true") -> None:
-        """Raises RuntimeError where a target doesn't hold what the source does, of rows that meet the condition.
+        """Raises RuntimeError where a target doesn't hold what the source does, of rows that meet
+        the condition.
 
         Its own checks compare nothing with the source.
         """
@@ -92,10 +101,14 @@ class Waldelta:
         began = time.perf_counter()
         result = self.job("consume")
         seconds = time.perf_counter() - began
-        return notes_of_job(result, seconds if self.how == FRESH else None) | {"changes": result.get("changes", 0)}
+        return notes_of_job(result, seconds if self.how == FRESH else None) | {
+            "changes": result.get("changes", 0)
+        }
 
     def _tasks(self) -> Notes:
-        """A job for each stage, as Airflow's tasks ask for them; what it takes Airflow to start a task isn't in it."""
+        """A job for each stage, as Airflow's tasks ask for them; what it takes Airflow to start a
+        task isn't in it.
+        """
         run_id, seconds = f"tasks-{time.time_ns()}", {}
         result: dict = {}
         for stage in STAGES:
@@ -120,7 +133,9 @@ class Waldelta:
             job = ChildProcess([sys.executable, "-m", "spark_jobs", *given], environment)
         else:
             spark = self.place.stack.spark
-            job = ForkedJob.ask(str(spark.jobs), given, environment | {"SPARK_REMOTE": spark.remote})
+            job = ForkedJob.ask(
+                str(spark.jobs), given, environment | {"SPARK_REMOTE": spark.remote}
+            )
         if job is None or job.run():
             raise RuntimeError(f"{' '.join(given)} failed: its output is in the log")
         return json.loads(self.result.read_text()) if self.result.exists() else {}
@@ -131,12 +146,16 @@ class Waldelta:
 
     def _temporary_mb(self) -> float:
         return float(
-            self.place.sql("select temp_bytes / 1e6 from pg_stat_database where datname = current_database()")[0][0]
+            self.place.sql(
+                "select temp_bytes / 1e6 from pg_stat_database where datname = current_database()"
+            )[0][0]
         )
 
 
 def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
-    """Seconds of a job's stages; of all ``seconds`` since its process started, those until everything was applied."""
+    """Seconds of a job's stages; of all ``seconds`` since its process started, those until
+    everything was applied.
+    """
     notes = {name: stage["seconds"] for name, stage in result.get("stages", {}).items()}
     if seconds is not None:
         notes["applied"] = seconds - notes.get("check", 0.0) - notes.get("report", 0.0)
@@ -144,6 +163,8 @@ def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
 
 
 def notes_of_tasks(seconds: Notes, result: dict) -> Notes:
-    """Seconds of each task; of the check alone, whose task reports too, the stage's in the run's result."""
+    """Seconds of each task; of the check alone, whose task reports too, the stage's in the run's
+    result.
+    """
     applied, check = seconds["land"] + seconds["apply"], result["stages"]["check"]["seconds"]
     return seconds | {"applied": applied, "check": check, "tables": len(result["tables"])}

@@ -1,4 +1,6 @@
-"""``python -m benchmarks.pages``: CPU and wall seconds of each page of the Airflow plugin over a long history."""
+"""``python -m benchmarks.pages``: CPU and wall seconds of each page of the Airflow plugin over a
+long history.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from rich.table import Table
 from tests.support.plugin_app import plugin_app
 from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.quarantine import (
+    DISCARDED,
+    QUARANTINED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+)
 from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
 from waldelta.lake.ledger.records import Run, TableState, TargetCut, now
 from waldelta.lake.ledger.table import LedgerTable
@@ -36,11 +44,17 @@ EVERY = timedelta(minutes=5)
 _PART = 500
 _NIGHTS = 30
 _STAGES = ("land", "apply", "check", "report")
-_KINDS = ("expect_column_values_to_be_unique", "expect_column_values_to_not_be_null", "row_count", "own_rule")
+_KINDS = (
+    "expect_column_values_to_be_unique",
+    "expect_column_values_to_not_be_null",
+    "row_count",
+    "own_rule",
+)
 
 
 def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
-    """A pipeline's ledger as ``runs`` runs over ``tables`` tables leave it, each table changed by every third run.
+    """A pipeline's ledger as ``runs`` runs over ``tables`` tables leave it, each table changed by
+    every third run.
 
     Written by the ledger's own writer, many rows a commit, and compacted by it as it goes.
     """
@@ -48,7 +62,15 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
     ledger = Ledger(root)
     for name in names:
         ledger.append(
-            TableState(end - EVERY * (runs + 1), "manual__sync", name, 1, "synced", key_columns=["id"], rows=1000)
+            TableState(
+                end - EVERY * (runs + 1),
+                "manual__sync",
+                name,
+                1,
+                "synced",
+                key_columns=["id"],
+                rows=1000,
+            )
         )
     for kind, made in ((Run, _runs), (ExpectationResult, _results)):
         table = LedgerTable(bookkeeping_uri(root, kind.table), kind.schema)
@@ -58,7 +80,9 @@ def write_history(root: str, tables: int, runs: int, end: datetime) -> None:
 
 
 def compare(root: str, tables: int, nights: int, end: datetime) -> None:
-    """What as many nightly reconciliations of all tables found: all equal, but for one table that isn't."""
+    """What as many nightly reconciliations of all tables found: all equal, but for one table that
+    isn't.
+    """
     for night in range(nights, 0, -1):
         at = end - timedelta(days=night)
         names = [f"public.table_{n:03}" for n in range(tables)]
@@ -70,20 +94,40 @@ def compare(root: str, tables: int, nights: int, end: datetime) -> None:
 
 
 def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
-    """So many rows in quarantine, of all tables, as gates leave them; half as many were discarded, each table's at once."""
+    """So many rows in quarantine, of all tables, as gates leave them; half as many were discarded,
+    each table's at once.
+    """
     held = [_aside(f"public.table_{n % tables:03}", n, end) for n in range(rows)]
     gone = [
-        replace(row, status=DISCARDED, key=f'{row.key[:-2]}x"}}', by="ann", run_id=row.table_name) for row in held[::2]
+        replace(row, status=DISCARDED, key=f'{row.key[:-2]}x"}}', by="ann", run_id=row.table_name)
+        for row in held[::2]
     ]
     for first in range(0, rows, _PART):
-        Quarantine(root).add([*held[first : first + _PART], *gone[first // 2 : (first + _PART) // 2]])
+        Quarantine(root).add(
+            [*held[first : first + _PART], *gone[first // 2 : (first + _PART) // 2]]
+        )
 
 
 def _aside(table_name: str, n: int, at: datetime) -> IncompleteRow:
-    key, sent = json.dumps({"id": str(n)}), json.dumps({"id": str(n), **{f"column_{k}": "x" * 40 for k in range(10)}})
+    key, sent = (
+        json.dumps({"id": str(n)}),
+        json.dumps({"id": str(n), **{f"column_{k}": "x" * 40 for k in range(10)}}),
+    )
     messages = [SentMessage(n, 1, n << 20, n, sent.encode())]
     return IncompleteRow(
-        at, run_id(at), QUARANTINED, table_name, 1, n, key, [], sent, n << 20, at, f"fails {_KINDS[n % 4]}", messages
+        at,
+        run_id(at),
+        QUARANTINED,
+        table_name,
+        1,
+        n,
+        key,
+        [],
+        sent,
+        n << 20,
+        at,
+        f"fails {_KINDS[n % 4]}",
+        messages,
     )
 
 
@@ -101,31 +145,77 @@ def _runs(names: list[str], numbers: range, first: datetime) -> Iterator[dict[st
         began = first + EVERY * number
         failed = number % 97 == 0
         tables = {name: _table(number) for name in _changed(names, number)}
-        result = {"verb": "consume", "run_id": run_id(began), "status": "running", "stages": {}, "tables": tables}
-        result |= {"changes": 1000 + number % 500, "passed": names, "lag_bytes": number % 900 * 1000, "warnings": []}
+        result = {
+            "verb": "consume",
+            "run_id": run_id(began),
+            "status": "running",
+            "stages": {},
+            "tables": tables,
+        }
+        result |= {
+            "changes": 1000 + number % 500,
+            "passed": names,
+            "lag_bytes": number % 900 * 1000,
+            "warnings": [],
+        }
         for n, stage in enumerate(_STAGES):
-            result["stages"][stage] = {"status": "succeeded", "seconds": 4.0 + n, "detail": "", "error": None}
+            result["stages"][stage] = {
+                "status": "succeeded",
+                "seconds": 4.0 + n,
+                "detail": "",
+                "error": None,
+            }
             yield {
-                "targets": [_done(name, number, began) for name in tables] if stage == "apply" else [],
-                "at": began + timedelta(seconds=8 * (n + 1)), "run_id": run_id(began), "verb": "consume",
-                "status": "running" if n < 3 else "failed" if failed else "succeeded", "run_type": "scheduled",
-                "interval_start": began - EVERY, "interval_end": began, "start_lsn": number << 20, "end_lsn": (number + 1) << 20,
-                "changes": 1000 + number % 500, "seconds": 4.0 * (n + 1), "result": json.dumps(result), "as_of": began,
-                "lag_before_bytes": (number % 900) << 14, "lag_bytes": number % 900 << 6, "retained_bytes": 32 << 20,
+                "targets": (
+                    [_done(name, number, began) for name in tables] if stage == "apply" else []
+                ),
+                "at": began + timedelta(seconds=8 * (n + 1)),
+                "run_id": run_id(began),
+                "verb": "consume",
+                "status": "running" if n < 3 else "failed" if failed else "succeeded",
+                "run_type": "scheduled",
+                "interval_start": began - EVERY,
+                "interval_end": began,
+                "start_lsn": number << 20,
+                "end_lsn": (number + 1) << 20,
+                "changes": 1000 + number % 500,
+                "seconds": 4.0 * (n + 1),
+                "result": json.dumps(result),
+                "as_of": began,
+                "lag_before_bytes": (number % 900) << 14,
+                "lag_bytes": number % 900 << 6,
+                "retained_bytes": 32 << 20,
                 "wal_status": "reserved",
-            }  # fmt: skip
+            }
 
 
 def _table(number: int) -> dict[str, Any]:
     return {
-        "inserted": number % 50, "updated": number % 30, "deleted": number % 7, "skipped": 0, "truncated": False, "version": number,
-        "rows": None, "reread": 0, "quarantined": 0, "verbatim": 0, "compared": None, "unchanged": None,
-    }  # fmt: skip
+        "inserted": number % 50,
+        "updated": number % 30,
+        "deleted": number % 7,
+        "skipped": 0,
+        "truncated": False,
+        "version": number,
+        "rows": None,
+        "reread": 0,
+        "quarantined": 0,
+        "verbatim": 0,
+        "compared": None,
+        "unchanged": None,
+    }
 
 
 def _done(name: str, number: int, began: datetime) -> dict[str, Any]:
-    counts = {key: value for key, value in _table(number).items() if key in TargetCut.__dataclass_fields__}
-    return {"table_name": name, "generation": 1, "commit_ts": began - timedelta(seconds=2), **counts}
+    counts = {
+        key: value for key, value in _table(number).items() if key in TargetCut.__dataclass_fields__
+    }
+    return {
+        "table_name": name,
+        "generation": 1,
+        "commit_ts": began - timedelta(seconds=2),
+        **counts,
+    }
 
 
 def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict[str, Any]]:
@@ -134,21 +224,34 @@ def _results(names: list[str], numbers: range, first: datetime) -> Iterator[dict
         for name in _changed(names, number):
             for n, kind in enumerate(_KINDS):
                 yield {
-                    "at": began + timedelta(seconds=24), "run_id": run_id(began), "table_name": name, "expectation": kind,
-                    "meaning": f"{kind} of {name}", "severity": "warning" if n == 3 else "critical", "origin": "key",
-                    "success": not ((n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)), "observed": "1,000",
-                    "unexpected_count": 0, "version": number,
-                }  # fmt: skip
+                    "at": began + timedelta(seconds=24),
+                    "run_id": run_id(began),
+                    "table_name": name,
+                    "expectation": kind,
+                    "meaning": f"{kind} of {name}",
+                    "severity": "warning" if n == 3 else "critical",
+                    "origin": "key",
+                    "success": not (
+                        (n == 3 and number % 11 == 0) or (n == 0 and number % 400 == 0)
+                    ),
+                    "observed": "1,000",
+                    "unexpected_count": 0,
+                    "version": number,
+                }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a history, ask for each page a few times, and print what the best of them took; 1 when one took over ``AT_MOST_S``."""
+    """Write a history, ask for each page a few times, and print what the best of them took; 1 when
+    one took over ``AT_MOST_S``.
+    """
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--tables", type=int, default=100)
     options.add_argument("--runs", type=int, default=10_000)
     options.add_argument("--quarantined", type=int, default=10_000)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--uncompacted", action="store_true", help="without the maintenance that runs every night")
+    options.add_argument(
+        "--uncompacted", action="store_true", help="without the maintenance that runs every night"
+    )
     asked = options.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="waldelta-pages-") as folder:
         root = f"file://{folder}/lake"
@@ -164,7 +267,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "kB",
             "CPU ms",
             "wall ms",
-            title=f"{asked.tables} tables, {asked.runs:,} runs, {asked.quarantined:,} rows in quarantine",
+            title=(
+                f"{asked.tables} tables, {asked.runs:,} runs, {asked.quarantined:,} rows in"
+                " quarantine"
+            ),
         )
         client = _client(Path(folder), root)
         slow = []
@@ -181,8 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _client(folder: Path, root: str) -> TestClient:
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     (folder / "shop.yml").write_text(
-        "pipeline: shop\nsource: {conn_id: shop, slot: shop, publications: [{name: p, tables: [{name: public.table_000}]}]}\n"
-        f"target: {{root: '{root}'}}\n"
+        "pipeline: shop\nsource: {conn_id: shop, slot: shop, publications: [{name: p, tables:"
+        f" [{{name: public.table_000}}]}}]}}\ntarget: {{root: '{root}'}}\n"
     )
     from fastapi.testclient import TestClient
 
@@ -191,9 +297,23 @@ def _client(folder: Path, root: str) -> TestClient:
 
 def _paths(client: TestClient) -> list[str]:
     run = re.search(r'href="(/p/shop/run/consume/[^"]+)"', client.get("/p/shop/runs?page=40").text)
-    names = ("", "?hours=168", "/runs", "/expectations", "/table/public.table_003", "/reconciliation", "/quarantine")
-    row = re.search(r'href="(/p/shop/quarantine/row/[^"]+)"', client.get("/p/shop/quarantine?page=50").text)
-    return ["/", *(f"/p/shop{name}" for name in names), *(found[1] for found in (run, row) if found)]
+    names = (
+        "",
+        "?hours=168",
+        "/runs",
+        "/expectations",
+        "/table/public.table_003",
+        "/reconciliation",
+        "/quarantine",
+    )
+    row = re.search(
+        r'href="(/p/shop/quarantine/row/[^"]+)"', client.get("/p/shop/quarantine?page=50").text
+    )
+    return [
+        "/",
+        *(f"/p/shop{name}" for name in names),
+        *(found[1] for found in (run, row) if found),
+    ]
 
 
 def _ask(client: TestClient, path: str) -> tuple[float, float, int]:

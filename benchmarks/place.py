@@ -29,7 +29,8 @@ class Place:
         condition = f" where ({where})" if where else ""
         tables = ", ".join(f"{table}{condition}" for table in self.source.tables)
         self.sql(
-            f"create publication {name} for table {tables} with (publish_via_partition_root = {self.source.via_root})"
+            f"create publication {name} for table {tables} with (publish_via_partition_root ="
+            f" {self.source.via_root})"
         )
 
     def flushed(self) -> str:

@@ -1,4 +1,6 @@
-"""``python -m benchmarks.reconcile``: wall and CPU seconds of reconciling one large table, equal and with differences."""
+"""``python -m benchmarks.reconcile``: wall and CPU seconds of reconciling one large table, equal
+and with differences.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
         told = pipeline.job().ledger.last_run()
         result = json.loads(told.result) if told is not None else {}
         detail = result.get("stages", {}).get("reconcile", {}).get("detail", "")
-        table.add_row(name, f"{seconds:.1f}", *(f"{usage.cpu_s.get(role, 0):.1f}" for role in ROLES), detail)
+        table.add_row(
+            name, f"{seconds:.1f}", *(f"{usage.cpu_s.get(role, 0):.1f}" for role in ROLES), detail
+        )
 
     timed("copy", lambda: pipeline.sync(spark))
     timed("first", lambda: pipeline.reconcile(spark, run_id="first"))
@@ -76,7 +80,9 @@ def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
     held = DeltaTable(pipeline.target_path("public.orders"))
     held.delete(f"id % {rows // 100} = 7")
     held.update(updates={"note": "'planted'"}, predicate=f"id % {rows // 100} = 9")
-    timed("200 rows differ", lambda: _failing(lambda: pipeline.reconcile(spark, run_id="different")))
+    timed(
+        "200 rows differ", lambda: _failing(lambda: pipeline.reconcile(spark, run_id="different"))
+    )
     timed("and are repaired", lambda: pipeline.reconcile(spark, run_id="repair", repair=True))
     timed("equal again", lambda: pipeline.reconcile(spark, run_id="again"))
     spark.stop()

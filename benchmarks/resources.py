@@ -15,20 +15,22 @@ import psutil
 from waldelta.background import beside
 
 INTERVAL_S = 0.1
-# Backends of the source that work for whoever is measured; the subscriber's; Spark; what the job, or a baseline, runs itself;
-# Spark's Python workers; of these the ones that read the source.
+# Backends of the source that work for whoever is measured; the subscriber's; Spark; what the job,
+# or a baseline, runs itself; Spark's Python workers; of these the ones that read the source.
 ROLES = ("source", "subscriber", "jvm", "client", "workers", "reader")
 
 _WORKER = re.compile("-m (pyspark.daemon|waldelta.changes.python_daemon)")
 # Processes that a server has whoever it works for.
 _AUXILIARY = re.compile(
-    r"postgres: .*(checkpointer|background writer|walwriter|archiver|logger|io worker|autovacuum|launcher)"
+    r"postgres: .*(checkpointer|background writer|walwriter|archiver|logger|io"
+    r" worker|autovacuum|launcher)"
 )
 
 
 @dataclass
 class Usage:
-    """By role: CPU seconds of all its processes, and the most memory that one of them held (MB, without shared memory).
+    """By role: CPU seconds of all its processes, and the most memory that one of them held (MB,
+    without shared memory).
 
     Memory isn't added up: processes forked from one another have most of it in common.
     """
@@ -51,10 +53,11 @@ def is_auxiliary(title: str) -> bool:
 
 @contextmanager
 def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) -> Iterator[Usage]:
-    """Watch servers, given by role and process id of the postmaster, and trees of processes with this one's new children.
+    """Watch servers, given by role and process id of the postmaster, and trees of processes with
+    this one's new children.
 
-    The figures are there after the block. What a process does in its last tenth of a second isn't seen, but with PostgreSQL's
-    backends, whose server adds up what those that ended used.
+    The figures are there after the block. What a process does in its last tenth of a second isn't
+    seen, but with PostgreSQL's backends, whose server adds up what those that ended used.
     """
     usage = Usage()
     sampler = _Sampler(servers, trees, source_port)
@@ -81,7 +84,9 @@ def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) 
 
 
 class _Processes:
-    """All processes by their parents; looking costs the measured ones CPU, so each process is asked only once."""
+    """All processes by their parents; looking costs the measured ones CPU, so each process is asked
+    only once.
+    """
 
     def __init__(self) -> None:
         self._children: dict[int, list[psutil.Process]] = {}
@@ -131,17 +136,24 @@ class _Sampler:
         """Look once."""
         found = self._processes
         found.look()
-        clients = [process for process in found.tree(os.getpid(), self._standing) if process.pid != os.getpid()]
+        clients = [
+            process
+            for process in found.tree(os.getpid(), self._standing)
+            if process.pid != os.getpid()
+        ]
         for process in (*clients, *(process for pid in self._trees for process in found.tree(pid))):
             with suppress(psutil.Error), process.oneshot():
                 role = self._role(process)
                 times = process.cpu_times()
                 self.cpu[process.pid] = times.user + times.system
-                # A worker that has read goes on to other tasks: what a merge needs isn't what reading needs.
+                # A worker that has read goes on to other tasks: what a merge needs isn't what
+                # reading needs.
                 reads = role != "reader" or self._reads_source(process)
                 self._note_memory(role if reads else "workers", process)
         for role, pid in self._servers.items():
-            self._backends[role] = [child for child in found.children(pid) if not self._is_auxiliary(child)]
+            self._backends[role] = [
+                child for child in found.children(pid) if not self._is_auxiliary(child)
+            ]
             for backend in self._backends[role]:
                 with suppress(psutil.Error):
                     self._note_memory(role, backend)
@@ -150,9 +162,11 @@ class _Sampler:
         self.peak[role] = max(self.peak.get(role, 0.0), _private_mb(process))
 
     def server_cpu_s(self, role: str, postmaster: int) -> float:
-        """CPU seconds of a server's backends, those that have ended and those that lived when last looked at.
+        """CPU seconds of a server's backends, those that have ended and those that lived when last
+        looked at.
 
-        One that ends between the two would be in neither, or in both: then it's asked again, unless some end all the time.
+        One that ends between the two would be in neither, or in both: then it's asked again, unless
+        some end all the time.
         """
         total = 0.0
         for _ in range(100):

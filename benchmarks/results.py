@@ -21,7 +21,9 @@ Provenance = dict[str, str | int | None]
 
 @dataclass(frozen=True)
 class Round:
-    """One time that something was measured: seconds, CPU seconds and peak MB by role, and what else was seen."""
+    """One time that something was measured: seconds, CPU seconds and peak MB by role, and what else
+    was seen.
+    """
 
     seconds: float
     cpu_s: dict[str, float] = field(default_factory=dict)
@@ -31,7 +33,9 @@ class Round:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All rounds of one contender at one backlog; ``changes`` are those of a round, or rows of a copy."""
+    """All rounds of one contender at one backlog; ``changes`` are those of a round, or rows of a
+    copy.
+    """
 
     workload: str
     backlog: str
@@ -52,9 +56,11 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Score:
-    """One figure to judge, less is better: a ratio (×) of the same run, or seconds or megabytes; one number a round.
+    """One figure to judge, less is better: a ratio (×) of the same run, or seconds or megabytes;
+    one number a round.
 
-    ``against`` has of a ratio the seconds that it is a multiple of, a number for each round that these were measured in.
+    ``against`` has of a ratio the seconds that it is a multiple of, a number for each round that
+    these were measured in.
     """
 
     name: str
@@ -70,7 +76,9 @@ class Score:
     @property
     def noise(self) -> float:
         """How far the rounds lie from their median, as a part of it."""
-        return max(abs(one - self.median) for one in self.rounds) / self.median if self.median else 0.0
+        return (
+            max(abs(one - self.median) for one in self.rounds) / self.median if self.median else 0.0
+        )
 
     @property
     def spread(self) -> float:
@@ -82,7 +90,8 @@ class Score:
 class Result:
     """One run of the benchmark; ``failed`` says by workload what went wrong.
 
-    A reference is put together from several: ``provenance`` has by workload the ``machine`` of the run that measured it.
+    A reference is put together from several: ``provenance`` has by workload the ``machine`` of the
+    run that measured it.
     """
 
     scale: float
@@ -97,17 +106,25 @@ class Result:
 def machine(postgresql: str | None) -> Provenance:
     """What figures depend on: the machine, the code, the versions, and the day."""
     return {
-        "cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": _commit(),
-        "postgresql": postgresql, "spark": version("pyspark"), "delta": version("delta-spark"), "deltalake": version("deltalake"),
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": _commit(),
+        "postgresql": postgresql,
+        "spark": version("pyspark"),
+        "delta": version("delta-spark"),
+        "deltalake": version("deltalake"),
+    }
 
 
 def _commit() -> str | None:
     """The checkout's, with -dirty when it was changed since; None where git doesn't know."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, cwd=RESULTS.parent, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=RESULTS.parent, check=False, capture_output=True, text=True
+        )
     except FileNotFoundError:
         return None
     return done.stdout.strip() or None
@@ -115,7 +132,9 @@ def _commit() -> str | None:
 
 def write(result: Result, *paths: Path) -> None:
     """Write the result to each of these files."""
-    text = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in asdict(result).items())
+    text = ",\n".join(
+        f"{json.dumps(key)}: {_lines(value)}" for key, value in asdict(result).items()
+    )
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{{\n{text}\n}}\n")

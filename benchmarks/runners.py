@@ -1,4 +1,6 @@
-"""How each kind of workload is measured: what is written, in which order those who take part run, round by round."""
+"""How each kind of workload is measured: what is written, in which order those who take part run,
+round by round.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ from benchmarks.workloads import (
     scaled,
 )
 
-# Of a backlog: written and applied once before the rounds that count, so that servers and JVM are warm.
+# Of a backlog: written and applied once before the rounds that count, so that servers and JVM are
+# warm.
 WARM_UP = 0.2
 WARM_UP_ROUND = -1
 # The naive way takes longer than all others together.
@@ -67,16 +70,26 @@ def run(stack: Stack, workload: Workload, plan: Plan) -> list[Measurement]:
         case Drift():
             return _drift(stack, workload, plan)
         case Decode():
-            return decode_workload(workload, scaled(workload.messages, plan.scale, 1000), plan.rounds)
+            return decode_workload(
+                workload, scaled(workload.messages, plan.scale, 1000), plan.rounds
+            )
     raise TypeError(f"{type(workload).__name__} is no kind of workload")
 
 
 def _as_changes(workload: Tables, plan: Plan) -> Changes:
     """So many tables as this scale leaves; their rows and changes stay."""
     source = sources.many(scaled(workload.tables, plan.scale, 1))
-    backlog = Backlog(workload.changes * len(source.tables), sources.each_of(source, workload.changes))
+    backlog = Backlog(
+        workload.changes * len(source.tables), sources.each_of(source, workload.changes)
+    )
     return Changes(
-        workload.name, workload.about, workload.rows, (backlog,), workload.contenders, source, scalable=False
+        workload.name,
+        workload.about,
+        workload.rows,
+        (backlog,),
+        workload.contenders,
+        source,
+        scalable=False,
     )
 
 
@@ -84,7 +97,10 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
     scale = plan.scale if workload.scalable else 1.0
     rows = scaled(workload.rows, scale)
     found = _Rounds(workload.name)
-    with place(stack, workload.source, workload.name, rows) as there, _taking_part(there, workload) as contenders:
+    with (
+        place(stack, workload.source, workload.name, rows) as there,
+        _taking_part(there, workload) as contenders,
+    ):
         for contender in contenders:
             contender.prepare()
         for number in plan.numbers():
@@ -102,7 +118,9 @@ def _changes(stack: Stack, workload: Changes, plan: Plan) -> list[Measurement]:
                 for contender in contenders if number == 0 else []:
                     if contender.name in ONCE:
                         contender.verify()
-                there.sql(f"select pg_replication_slot_advance('{RAW_SLOT}', pg_current_wal_flush_lsn())")
+                there.sql(
+                    f"select pg_replication_slot_advance('{RAW_SLOT}', pg_current_wal_flush_lsn())"
+                )
         for contender in contenders:
             if contender.name not in ONCE:
                 contender.verify()
@@ -134,7 +152,10 @@ def write_backlog(there: Place, backlog: Backlog) -> None:
 def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
     rows = scaled(workload.rows, plan.scale)
     found = _Rounds(workload.name)
-    with place(stack, ORDERS, workload.name, rows) as there, _taking_part(there, workload) as contenders:
+    with (
+        place(stack, ORDERS, workload.name, rows) as there,
+        _taking_part(there, workload) as contenders,
+    ):
         for contender in contenders:
             if not contender.baseline:
                 contender.job("setup")
@@ -181,8 +202,12 @@ NEIGHBOURS = "create table neighbours(id bigint, note text)"
 
 
 def write_unpublished(there: Place) -> None:
-    """WAL of a table that isn't published, some 16 MB of it: what a look at a slot has to go past in a database with neighbours."""
-    there.sql("insert into neighbours select g, repeat(md5(g::text), 30) from generate_series(1, 16000) g")
+    """WAL of a table that isn't published, some 16 MB of it: what a look at a slot has to go past
+    in a database with neighbours.
+    """
+    there.sql(
+        "insert into neighbours select g, repeat(md5(g::text), 30) from generate_series(1, 16000) g"
+    )
 
 
 def _look(ours: Waldelta) -> None:
@@ -196,11 +221,24 @@ def _drift(stack: Stack, workload: Drift, plan: Plan) -> list[Measurement]:
     found = _Rounds(workload.name)
     with place(stack, ORDERS, workload.name, rows) as there:
         there.sql(f"alter publication {PUBLICATION} set table orders where ({filters[0]})")
-        ours = Waldelta(there, WARM, Variant(target={"drift": "repair"}, document={"quality": {"enabled": False}}), 0)
+        ours = Waldelta(
+            there,
+            WARM,
+            Variant(target={"drift": "repair"}, document={"quality": {"enabled": False}}),
+            0,
+        )
         ours.prepare()
         for number in plan.numbers():
-            found.add(number, "", _Named(OWN_SYNC, baseline=True), rows, stack.measure(ours.copy, ours.trees))
-            there.sql(f"alter publication {PUBLICATION} set table orders where ({filters[number % 2]})")
+            found.add(
+                number,
+                "",
+                _Named(OWN_SYNC, baseline=True),
+                rows,
+                stack.measure(ours.copy, ours.trees),
+            )
+            there.sql(
+                f"alter publication {PUBLICATION} set table orders where ({filters[number % 2]})"
+            )
             found.add(number, "", ours, 2 * moving, stack.measure(ours.apply, ours.trees))
         ours.verify(filters[number % 2])
         ours.close()
@@ -220,7 +258,14 @@ class _Rounds:
         self._workload = workload
         self._found: dict[tuple[str, str], Measurement] = {}
 
-    def add(self, number: int, backlog: str, contender: Contender | _Named, changes: int, measured: Round) -> None:
+    def add(
+        self,
+        number: int,
+        backlog: str,
+        contender: Contender | _Named,
+        changes: int,
+        measured: Round,
+    ) -> None:
         name, baseline = contender.name, contender.baseline
         place = " ".join(filter(None, (self._workload, backlog, name)))
         label = "warm-up" if number == WARM_UP_ROUND else f"round {number + 1}"

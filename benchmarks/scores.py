@@ -1,4 +1,6 @@
-"""From measurements to scores: each of ours against each baseline beside it, some of ours against each other."""
+"""From measurements to scores: each of ours against each baseline beside it, some of ours against
+each other.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,19 @@ _SOURCE_CPU = lambda one: one.cpu_s.get("source", 0.0)  # noqa: E731
 
 
 MEMORY = {
-    "reader's memory": "reader", "a worker's memory": "workers", "job's memory": "client", "JVM's memory": "jvm",
-}  # fmt: skip
+    "reader's memory": "reader",
+    "a worker's memory": "workers",
+    "job's memory": "client",
+    "JVM's memory": "jvm",
+}
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two measurements of ours, by name, or (``per_change``) their costs per change.
 
-    What different runs measured is compared as multiples of a baseline of the same run each: of the contender ``beside``.
+    What different runs measured is compared as multiples of a baseline of the same run each: of the
+    contender ``beside``.
     """
 
     name: str
@@ -34,33 +40,92 @@ class Comparison:
 
 
 COMPARISONS = (
-    Comparison("one-transaction: one ÷ small", "one-transaction/one transaction/warm", "one-transaction/small transactions/warm"),
-    Comparison("tiny-transactions: tiny ÷ small", "tiny-transactions/tiny transactions/warm", "tiny-transactions/small transactions/warm"),
-    Comparison("clustered keys: 50m ÷ 1m", "backlog-50m-clustered/warm", "backlog-1m-clustered/warm", beside=RECVLOGICAL),
-    Comparison("clustered keys: 10m ÷ 1m", "backlog-10m-clustered/warm", "backlog-1m-clustered/warm", beside=RECVLOGICAL),
-    Comparison("random keys: 50m ÷ 1m", "backlog-50m-random/warm", "backlog-1m-random/warm", beside=RECVLOGICAL),
-    Comparison("random keys: 10m ÷ 1m", "backlog-10m-random/warm", "backlog-1m-random/warm", beside=RECVLOGICAL),
-    Comparison("growth: 5,000,000 ÷ 500,000, per change", "growth/5,000,000/warm", "growth/500,000/warm", per_change=True),
-    Comparison("tables: 200 ÷ 20, per change", "tables-200/tasks", "tables-20/tasks", per_change=True),
+    Comparison(
+        "one-transaction: one ÷ small",
+        "one-transaction/one transaction/warm",
+        "one-transaction/small transactions/warm",
+    ),
+    Comparison(
+        "tiny-transactions: tiny ÷ small",
+        "tiny-transactions/tiny transactions/warm",
+        "tiny-transactions/small transactions/warm",
+    ),
+    Comparison(
+        "clustered keys: 50m ÷ 1m",
+        "backlog-50m-clustered/warm",
+        "backlog-1m-clustered/warm",
+        beside=RECVLOGICAL,
+    ),
+    Comparison(
+        "clustered keys: 10m ÷ 1m",
+        "backlog-10m-clustered/warm",
+        "backlog-1m-clustered/warm",
+        beside=RECVLOGICAL,
+    ),
+    Comparison(
+        "random keys: 50m ÷ 1m",
+        "backlog-50m-random/warm",
+        "backlog-1m-random/warm",
+        beside=RECVLOGICAL,
+    ),
+    Comparison(
+        "random keys: 10m ÷ 1m",
+        "backlog-10m-random/warm",
+        "backlog-1m-random/warm",
+        beside=RECVLOGICAL,
+    ),
+    Comparison(
+        "growth: 5,000,000 ÷ 500,000, per change",
+        "growth/5,000,000/warm",
+        "growth/500,000/warm",
+        per_change=True,
+    ),
+    Comparison(
+        "tables: 200 ÷ 20, per change", "tables-200/tasks", "tables-20/tasks", per_change=True
+    ),
     Comparison("where: target's filter ÷ none", "where/warm, target's filter", "where/warm"),
-    Comparison("where: publication's filter ÷ none", "where/warm, publication's filter", "where/warm"),
-    Comparison("where-full: target's filter ÷ none", "where-full/warm, target's filter", "where-full/warm"),
-    Comparison("deletion vectors ÷ none", "small-vectors/tasks, deletion vectors", "small-vectors/tasks"),
-    Comparison("acknowledge: get ÷ advance, CPU of the source", "acknowledge/warm, get", "acknowledge/warm, advance", source_cpu=True),
-    Comparison("acknowledge: peek ÷ advance, CPU of the source", "acknowledge/warm, peek", "acknowledge/warm, advance", source_cpu=True),
-)  # fmt: skip
+    Comparison(
+        "where: publication's filter ÷ none", "where/warm, publication's filter", "where/warm"
+    ),
+    Comparison(
+        "where-full: target's filter ÷ none", "where-full/warm, target's filter", "where-full/warm"
+    ),
+    Comparison(
+        "deletion vectors ÷ none", "small-vectors/tasks, deletion vectors", "small-vectors/tasks"
+    ),
+    Comparison(
+        "acknowledge: get ÷ advance, CPU of the source",
+        "acknowledge/warm, get",
+        "acknowledge/warm, advance",
+        source_cpu=True,
+    ),
+    Comparison(
+        "acknowledge: peek ÷ advance, CPU of the source",
+        "acknowledge/warm, peek",
+        "acknowledge/warm, advance",
+        source_cpu=True,
+    ),
+)
 
 
 def scores(measurements: Sequence[Measurement]) -> list[Score]:
     """All that can be computed from these; less is better in each."""
-    found = [*_against_baselines(measurements), *_among_ours(measurements), *_absolute(measurements)]
+    found = [
+        *_against_baselines(measurements),
+        *_among_ours(measurements),
+        *_absolute(measurements),
+    ]
     return [score for score in found if score is not None]
 
 
-def ratio(name: str, of: list[float], to: list[float], changes: tuple[int, int] = (1, 1)) -> Score | None:
-    """Round by round where both have the same rounds, otherwise each round against the other's median; None against nothing.
+def ratio(
+    name: str, of: list[float], to: list[float], changes: tuple[int, int] = (1, 1)
+) -> Score | None:
+    """Round by round where both have the same rounds, otherwise each round against the other's
+    median; None against nothing.
 
-    Of what costs per change are compared by, ``changes`` are how many either side's seconds are for.
+    Of what costs per change are compared by, ``changes`` are how many either side's seconds are
+    for.
     """
     if not of or not to or not all(to):
         return None
@@ -80,7 +145,11 @@ def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | 
                 continue
             if ours.baseline and not _is_raw(beside, measurements):
                 continue
-            yield ratio(f"{ours.name} ÷ {beside.contender}", _figures(ours, _SECONDS), _figures(beside, _SECONDS))
+            yield ratio(
+                f"{ours.name} ÷ {beside.contender}",
+                _figures(ours, _SECONDS),
+                _figures(beside, _SECONDS),
+            )
             if ours.workload == "sync" and not ours.baseline:
                 yield ratio(
                     f"{ours.name}, unchecked ÷ {beside.contender}",
@@ -92,9 +161,15 @@ def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | 
                 yield ratio(name, _figures(ours, _SOURCE_CPU), _figures(beside, _SOURCE_CPU))
 
 
-def raw_baseline(workload: str, backlog: str, measurements: Sequence[Measurement]) -> Measurement | None:
-    """What others of the same backlog are shown as multiples of: the one there that comes first among all baselines."""
-    found = [m for m in measurements if m.baseline and (m.workload, m.backlog) == (workload, backlog)]
+def raw_baseline(
+    workload: str, backlog: str, measurements: Sequence[Measurement]
+) -> Measurement | None:
+    """What others of the same backlog are shown as multiples of: the one there that comes first
+    among all baselines.
+    """
+    found = [
+        m for m in measurements if m.baseline and (m.workload, m.backlog) == (workload, backlog)
+    ]
     return min(found, key=lambda one: BASELINES.index(one.contender), default=None)
 
 
@@ -120,9 +195,14 @@ def _among_ours(measurements: Sequence[Measurement]) -> Iterator[Score | None]:
 
 
 def _beside(
-    one: Measurement, by_name: Mapping[str, Measurement], contender: str, read: Callable[[Round], float]
+    one: Measurement,
+    by_name: Mapping[str, Measurement],
+    contender: str,
+    read: Callable[[Round], float],
 ) -> list[float]:
-    """What a measurement is as multiples of this contender's of the same run; nothing where that wasn't measured."""
+    """What a measurement is as multiples of this contender's of the same run; nothing where that
+    wasn't measured.
+    """
     other = by_name.get(replace(one, contender=contender).name)
     found = ratio("", _figures(one, read), _figures(other, read)) if other else None
     return found.rounds if found else []
@@ -134,16 +214,26 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
     for one in ours:
         if one.workload == "idle":
             yield Score(f"{one.name}: seconds", "s", _figures(one, _SECONDS))
-        if one.workload.startswith("backlog") and all("check" in measured.notes for measured in one.rounds):
-            yield Score(f"{one.name}: check's share", "", [m.notes["check"] / m.seconds for m in one.rounds])
+        if one.workload.startswith("backlog") and all(
+            "check" in measured.notes for measured in one.rounds
+        ):
+            yield Score(
+                f"{one.name}: check's share", "", [m.notes["check"] / m.seconds for m in one.rounds]
+            )
         for part in ("apply", "applied", "check"):
             if all(part in measured.notes for measured in one.rounds):
-                yield Score(f"{one.name}: {part}", "s", [measured.notes[part] for measured in one.rounds])
+                yield Score(
+                    f"{one.name}: {part}", "s", [measured.notes[part] for measured in one.rounds]
+                )
         if all(measured.notes.get("tables", 0) > 1 for measured in one.rounds):
             shares = [measured.notes["check"] / measured.notes["tables"] for measured in one.rounds]
             yield Score(f"{one.name}: check, per table", "s", shares)
     for name, role in MEMORY.items():
-        peaks = [max(peak) for one in ours if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])]
+        peaks = [
+            max(peak)
+            for one in ours
+            if (peak := [m.peak_mb[role] for m in one.rounds if role in m.peak_mb])
+        ]
         if peaks:
             yield Score(name, "MB", [max(peaks)])
 

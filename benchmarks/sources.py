@@ -1,9 +1,12 @@
-"""What the workloads are made of: the tables of a source, and the statements that write backlogs to them.
+"""What the workloads are made of: the tables of a source, and the statements that write backlogs to
+them.
 
-Statements are templates of ``str.format``: ``rows`` are the table's rows before, ``changes`` those of the backlog,
-``transactions`` how many of 100 changes that makes, less one, ``newest`` which rows alone it may touch, if not all.
+Statements are templates of ``str.format``: ``rows`` are the table's rows before, ``changes`` those
+of the backlog, ``transactions`` how many of 100 changes that makes, less one, ``newest`` which rows
+alone it may touch, if not all.
 
-Mixed backlogs update and delete rows that were there before (``_DRAWN``), and a row that they delete they don't update.
+Mixed backlogs update and delete rows that were there before (``_DRAWN``), and a row that they
+delete they don't update.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ class Source:
 
 
 _COLUMNS = (
-    "id bigint primary key, customer_id int, status text, amount numeric(12,2), note text, updated_at timestamptz"
+    "id bigint primary key, customer_id int, status text, amount numeric(12,2), note text,"
+    " updated_at timestamptz"
 )
 _VALUES = "g % 1000, 'new', (g % 10000) / 100.0, 'note ' || g, now()"
 
@@ -36,7 +40,9 @@ ORDERS = Source(
     ("public.orders",),
 )
 # Every update brings its whole old row, so that a filter in Spark may be on any column.
-FULL_ORDERS = Source(f"{ORDERS.create}; alter table orders replica identity full", ORDERS.fill, ORDERS.tables)
+FULL_ORDERS = Source(
+    f"{ORDERS.create}; alter table orders replica identity full", ORDERS.fill, ORDERS.tables
+)
 
 UUID_ORDERS = Source(
     ORDERS.create.replace("id bigint", "id uuid"),
@@ -50,17 +56,21 @@ def partitioned(leaves: int) -> Source:
     create = f"""
         create table orders({_COLUMNS}) partition by hash (id);
         do $$ begin for n in 0..{leaves - 1} loop
-            execute format('create table orders_%s partition of orders for values with (modulus {leaves}, remainder %s)', n, n);
+            execute format('create table orders_%s partition of orders for values
+              with (modulus {leaves}, remainder %s)', n, n);
         end loop; end $$"""
     return Source(create, ORDERS.fill, ORDERS.tables, via_root=True)
 
 
 def many(tables: int, large: int = 0) -> Source:
-    """So many small tables, orders_1 and so on; the first ones may be ``large``, then all others have 1,000 rows."""
+    """So many small tables, orders_1 and so on; the first ones may be ``large``, then all others
+    have 1,000 rows.
+    """
     names = tuple(f"public.orders_{n}" for n in range(1, tables + 1))
     create = ";".join(f"create table {name}({_COLUMNS})" for name in names)
     fill = ";".join(
-        f"insert into {name} select g, {_VALUES} from generate_series(1, {1000 if large and n >= large else '{rows}'}) g"
+        f"insert into {name} select g, {_VALUES} from generate_series(1,"
+        f" {1000 if large and n >= large else '{rows}'}) g"
         for n, name in enumerate(names)
     )
     return Source(create, fill, names)
@@ -74,8 +84,10 @@ _WIDE_VALUES = {
     "timestamptz": "now()",
 }
 WIDE = Source(
-    f"create table orders(id bigint primary key, {', '.join(f'{name} {kind}' for name, kind in _WIDE)})",
-    f"insert into orders select g, {', '.join(_WIDE_VALUES[kind] for _, kind in _WIDE)} from generate_series(1, {{rows}}) g",
+    "create table orders(id bigint primary key,"
+    f" {', '.join(f'{name} {kind}' for name, kind in _WIDE)})",
+    f"insert into orders select g, {', '.join(_WIDE_VALUES[kind] for _, kind in _WIDE)} from"
+    " generate_series(1, {rows}) g",
     ("public.orders",),
 )
 # A value of 1 MB, stored as it is: compression would hide what it costs to carry.
@@ -88,15 +100,18 @@ DOCUMENTS = Source(
 )
 
 
-# Rows that a backlog is to touch, from those that are there: half as many as it has changes, or all if there are fewer, in no order.
-# The first, a tenth of the changes, are deleted; the others updated, in groups of 40, again from the first group on if these don't
-# suffice. Drawn from the table, not reckoned, so that no row is hit that an earlier backlog deleted. No slot sees a temporary table.
+# Rows that a backlog is to touch, from those that are there: half as many as it has changes, or all
+# if there are fewer, in no order. The first, a tenth of the changes, are deleted; the others
+# updated, in groups of 40, again from the first group on if these don't suffice. Drawn from the
+# table, not reckoned, so that no row is hit that an earlier backlog deleted. No slot sees a
+# temporary table.
 _DRAWN = """
     perform set_config('work_mem', '512MB', true);
     drop table if exists drawn;
     create temp table drawn as
         select row_number() over () as n, id
-          from (select id from (select id from orders {{newest}}) as among order by {scattered} limit {{changes}} / 2) as chosen;
+          from (select id from (select id from orders {{newest}}) as among
+            order by {scattered} limit {{changes}} / 2) as chosen;
     alter table drawn add primary key (n);
     groups := ((select count(*) from drawn) - {{changes}} / 10) / 40;
     commit;
@@ -105,17 +120,26 @@ _SCATTERED = "hashint8extended(id, base)"
 
 
 def newest(changes: int) -> str:
-    """What ``newest`` is of a backlog of so many changes that touches the newest rows alone: as many as it touches."""
+    """What ``newest`` is of a backlog of so many changes that touches the newest rows alone: as
+    many as it touches.
+    """
     return f"order by id desc limit {changes // 2}"
 
 
 def _mixed(
-    insert: str, update: str, commit: str, base: str = "max(id)", key: str = "base + {}", scattered: str = _SCATTERED
+    insert: str,
+    update: str,
+    commit: str,
+    base: str = "max(id)",
+    key: str = "base + {}",
+    scattered: str = _SCATTERED,
 ) -> str:
-    """Half inserts, 40% updates, 10% deletes, a hundred at a time; ``key`` is that of the new row of a number.
+    """Half inserts, 40% updates, 10% deletes, a hundred at a time; ``key`` is that of the new row
+    of a number.
 
-    A server writes down every 15 seconds which transactions are running, by which a slot knows where the next call has to begin. What
-    is written here in seconds is a backlog of minutes, so it is written down as often within one, twenty times.
+    A server writes down every 15 seconds which transactions are running, by which a slot knows
+    where the next call has to begin. What is written here in seconds is a backlog of minutes, so it
+    is written down as often within one, twenty times.
     """
     return f"""
 do $$
@@ -124,10 +148,13 @@ declare
     groups bigint;
 begin{_DRAWN.format(scattered=scattered)}
     for i in 0..{{transactions}} loop
-        insert into orders select {key.format("i * 50 + g")}, {insert} from generate_series(1, 50) g;
+        insert into orders select {key.format("i * 50 + g")}, {insert} from generate_series(1,
+          50) g;
         update orders set {update} where id in
-            (select id from drawn where n between {{changes}} / 10 + i % groups * 40 + 1 and {{changes}} / 10 + i % groups * 40 + 40);
-        delete from orders where id in (select id from drawn where n between i * 10 + 1 and i * 10 + 10);
+            (select id from drawn where n between {{changes}} / 10 + i % groups * 40 + 1
+              and {{changes}} / 10 + i % groups * 40 + 40);
+        delete from orders where id in (select id from drawn where n between i * 10 + 1
+          and i * 10 + 10);
         {commit}
         if i % ({{transactions}} / 20 + 1) = 0 then perform pg_log_standby_snapshot(); end if;
     end loop;
@@ -137,10 +164,18 @@ end $$"""
 _PAID = "status = 'paid', amount = amount + 1"
 MIXED = _mixed(_VALUES, _PAID, "commit;")
 ONE_TRANSACTION = _mixed(_VALUES, _PAID, "")
-WIDE_MIXED = _mixed(", ".join(_WIDE_VALUES[kind] for _, kind in _WIDE), "c1 = 'paid', c4 = c4 + 1", "commit;")
-# Keys without any order, old and new: where the others are 1, 2, 3. With each backlog there are more rows, so none comes twice.
+WIDE_MIXED = _mixed(
+    ", ".join(_WIDE_VALUES[kind] for _, kind in _WIDE), "c1 = 'paid', c4 = c4 + 1", "commit;"
+)
+# Keys without any order, old and new: where the others are 1, 2, 3. With each backlog there are
+# more rows, so none comes twice.
 UUID_MIXED = _mixed(
-    _VALUES, _PAID, "commit;", "count(*)", "md5(base || ' ' || {})::uuid", "uuid_hash_extended(id, base)"
+    _VALUES,
+    _PAID,
+    "commit;",
+    "count(*)",
+    "md5(base || ' ' || {})::uuid",
+    "uuid_hash_extended(id, base)",
 )
 INSERTS = f"""
 do $$
@@ -156,7 +191,8 @@ HOT_UPDATES = """
 do $$
 begin
     for i in 0..{transactions} loop
-        update orders set amount = amount + 1, updated_at = now() where id between i % 10 * 100 + 1 and i % 10 * 100 + 100;
+        update orders set amount = amount + 1, updated_at = now() where id between i % 10 * 100 + 1
+          and i % 10 * 100 + 100;
         commit;
     end loop;
 end $$"""
@@ -171,22 +207,25 @@ begin{_DRAWN.format(scattered=_SCATTERED)}
     for g in 1..{{changes}} loop
         if g % 10 < 5 then insert into orders values (base + g, {_VALUES});
         elsif g % 10 < 9 then
-            update orders set {_PAID} where id = (select id from drawn where n = {{changes}} / 10 + updated % (groups * 40) + 1);
+            update orders set {_PAID} where id = (select id from drawn
+              where n = {{changes}} / 10 + updated % (groups * 40) + 1);
             updated := updated + 1;
         else delete from orders where id = (select id from drawn where n = (g + 1) / 10);
         end if;
         commit;
     end loop;
 end $$"""
-# Half inserts of a long value, 40% updates that leave it as it is (PostgreSQL doesn't send it then), 10% that change it, both of
-# rows that were there before, in turn.
+# Half inserts of a long value, 40% updates that leave it as it is (PostgreSQL doesn't send it
+# then), 10% that change it, both of rows that were there before, in turn.
 LONG_VALUES = f"""
 do $$
 declare base bigint := (select max(id) from documents);
 begin
     for i in 0..{{changes}} / 10 - 1 loop
-        insert into documents select base + i * 5 + g, 'title ' || g, {_BODY} from generate_series(1, 5) g;
-        update documents set title = 'read' where id in (select 1 + (i * 5 + g) % base from generate_series(0, 3) g);
+        insert into documents select base + i * 5 + g, 'title ' || g, {_BODY}
+          from generate_series(1, 5) g;
+        update documents set title = 'read' where id in (select 1 + (i * 5 + g) % base
+          from generate_series(0, 3) g);
         update documents set body = body || 'more' where id = 1 + (i * 5 + 4) % base;
         commit;
     end loop;
@@ -209,7 +248,9 @@ def each_of(source: Source, changes: int) -> str:
 
 
 def busy(tables: int) -> str:
-    """Mixed changes of so many tables, a hundred at a time of the next table each, so that their transactions take turns."""
+    """Mixed changes of so many tables, a hundred at a time of the next table each, so that their
+    transactions take turns.
+    """
     return f"""
 do $$
 declare
@@ -226,7 +267,8 @@ begin
         execute format('select max(id) from orders_%s', t) into first;
         base[t] := first;
         execute replace('insert into drawn select $1, row_number() over (), id from
-            (select id from orders_@ order by hashint8extended(id, $2) limit $3) as chosen', '@', t::text)
+            (select id from orders_@ order by hashint8extended(id, $2) limit $3)
+              as chosen', '@', t::text)
             using t, base[t], transactions * 50;
         groups[t] := ((select count(*) from drawn where number = t) - deleted) / 40;
     end loop;
@@ -234,15 +276,18 @@ begin
     analyze drawn;
     for i in 0..{{transactions}} loop
         t := i % {tables} + 1;
-        execute replace($sql$insert into orders_@ select $1 + g, {_VALUES} from generate_series(1, 50) g$sql$, '@', t::text)
+        execute replace($sql$insert into orders_@ select $1 + g, {_VALUES} from generate_series(1,
+          50) g$sql$, '@', t::text)
             using base[t] + i / {tables} * 50;
         -- Of the rows drawn.
         first := deleted + i / {tables} % groups[t] * 40;
         execute replace($sql$update orders_@ set {_PAID} where id in
-            (select id from drawn where number = $1 and n between $2 + 1 and $2 + 40)$sql$, '@', t::text) using t, first;
+            (select id from drawn where number = $1 and n between $2 + 1 and $2 + 40)$sql$, '@',
+              t::text) using t, first;
         first := i / {tables} * 10;
         execute replace($sql$delete from orders_@ where id in
-            (select id from drawn where number = $1 and n between $2 + 1 and $2 + 10)$sql$, '@', t::text) using t, first;
+            (select id from drawn where number = $1 and n between $2 + 1 and $2 + 10)$sql$, '@',
+              t::text) using t, first;
         commit;
     end loop;
 end $$"""

@@ -1,4 +1,6 @@
-"""What runs while measuring: the source, the native subscriber's server, a warm Spark Connect server with a fork server."""
+"""What runs while measuring: the source, the native subscriber's server, a warm Spark Connect
+server with a fork server.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,12 @@ class Stack:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
-    def measure(self, action: Callable[[], dict[str, float] | None], trees: Callable[[], list[int]]) -> Round:
-        """Time an action and watch the source, the subscriber if there is one, and these trees of processes."""
+    def measure(
+        self, action: Callable[[], dict[str, float] | None], trees: Callable[[], list[int]]
+    ) -> Round:
+        """Time an action and watch the source, the subscriber if there is one, and these trees of
+        processes.
+        """
         servers = {"source": postmaster(self.source)}
         if "subscriber" in self.__dict__:
             servers["subscriber"] = postmaster(self.subscriber)
@@ -93,7 +99,9 @@ class Stack:
 
 
 class WarmSpark:
-    """Spark as in production: a Connect server that lives on, and a fork server that has imported what jobs need."""
+    """Spark as in production: a Connect server that lives on, and a fork server that has imported
+    what jobs need.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -114,12 +122,15 @@ class WarmSpark:
     def start(self) -> None:
         self._trees.append(self._server.start(os.environ).pid)
         command = [sys.executable, "-m", "waldelta.cli.fork_server", str(self.jobs)]
-        self._trees.append(subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True).pid)
+        self._trees.append(
+            subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True).pid
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not (self._server.is_listening() and self.jobs.exists()):
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the Spark Connect server did not start in {START_TIMEOUT_S} s: see {self._server.log}"
+                    f"the Spark Connect server did not start in {START_TIMEOUT_S} s: see"
+                    f" {self._server.log}"
                 )
             time.sleep(0.2)
 
@@ -140,7 +151,9 @@ def postmaster(server: EmbeddedPostgres) -> int:
 
 def run_quietly(command: list[str]) -> None:
     """Run a client to its end; raises RuntimeError with what it says when it fails."""
-    done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip()}")
 
@@ -158,5 +171,8 @@ def database(server: EmbeddedPostgres, name: str) -> Iterator[str]:
 
 
 def _round(seconds: float, usage: Usage, notes: dict[str, float]) -> Round:
-    rounded = ({key: round(value, 3) for key, value in part.items()} for part in (usage.cpu_s, usage.peak_mb, notes))
+    rounded = (
+        {key: round(value, 3) for key, value in part.items()}
+        for part in (usage.cpu_s, usage.peak_mb, notes)
+    )
     return Round(seconds, *rounded)

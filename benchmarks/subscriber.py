@@ -32,10 +32,17 @@ class Subscriber(Baseline):
         self.settle()
 
     def copy(self) -> dict[str, float] | None:
-        # The slot is named after the workload; from one cluster to another, so creating it waits for nobody.
-        self._run(f"create subscription {self.place.name} connection '{self.place.conninfo}' publication {PUBLICATION}")
+        # The slot is named after the workload; from one cluster to another, so creating it waits
+        # for nobody.
+        self._run(
+            f"create subscription {self.place.name} connection '{self.place.conninfo}' publication"
+            f" {PUBLICATION}"
+        )
         self._subscribed = True
-        self._wait(self._conninfo, "select not exists (select from pg_subscription_rel where srsubstate <> 'r')")
+        self._wait(
+            self._conninfo,
+            "select not exists (select from pg_subscription_rel where srsubstate <> 'r')",
+        )
 
     def apply(self) -> dict[str, float] | None:
         end = self.place.sql("select pg_current_wal_lsn()::text")[0][0]
@@ -48,7 +55,10 @@ class Subscriber(Baseline):
             self._run(f"alter subscription {self.place.name} disable")
             self._wait(self.place.conninfo, f"select not active from {self._slot}")
         else:
-            self._run(f"drop subscription {self.place.name}; truncate {', '.join(self.place.source.tables)}")
+            self._run(
+                f"drop subscription {self.place.name}; truncate"
+                f" {', '.join(self.place.source.tables)}"
+            )
             self._subscribed = False
 
     def verify(self) -> None:
@@ -59,7 +69,8 @@ class Subscriber(Baseline):
                 here = connection.execute(query.encode()).fetchone()
             if [here] != (there := self.place.sql(query)):
                 raise RuntimeError(
-                    f"the native subscriber's {table} (rows, checksum) is {here}, the source's {there[0]}"
+                    f"the native subscriber's {table} (rows, checksum) is {here}, the source's"
+                    f" {there[0]}"
                 )
 
     def close(self) -> None:

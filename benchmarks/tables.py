@@ -15,12 +15,15 @@ from benchmarks.workloads import NAIVE, NATIVE, PEEK
 STYLES = {"aim": "green", "must": "yellow", "missed": "red"}
 WIDTH = 190
 NO_AIRFLOW = (
-    "no Airflow: jobs as its tasks ask for them, without its own start (supervisor, task runner, the DAG's parse, API)"
+    "no Airflow: jobs as its tasks ask for them, without its own start (supervisor, task runner,"
+    " the DAG's parse, API)"
 )
 
 
 def measured_table(result: Result) -> Table:
-    """One row for each contender: seconds, multiples of the baselines, CPU and memory by role, targets."""
+    """One row for each contender: seconds, multiples of the baselines, CPU and memory by role,
+    targets.
+    """
     table = Table(title=f"scale {result.scale:g}, medians of {result.rounds} rounds (least–most)")
     numbers = ("seconds", "× raw", "× peek", "× native", "× naive")
     for heading in ("workload", "", *numbers, "CPU s", "peak MB", "target"):
@@ -45,7 +48,8 @@ def measured_table(result: Result) -> Table:
     return table
 
 
-# What a million changes cost the source: headings, and what a round says. The first is seen by the operating system.
+# What a million changes cost the source: headings, and what a round says. The first is seen by the
+# operating system.
 _SOURCE_COSTS: dict[str, Callable[[Round], float | None]] = {
     "CPU s": lambda one: one.cpu_s.get("source"),
     "server s as the run tells it": lambda one: one.notes.get("server_s"),
@@ -61,9 +65,13 @@ def source_table(result: Result) -> Table:
         table.add_column(heading, justify="right" if heading in _SOURCE_COSTS else "left")
     for one in result.measurements:
         if all("server_s" in measured.notes for measured in one.rounds) and one.changes:
-            costs = (one.median(lambda m, read=read: read(m) or 0.0) for read in _SOURCE_COSTS.values())
+            costs = (
+                one.median(lambda m, read=read: read(m) or 0.0) for read in _SOURCE_COSTS.values()
+            )
             figures = [f"{cost * 1e6 / one.changes:.2f}" for cost in costs]
-            table.add_row(" ".join(filter(None, (one.workload, one.backlog))), one.contender, *figures)
+            table.add_row(
+                " ".join(filter(None, (one.workload, one.backlog))), one.contender, *figures
+            )
     return table
 
 
@@ -78,8 +86,18 @@ def targets_table(result: Result) -> Table:
     for target in TARGETS:
         for score in (score for score in result.scores if target_of(score.name) is target):
             verdict = target.verdict(score.median)
-            measured = f"{score.median:.2f} {score.unit}" if score.median < 100 else f"{score.median:.0f} {score.unit}"
-            row = (target.what, measured, target.limits, f"≤ {target.aim:g}" if target.aim else "", verdict)
+            measured = (
+                f"{score.median:.2f} {score.unit}"
+                if score.median < 100
+                else f"{score.median:.0f} {score.unit}"
+            )
+            row = (
+                target.what,
+                measured,
+                target.limits,
+                f"≤ {target.aim:g}" if target.aim else "",
+                verdict,
+            )
             table.add_row(*row, style=STYLES[verdict])
     return table
 
@@ -93,9 +111,14 @@ def _seconds(one: Measurement) -> str:
 def _multiples(one: Measurement, measurements: Sequence[Measurement]) -> list[str]:
     raw = raw_baseline(one.workload, one.backlog, measurements)
     beside = {
-        m.contender: m for m in measurements if m.baseline and (m.workload, m.backlog) == (one.workload, one.backlog)
+        m.contender: m
+        for m in measurements
+        if m.baseline and (m.workload, m.backlog) == (one.workload, one.backlog)
     }
-    return [_multiple(one, other) for other in (raw, beside.get(PEEK), beside.get(NATIVE), beside.get(NAIVE))]
+    return [
+        _multiple(one, other)
+        for other in (raw, beside.get(PEEK), beside.get(NATIVE), beside.get(NAIVE))
+    ]
 
 
 def _multiple(one: Measurement, other: Measurement | None) -> str:
@@ -106,10 +129,16 @@ def _multiple(one: Measurement, other: Measurement | None) -> str:
 
 
 def _by_role(one: Measurement, figure: str) -> str:
-    roles = [role for role in ROLES if any(role in getattr(measured, figure) for measured in one.rounds)]
-    medians = {role: one.median(lambda measured, r=role: getattr(measured, figure).get(r, 0.0)) for role in roles}
+    roles = [
+        role for role in ROLES if any(role in getattr(measured, figure) for measured in one.rounds)
+    ]
+    medians = {
+        role: one.median(lambda measured, r=role: getattr(measured, figure).get(r, 0.0))
+        for role in roles
+    }
     return _line(
-        {role: value for role, value in medians.items() if value >= 0.005}, digits=0 if figure == "peak_mb" else 2
+        {role: value for role, value in medians.items() if value >= 0.005},
+        digits=0 if figure == "peak_mb" else 2,
     )
 
 

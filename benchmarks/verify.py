@@ -1,6 +1,8 @@
-"""Whether a lake holds what its source does: rows and a checksum of all values, by programs that share no code with ours.
+"""Whether a lake holds what its source does: rows and a checksum of all values, by programs that
+share no code with ours.
 
-PostgreSQL adds up its side, DuckDB's reader of Delta the other: of each row 60 bits of the MD5 of its values' text.
+PostgreSQL adds up its side, DuckDB's reader of Delta the other: of each row 60 bits of the MD5 of
+its values' text.
 """
 
 from __future__ import annotations
@@ -11,18 +13,28 @@ import duckdb
 
 from benchmarks.place import Place
 
-# By the source's types: the same text from both, given the column (of numeric unless it has decimals only, as (2,2) has).
+# By the source's types: the same text from both, given the column (of numeric unless it has
+# decimals only, as (2,2) has).
 _TEXTS = {
     "bigint": ("{}::text", "{}::text"),
     "integer": ("{}::text", "{}::text"),
     "text": ("{}", "{}"),
     "uuid": ("{}::text", "{}"),
     "numeric": ("{}::text", "{}::text"),
-    "timestamp with time zone": ("(extract(epoch from {}) * 1000000)::bigint::text", "epoch_us({})::text"),
+    "timestamp with time zone": (
+        "(extract(epoch from {}) * 1000000)::bigint::text",
+        "epoch_us({})::text",
+    ),
 }
 _CHECKSUMS = (
-    "select count(*), sum(('x' || substr(md5({row}), 1, 15))::bit(60)::bigint)::text from {table} where {where}",
-    "select count(*), sum(('0x' || substr(md5({row}), 1, 15))::bigint)::text from {table} where {where}",
+    (
+        "select count(*), sum(('x' || substr(md5({row}), 1, 15))::bit(60)::bigint)::text from"
+        " {table} where {where}"
+    ),
+    (
+        "select count(*), sum(('0x' || substr(md5({row}), 1, 15))::bigint)::text from {table} where"
+        " {where}"
+    ),
 )
 
 
@@ -35,11 +47,19 @@ def duckdb_of_delta() -> duckdb.DuckDBPyConnection:
 
 def delta_extension() -> str:
     """The file of that reader, as its wheel brings it."""
-    return str(files("duckdb_extension_delta") / "extensions" / f"v{duckdb.__version__}" / "delta.duckdb_extension")
+    return str(
+        files("duckdb_extension_delta")
+        / "extensions"
+        / f"v{duckdb.__version__}"
+        / "delta.duckdb_extension"
+    )
 
 
-def compare_with_source(who: str, place: Place, targets: dict[str, str], where: str = "true") -> None:
-    """Compare each table, of which rows may be asked for that meet a condition, with its target's folder.
+def compare_with_source(
+    who: str, place: Place, targets: dict[str, str], where: str = "true"
+) -> None:
+    """Compare each table, of which rows may be asked for that meet a condition, with its target's
+    folder.
 
     Raises RuntimeError where they differ.
     """
@@ -48,16 +68,22 @@ def compare_with_source(who: str, place: Place, targets: dict[str, str], where: 
             of_source, of_target = _queries(place, table, folder, where)
             (there,), here = place.sql(of_source), lake.execute(of_target).fetchone()
             if here != there:
-                raise RuntimeError(f"{who}'s {table} (rows, checksum) is {here}, the source's {there}")
+                raise RuntimeError(
+                    f"{who}'s {table} (rows, checksum) is {here}, the source's {there}"
+                )
 
 
 def _queries(place: Place, table: str, folder: str, where: str) -> list[str]:
-    columns = place.sql(f"""
+    columns = place.sql(
+        f"""
         select quote_ident(attname), format_type(atttypid, null) from pg_attribute
-         where attrelid = '{table}'::regclass and attnum > 0 and not attisdropped order by attnum""")
+         where attrelid = '{table}'::regclass and attnum > 0 and not attisdropped order by attnum"""
+    )
     scanned = folder.replace("'", "''")
     queries = []
-    for side, (query, of) in enumerate(zip(_CHECKSUMS, (table, f"delta_scan('{scanned}')"), strict=True)):
+    for side, (query, of) in enumerate(
+        zip(_CHECKSUMS, (table, f"delta_scan('{scanned}')"), strict=True)
+    ):
         texts = (_TEXTS[kind][side].format(name) for name, kind in columns)
         # Nulls are told from empty texts, and each value's end from the next one's start.
         row = " || ".join(f"coalesce('+' || {text} || '|', '-')" for text in texts)

@@ -1,4 +1,6 @@
-"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc, _resync and _maintenance."""
+"""The Airflow DAGs of every pipeline file: <pipeline>_setup, _initial_sync, _cdc, _resync and
+_maintenance.
+"""
 
 from waldelta_airflow.dags.factory import create_dags
 

@@ -1,4 +1,6 @@
-"""Airflow's plugin of waldelta: its pages. Airflow executes this file by itself, so nothing imports it."""
+"""Airflow's plugin of waldelta: its pages. Airflow executes this file by itself, so nothing imports
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from waldelta_airflow.views import deferred_app as web
 
 
 def _view(view: str, destination: str) -> dict[str, str]:
-    """A page of the plugin in Airflow's own; without a leading slash, so that a path before Airflow's is kept."""
+    """A page of the plugin in Airflow's own; without a leading slash, so that a path before
+    Airflow's is kept.
+    """
     path = web.PREFIX.removeprefix("/")
     return {
         "bundle_url": f"{path}/frame.js?view={view}",
@@ -27,10 +31,21 @@ class WaldeltaPlugin(AirflowPlugin):
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]  # it declares them per instance
         {"app": web.DeferredApp(), "url_prefix": web.PREFIX, "name": "waldelta"}
     ]
-    # Each in the plugin's own frame, which its pages' links to DAGs and logs can leave. The tabs are shown on all DAGs.
+    # Each in the plugin's own frame, which its pages' links to DAGs and logs can leave. The tabs
+    # are shown on all DAGs.
     react_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
-        {"name": "Pipelines", "url_route": "waldelta", "nav_top_level": True, **_view("pipelines", "nav")},
-        {"name": "Data Docs", "url_route": "waldelta-data-docs", "category": "browse", **_view("data-docs", "nav")},
+        {
+            "name": "Pipelines",
+            "url_route": "waldelta",
+            "nav_top_level": True,
+            **_view("pipelines", "nav"),
+        },
+        {
+            "name": "Data Docs",
+            "url_route": "waldelta-data-docs",
+            "category": "browse",
+            **_view("data-docs", "nav"),
+        },
         {"name": "Pipeline", "url_route": "waldelta-pipeline", **_view("dag", "dag")},
         {"name": "Changes", "url_route": "waldelta-run", **_view("run", "dag_run")},
     ]

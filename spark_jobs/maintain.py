@@ -1,4 +1,5 @@
-"""Job maintain: compacts targets, drops what is older than the promised retention, prunes bookkeeping and reports.
+"""Job maintain: compacts targets, drops what is older than the promised retention, prunes
+bookkeeping and reports.
 
 Stages, in order: targets, leftovers, change_log, ledger, check, reports. They stand in
 ``waldelta.jobs.maintain``.

@@ -1,4 +1,6 @@
-"""Re-exports ``Pipeline`` for code outside this repository: ``from waldelta.jobs.pipeline import Pipeline``."""
+"""Re-exports ``Pipeline`` for code outside this repository: ``from waldelta.jobs.pipeline import
+Pipeline``.
+"""
 
 from waldelta.jobs.pipeline import Pipeline
 

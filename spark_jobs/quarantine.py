@@ -1,4 +1,5 @@
-"""Job quarantine: lists the rows that targets lack, or carries out what an operator decided on them.
+"""Job quarantine: lists the rows that targets lack, or carries out what an operator decided on
+them.
 
 A decision's stages, in order: retry or accept, check. They stand in
 ``waldelta.jobs.retry_quarantined``.

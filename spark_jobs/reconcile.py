@@ -1,4 +1,5 @@
-"""Job reconcile: compares targets with a snapshot of the source; with --repair, puts right the rows that differ.
+"""Job reconcile: compares targets with a snapshot of the source; with --repair, puts right the rows
+that differ.
 
 Stages, in order: reconcile, report. They stand in ``waldelta.jobs.reconcile``.
 

@@ -4,7 +4,8 @@ Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.repl
 
 ::
 
-    spark-submit spark_jobs/replay.py FILE --interval-start TIME --interval-end TIME [--tables TABLES]
+    spark-submit spark_jobs/replay.py FILE --interval-start TIME --interval-end TIME [--tables
+    TABLES]
 """
 
 from waldelta.cli.command_line import run_submitted

@@ -1,4 +1,5 @@
-"""Job setup: creates or alters the publications and the slot, once preflight found nothing against it.
+"""Job setup: creates or alters the publications and the slot, once preflight found nothing against
+it.
 
 The stage stands in ``waldelta.stages.setup``.
 

@@ -1,4 +1,5 @@
-"""What ``make setup`` does: virtual environment, packages, Java, Delta's jars, Spark's classes; each only when it isn't there yet.
+"""What ``make setup`` does: virtual environment, packages, Java, Delta's jars, Spark's classes;
+each only when it isn't there yet.
 
 Runs on the machine's own Python with nothing but the standard library.
 """
@@ -14,7 +15,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _DECIDES = ("requirements.txt", "pyproject.toml", "tools/bootstrap.py")
-_PIP = "pip==26.3"  # what a distribution's Python brings may be years old and builds some source archives the old way
+# what a distribution's Python brings may be years old and builds some source archives the old way
+_PIP = "pip==26.3"
 
 
 class SetupError(RuntimeError):
@@ -34,7 +36,10 @@ def main(repository: Path = REPOSITORY) -> int:
         print(f"setup: {err}", file=sys.stderr)
         return 1
     except subprocess.CalledProcessError as err:
-        print(f"setup: {' '.join(map(str, err.cmd[1:4]))} failed (exit {err.returncode}), see above", file=sys.stderr)
+        print(
+            f"setup: {' '.join(map(str, err.cmd[1:4]))} failed (exit {err.returncode}), see above",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -44,7 +49,10 @@ def make_environment(folder: Path) -> Path:
     python = folder / "bin/python"
     if (
         python.exists()
-        and subprocess.run([python, "-c", "import pip"], check=False, capture_output=True).returncode == 0
+        and subprocess.run(
+            [python, "-c", "import pip"], check=False, capture_output=True
+        ).returncode
+        == 0
     ):
         return python
     print(f"creating {folder.name} with Python {sys.version.split()[0]}", flush=True)
@@ -52,13 +60,15 @@ def make_environment(folder: Path) -> Path:
     if not _venv(folder) and not (_install_venv_package() and _venv(folder)):
         raise SetupError(
             f"{sys.executable} can't create a virtual environment: install its venv module "
-            f"(Debian, Ubuntu: apt-get install python3-venv) and run make again"
+            "(Debian, Ubuntu: apt-get install python3-venv) and run make again"
         )
     return python
 
 
 def install(python: Path, repository: Path) -> None:
-    """Install the pinned packages and this project, editable, when what decides about them has changed."""
+    """Install the pinned packages and this project, editable, when what decides about them has
+    changed.
+    """
     stamp = python.parent.parent / "installed"
     wanted = fingerprint(repository)
     if stamp.exists() and stamp.read_text() == wanted:
@@ -86,7 +96,12 @@ def run(python: Path, *arguments: str) -> None:
 
 
 def _venv(folder: Path) -> bool:
-    return subprocess.run([sys.executable, "-m", "venv", str(folder)], check=False, capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-m", "venv", str(folder)], check=False, capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 def _install_venv_package() -> bool:

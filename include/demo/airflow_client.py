@@ -1,4 +1,6 @@
-"""A small client of Airflow's REST API: what the demo and the tests do to Airflow, they do as a user would."""
+"""A small client of Airflow's REST API: what the demo and the tests do to Airflow, they do as a
+user would.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Any, Self
 import httpx
 
 FINISHED = frozenset({"success", "failed"})
-_UNFINISHED_TASK = frozenset({None, "none", "scheduled", "queued", "running", "restarting", "deferred", "up_for_retry"})
+_UNFINISHED_TASK = frozenset(
+    {None, "none", "scheduled", "queued", "running", "restarting", "deferred", "up_for_retry"}
+)
 
 
 class AirflowError(RuntimeError):
@@ -56,7 +60,9 @@ class DagRun:
 
 
 class AirflowClient:
-    """The REST API of one Airflow with a user's login; the token is fetched on first use and when it expires."""
+    """The REST API of one Airflow with a user's login; the token is fetched on first use and when
+    it expires.
+    """
 
     def __init__(self, url: str, user: str, password: str) -> None:
         self.url, self.user = url.rstrip("/"), user
@@ -78,13 +84,17 @@ class AirflowClient:
 
     def login(self) -> None:
         """Exchange user and password for a token."""
-        answer = self._http.post("/auth/token", json={"username": self.user, "password": self._password})
+        answer = self._http.post(
+            "/auth/token", json={"username": self.user, "password": self._password}
+        )
         if answer.status_code != httpx.codes.CREATED:
             raise AirflowError(f"{self.url} refused user {self.user!r} (HTTP {answer.status_code})")
         self._http.headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
 
     def request(self, method: str, path: str, **options: Any) -> Any:
-        """One request below /api/v2; gives the JSON answer, raises AirflowError with the API's own words."""
+        """One request below /api/v2; gives the JSON answer, raises AirflowError with the API's own
+        words.
+        """
         for attempt in (1, 2):
             if "Authorization" not in self._http.headers or attempt == 2:
                 self.login()
@@ -102,7 +112,9 @@ class AirflowClient:
         return self.request("POST", path, json=body)
 
     def health(self) -> dict[str, Any]:
-        """State and last heartbeat of metadata database, scheduler and DAG processor; needs no login."""
+        """State and last heartbeat of metadata database, scheduler and DAG processor; needs no
+        login.
+        """
         answer = self._http.get("/api/v2/monitor/health", timeout=5)
         answer.raise_for_status()
         return dict(answer.json())
@@ -127,7 +139,9 @@ class AirflowClient:
             self._until(lambda: not missing(), timeout_s, "DAGs")
         except AirflowError:
             errors = "\n".join(self.import_errors().values()) or "no import errors"
-            raise AirflowError(f"not parsed within {timeout_s:.0f} s: {', '.join(missing())}; {errors}") from None
+            raise AirflowError(
+                f"not parsed within {timeout_s:.0f} s: {', '.join(missing())}; {errors}"
+            ) from None
 
     def unpause(self, dag_id: str, *, paused: bool = False) -> None:
         self.request("PATCH", f"/dags/{dag_id}", json={"is_paused": paused})
@@ -137,8 +151,12 @@ class AirflowClient:
 
     # Runs
 
-    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, run_id: str | None = None) -> str:
-        """Start a manual run with these params; gives its run id. The DAG must not be paused to get anywhere."""
+    def trigger(
+        self, dag_id: str, conf: Mapping[str, Any] | None = None, run_id: str | None = None
+    ) -> str:
+        """Start a manual run with these params; gives its run id. The DAG must not be paused to get
+        anywhere.
+        """
         body: dict[str, Any] = {"logical_date": None, "conf": dict(conf or {})}
         if run_id is not None:
             body["dag_run_id"] = run_id
@@ -147,18 +165,30 @@ class AirflowClient:
     def run(self, dag_id: str, run_id: str) -> DagRun:
         """A run with the states of its tasks."""
         run = self.get(f"/dags/{dag_id}/dagRuns/{run_id}")
-        tasks = self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=500)["task_instances"]
+        tasks = self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=500)[
+            "task_instances"
+        ]
         return _dag_run(run, tuple(sorted(map(_task_run, tasks), key=_by_start)))
 
     def runs(self, dag_id: str, **params: Any) -> list[DagRun]:
-        """The DAG's runs, newest first, without their tasks; ``params`` as the API takes them (state, run_type, …)."""
-        found = self.get(f"/dags/{dag_id}/dagRuns", **{"order_by": "-run_after", "limit": 200} | params)
+        """The DAG's runs, newest first, without their tasks; ``params`` as the API takes them
+        (state, run_type, …).
+        """
+        found = self.get(
+            f"/dags/{dag_id}/dagRuns", **{"order_by": "-run_after", "limit": 200} | params
+        )
         return [_dag_run(run) for run in found["dag_runs"]]
 
     def wait(
-        self, dag_id: str, run_id: str, timeout_s: float = 600, on_poll: Callable[[DagRun], None] | None = None
+        self,
+        dag_id: str,
+        run_id: str,
+        timeout_s: float = 600,
+        on_poll: Callable[[DagRun], None] | None = None,
     ) -> DagRun:
-        """Wait until the run has finished, whatever its outcome; ``on_poll`` sees every look at it."""
+        """Wait until the run has finished, whatever its outcome; ``on_poll`` sees every look
+        at it.
+        """
         latest: list[DagRun] = []
 
         def look() -> bool:
@@ -181,13 +211,17 @@ class AirflowClient:
         timeout_s: float = 600,
         on_poll: Callable[[DagRun], None] | None = None,
     ) -> DagRun:
-        """Trigger a run and wait for it; raises AirflowError with the failed tasks' log when it does not succeed."""
+        """Trigger a run and wait for it; raises AirflowError with the failed tasks' log when it
+        does not succeed.
+        """
         return self._succeeded(self.wait(dag_id, self.trigger(dag_id, conf), timeout_s, on_poll))
 
     def wait_for_scheduled(
         self, dag_id: str, timeout_s: float = 600, on_poll: Callable[[DagRun], None] | None = None
     ) -> DagRun:
-        """Wait for the end of the newest run that the scheduler has created; raises AirflowError as run_to_end does."""
+        """Wait for the end of the newest run that the scheduler has created; raises AirflowError as
+        run_to_end does.
+        """
         created: list[DagRun] = []
 
         def is_created() -> bool:
@@ -199,10 +233,14 @@ class AirflowClient:
 
     def _succeeded(self, run: DagRun) -> DagRun:
         if run.state != "success":
-            raise AirflowError(f"{run.dag_id} {run.run_id} is {run.state}: {run.states}\n{self._failure_logs(run)}")
+            raise AirflowError(
+                f"{run.dag_id} {run.run_id} is {run.state}: {run.states}\n{self._failure_logs(run)}"
+            )
         return run
 
-    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+    def log(
+        self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1
+    ) -> str:
         """A task's log as text, one event a line, with every field that it carries."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         headers = {"Accept": "application/json"}
@@ -216,19 +254,34 @@ class AirflowClient:
 
     def rendered_fields(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
         """The task's template fields as the UI shows them."""
-        return dict(self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")["rendered_fields"])
+        return dict(
+            self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")["rendered_fields"]
+        )
 
     def backfill(self, dag_id: str, start: datetime, end: datetime, **options: Any) -> int:
-        """Create a backfill over [start, end]; ``options`` as the API takes them (reprocess_behavior, max_active_runs,
-        dag_run_conf, …). Gives its id; the runs are those of run_type backfill."""
-        body = {"dag_id": dag_id, "from_date": start.isoformat(), "to_date": end.isoformat(), **options}
+        """Create a backfill over [start, end]; ``options`` as the API takes them
+        (reprocess_behavior, max_active_runs, dag_run_conf, …). Gives its id; the runs are those of
+        run_type backfill.
+        """
+        body = {
+            "dag_id": dag_id,
+            "from_date": start.isoformat(),
+            "to_date": end.isoformat(),
+            **options,
+        }
         return int(self.post("/backfills", body)["id"])
 
     # Assets, connections, pools
 
     def asset_events(self, **params: Any) -> list[dict[str, Any]]:
-        """Asset events, newest first; filters as the API takes them: source_dag_id, source_run_id, source_task_id, …"""
-        return list(self.get("/assets/events", **{"order_by": "-timestamp", "limit": 500} | params)["asset_events"])
+        """Asset events, newest first; filters as the API takes them: source_dag_id, source_run_id,
+        source_task_id, …
+        """
+        return list(
+            self.get("/assets/events", **{"order_by": "-timestamp", "limit": 500} | params)[
+                "asset_events"
+            ]
+        )
 
     def connection(self, conn_id: str) -> dict[str, Any] | None:
         """A connection without its password; None when there is no such."""
@@ -251,7 +304,7 @@ class AirflowClient:
     def _failure_logs(self, run: DagRun) -> str:
         failed = [task for task in run.tasks if task.state in ("failed", "up_for_retry")]
         parts = (
-            f"--- {task.task_id}\n{self.log(run.dag_id, run.run_id, task.task_id, max(1, task.try_number))[-4000:]}"
+            f"--- {task.task_id}\n{self.log(run.dag_id, run.run_id, task.task_id, max(1, task.try_number))[-4000:]}"  # noqa: E501
             for task in failed
         )
         return "\n".join(parts)
@@ -307,6 +360,8 @@ def _task_run(task: Mapping[str, Any]) -> TaskRun:
 def _log_line(entry: Any) -> str:
     if not isinstance(entry, Mapping):
         return str(entry)
-    fields = " ".join(f"{k}={v}" for k, v in entry.items() if k not in ("timestamp", "level", "event", "logger"))
+    fields = " ".join(
+        f"{k}={v}" for k, v in entry.items() if k not in ("timestamp", "level", "event", "logger")
+    )
     head = " ".join(str(entry[k]) for k in ("timestamp", "level") if entry.get(k))
     return f"{head} {entry.get('event', '')} {fields}".strip()

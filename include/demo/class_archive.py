@@ -1,7 +1,9 @@
-"""Archive the classes that Spark and Delta load, so that a fresh JVM maps them instead of reading and verifying 20,000.
+"""Archive the classes that Spark and Delta load, so that a fresh JVM maps them instead of reading
+and verifying 20,000.
 
-``python -m demo.class_archive`` is a step of ``make setup``; it takes half a minute once, and saves some seconds of
-every run that starts a JVM of its own. Where the JVM can't make or use an archive, everything works without it.
+``python -m demo.class_archive`` is a step of ``make setup``; it takes half a minute once, and saves
+some seconds of every run that starts a JVM of its own. Where the JVM can't make or use an archive,
+everything works without it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ gateway = SparkContext._gateway
 gateway.shutdown()
 gateway.proc.stdin.close()
 gateway.proc.wait()
-"""
+"""  # noqa: E501
 
 
 def make(archive: Path | None = None) -> Path | None:
@@ -62,8 +64,16 @@ def make(archive: Path | None = None) -> Path | None:
     environment = {**os.environ, "JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable}
     environment.pop("SPARK_REMOTE", None)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", PROGRAM, folder, f"{JVM_FLAGS} -XX:ArchiveClassesAtExit={draft}"]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
+        command = [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            folder,
+            f"{JVM_FLAGS} -XX:ArchiveClassesAtExit={draft}",
+        ]
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, check=False
+        )
     if done.returncode or not draft.exists():
         draft.unlink(missing_ok=True)
         impossible.touch()

@@ -1,4 +1,6 @@
-"""Fetch Delta's jars once into the project's cache: ``python -m demo.delta_jars`` is a step of ``make setup``."""
+"""Fetch Delta's jars once into the project's cache: ``python -m demo.delta_jars`` is a step of
+``make setup``.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,16 @@ from pathlib import Path
 from demo.java import java_home
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
-# The artifact names the Spark and Scala versions it is built for; both come with the pin of pyspark.
+# The artifact names the Spark and Scala versions it is built for; both come with the pin of
+# pyspark.
 ARTIFACT = "io.delta:delta-spark_4.2_2.13"
 # Of the 33 jars that Ivy resolves these are not part of pyspark already.
-WANTED = ("io.delta_*", "io.unitycatalog_*", "org.locationtech.jts_jts-core-*", "org.roaringbitmap_*")
+WANTED = (
+    "io.delta_*",
+    "io.unitycatalog_*",
+    "org.locationtech.jts_jts-core-*",
+    "org.roaringbitmap_*",
+)
 
 
 def fetch(cache: Path = CACHE) -> Path:
@@ -52,11 +60,19 @@ def _resolve(ivy: Path, package: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "resolved.py"
         program.write_text("")  # spark-submit resolves the packages before it runs this
-        command = [str(Path(sys.executable).with_name("spark-submit")), "--conf", f"spark.jars.ivy={ivy}",
-                   "--packages", package, str(program)]  # fmt: skip
+        command = [
+            str(Path(sys.executable).with_name("spark-submit")),
+            "--conf",
+            f"spark.jars.ivy={ivy}",
+            "--packages",
+            package,
+            str(program),
+        ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"Delta's jars can't be fetched: is Maven Central reachable?\n{done.stderr[-3000:]}")
+        raise RuntimeError(
+            f"Delta's jars can't be fetched: is Maven Central reachable?\n{done.stderr[-3000:]}"
+        )
 
 
 if __name__ == "__main__":

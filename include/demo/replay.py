@@ -1,9 +1,10 @@
 """The year 2013 as it happened, played into the demo's source database hour by hour.
 
-One simulated hour is one transaction: flights move to another airport or past the month's end, are cancelled (DELETE),
-put on again (INSERT), depart and land (UPDATE), and the hour's weather is observed (INSERT). On the first of each month
-the fleet is looked after in a transaction over several tables; in August the weather is cut and partly filled again.
-The same flights and seed always make the same year.
+One simulated hour is one transaction: flights move to another airport or past the month's end, are
+cancelled (DELETE), put on again (INSERT), depart and land (UPDATE), and the hour's weather is
+observed (INSERT). On the first of each month the fleet is looked after in a transaction over
+several tables; in August the weather is cut and partly filled again. The same flights and seed
+always make the same year.
 """
 
 from __future__ import annotations
@@ -61,15 +62,21 @@ def prepare(conninfo: str, seed: int = SEED) -> None:
 
 
 def plan_slices(count: int) -> list[Slice]:
-    """The year, from the last day of 2012 on (flights of 1 January move then), cut into ``count`` equal slices."""
+    """The year, from the last day of 2012 on (flights of 1 January move then), cut into ``count``
+    equal slices.
+    """
     first, last = datetime(2012, 12, 31, tzinfo=UTC), datetime(2014, 1, 4, tzinfo=UTC)
     hours = int((last - first) / timedelta(hours=1))
     bounds = [first + timedelta(hours=hours * n // count) for n in range(count + 1)]
     return [Slice(a, b) for a, b in pairwise(bounds)]
 
 
-def replay(conninfo: str, part: Slice, progress: Callable[[int], None] = lambda _: None) -> Replayed:
-    """Play one slice, one transaction per simulated hour; ``progress`` gets the rows changed so far, day by day."""
+def replay(
+    conninfo: str, part: Slice, progress: Callable[[int], None] = lambda _: None
+) -> Replayed:
+    """Play one slice, one transaction per simulated hour; ``progress`` gets the rows changed so
+    far, day by day.
+    """
     done = Replayed()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("set synchronous_commit = off")
@@ -98,7 +105,9 @@ def _replay_day(
                     sent.append((step, connection.cursor().execute(step.statement, parameters)))
             done.transactions += 1
     for step, cursor in sent:
-        done.operations[step.table, step.operation] += 1 if step.operation == "truncate" else cursor.rowcount
+        done.operations[step.table, step.operation] += (
+            1 if step.operation == "truncate" else cursor.rowcount
+        )
 
 
 def _flush(connection: psycopg.Connection) -> None:
@@ -107,7 +116,9 @@ def _flush(connection: psycopg.Connection) -> None:
     connection.execute("select pg_logical_emit_message(true, 'demo', '')")
 
 
-def _events(hour: datetime, busy: list[set[datetime]]) -> list[tuple[Step, tuple[Any, ...] | dict[str, Any]]]:
+def _events(
+    hour: datetime, busy: list[set[datetime]]
+) -> list[tuple[Step, tuple[Any, ...] | dict[str, Any]]]:
     """The statements of an hour with their parameters."""
     events: list[tuple[Step, tuple[Any, ...] | dict[str, Any]]] = []
     if hour.year == 2013 and hour.day == 1 and hour.hour == 0:
@@ -123,7 +134,9 @@ def _busy_hours(connection: psycopg.Connection, part: Slice) -> list[set[datetim
     busy = []
     for step in STEPS:
         rows = connection.execute(step.hours).fetchall()
-        busy.append({hour for (hour,) in rows if hour is not None and part.first <= hour < part.last})
+        busy.append(
+            {hour for (hour,) in rows if hour is not None and part.first <= hour < part.last}
+        )
     return busy
 
 

@@ -1,17 +1,20 @@
-"""The SQL of the replay: the plan that decides what happens to every flight, and the statements that make it happen."""
+"""The SQL of the replay: the plan that decides what happens to every flight, and the statements
+that make it happen.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# lottery: 0..999 per flight; the first numbers change the airport, an even one there and back. A flight whose number
-# leaves from two airports on one day stays (its new key could be taken). Where "there and back" has an odd flight
-# number, both moves are in one transaction.
+# lottery: 0..999 per flight; the first numbers change the airport, an even one there and back. A
+# flight whose number leaves from two airports on one day stays (its new key could be taken). Where
+# "there and back" has an odd flight number, both moves are in one transaction.
 PLAN = """
 create unlogged table replay.plan as
 with numbered as (
     select *, count(*) over (partition by year, month, day, carrier, flight) = 1 as alone,
-           (flight::bigint * 7919 + day * 104729 + month * 1299709 + %(seed)s::bigint * 15485863) %% 1000 as lottery
+           (flight::bigint * 7919 + day * 104729 + month * 1299709
+             + %(seed)s::bigint * 15485863) %% 1000 as lottery
     from replay.flights
 ), dated as (
     select *, make_date(year, month, day) as flies, dep_time is null as cancelled,
@@ -25,10 +28,12 @@ with numbered as (
                 else origin end as to_origin,
            case when alone and lottery between 12 and 17
                 then case origin when 'LGA' then 'EWR' else 'LGA' end end as over_origin,
-           alone and lottery between 100 and 299 and extract(month from flies + 1) <> month and month < 12
+           alone and lottery between 100 and 299 and extract(month from flies + 1) <> month
+             and month < 12
                and not exists (select from replay.flights as next
                                where (next.year, next.month, next.day, next.carrier, next.flight)
-                                     = (d.year, extract(month from flies + 1), 1, d.carrier, d.flight)) as postponed
+                                     = (d.year, extract(month from flies + 1), 1, d.carrier,
+                                       d.flight)) as postponed
     from dated as d
 )
 select year, month, day, carrier, flight, origin, time_hour,
@@ -38,13 +43,16 @@ select year, month, day, carrier, flight, origin, time_hour,
        dep_time, dep_delay, arr_time, arr_delay, air_time,
        cancelled and lottery %% 20 = 5 as again,
        case when over_origin is not null
-            then date_trunc('hour', time_hour) - make_interval(hours => 4 - 2 * (flight %% 2)) end as over_hour,
+            then date_trunc('hour', time_hour) - make_interval(hours => 4 - 2 * (flight %% 2)) end
+              as over_hour,
        case when postponed or to_origin <> origin or over_origin is not null
             then date_trunc('hour', time_hour) - interval '2 hours' end as move_hour,
        case when cancelled
-            then date_trunc('hour', time_hour) + make_interval(hours => 24 * postponed::integer) end as cancel_hour,
+            then date_trunc('hour', time_hour) + make_interval(hours => 24 * postponed::integer)
+              end as cancel_hour,
        case when not cancelled
-            then date_trunc('hour', departs) + make_interval(hours => 24 * postponed::integer) end as depart_hour,
+            then date_trunc('hour', departs) + make_interval(hours => 24 * postponed::integer) end
+              as depart_hour,
        case when arr_time is not null
             then date_trunc('hour', departs + make_interval(mins => coalesce(air_time, 120) + 20))
                  + make_interval(hours => 24 * postponed::integer) end as land_hour
@@ -63,7 +71,9 @@ analyze replay.plan;
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement: what it does to which table, and the query for the hours in which it has something to do."""
+    """One statement: what it does to which table, and the query for the hours in which it has
+    something to do.
+    """
 
     table: str
     operation: str
@@ -76,12 +86,14 @@ update public.flights as f
 set origin = p.over_origin
 from replay.plan as p
 where p.over_hour = %s
-  and (f.year, f.month, f.day, f.carrier, f.flight, f.origin) = (p.year, p.month, p.day, p.carrier, p.flight, p.origin)
+  and (f.year, f.month, f.day, f.carrier, f.flight, f.origin) = (p.year, p.month, p.day, p.carrier,
+    p.flight, p.origin)
 """
 MOVE = """
 update public.flights as f
 set origin = p.to_origin, month = p.to_month, day = p.to_day,
-    time_hour = f.time_hour + case when p.to_month <> p.month then interval '24 hours' else interval '0' end
+    time_hour = f.time_hour + case when p.to_month <> p.month then interval '24 hours'
+      else interval '0' end
 from replay.plan as p
 where p.move_hour = %s
   and (f.year, f.month, f.day, f.carrier, f.flight, f.origin)
@@ -96,16 +108,18 @@ where p.cancel_hour = %s
 """
 # A flight that is put on again has just lost its row: an even number gets one under the same key.
 PUT_ON_AGAIN = """
-insert into public.flights (year, month, day, sched_dep_time, sched_arr_time, carrier, flight, origin, dest, distance,
+insert into public.flights (year, month, day, sched_dep_time, sched_arr_time, carrier, flight,
+  origin, dest, distance,
                             hour, minute, time_hour)
 select p.year, p.to_month, p.to_day, f.sched_dep_time, f.sched_arr_time, p.carrier,
-       case when p.flight %% 2 = 0 then p.flight else p.flight + 9000 end, p.to_origin, f.dest, f.distance,
+       case when p.flight %% 2 = 0 then p.flight else p.flight + 9000 end, p.to_origin, f.dest,
+         f.distance,
        f.hour, f.minute, p.time_hour
 from replay.plan as p
 join replay.flights as f
   on (f.year, f.month, f.day, f.carrier, f.flight, f.origin) = (p.year, p.month, p.day, p.carrier, p.flight, p.origin)
 where p.cancel_hour = %s and p.again
-"""
+"""  # noqa: E501
 DEPART = """
 update public.flights as f
 set dep_time = p.dep_time, dep_delay = p.dep_delay
@@ -122,21 +136,34 @@ where p.land_hour = %s
   and (f.year, f.month, f.day, f.carrier, f.flight, f.origin)
       = (p.year, p.to_month, p.to_day, p.carrier, p.flight, p.to_origin)
 """
-OBSERVE = "insert into public.weather select * from replay.weather where month > 6 and time_hour = %s"
+OBSERVE = (
+    "insert into public.weather select * from replay.weather where month > 6 and time_hour = %s"
+)
 
 # In the order in which they run within an hour.
 STEPS = (
     Step("flights", "update", OVER, "select distinct over_hour from replay.plan"),
     Step("flights", "update", MOVE, "select distinct move_hour from replay.plan"),
     Step("flights", "delete", CANCEL, "select distinct cancel_hour from replay.plan"),
-    Step("flights", "insert", PUT_ON_AGAIN, "select distinct cancel_hour from replay.plan where again"),
+    Step(
+        "flights",
+        "insert",
+        PUT_ON_AGAIN,
+        "select distinct cancel_hour from replay.plan where again",
+    ),
     Step("flights", "update", DEPART, "select distinct depart_hour from replay.plan"),
     Step("flights", "update", LAND, "select distinct land_hour from replay.plan"),
-    Step("weather", "insert", OBSERVE, "select distinct time_hour from replay.weather where month > 6"),
+    Step(
+        "weather",
+        "insert",
+        OBSERVE,
+        "select distinct time_hour from replay.weather where month > 6",
+    ),
 )
 
-# The first of a month: new cabins (the log is unchanged TOAST), a longer log, a column that no subscriber sees, new
-# registrations (a key change beside unchanged TOAST), airports surveyed again, airlines that come and go.
+# The first of a month: new cabins (the log is unchanged TOAST), a longer log, a column that no
+# subscriber sees, new registrations (a key change beside unchanged TOAST), airports surveyed again,
+# airlines that come and go.
 CABINS = "update public.planes set seats = seats + 1 where year %% 12 = %(month)s - 1"
 OVERHAUL = """
 update public.planes

@@ -1,7 +1,8 @@
 """``python -m demo.run_demo``: the main job on real data, from nothing, through real Airflow.
 
-Start the embedded stack, load a year of flights as scheduled, set up, copy, then replay what really happened in slices
-with a run of the CDC DAG after each, and compare every target with the source at the end. Exit code 0 means equal.
+Start the embedded stack, load a year of flights as scheduled, set up, copy, then replay what really
+happened in slices with a run of the CDC DAG after each, and compare every target with the source at
+the end. Exit code 0 means equal.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ RUN_TIMEOUT_S = 900
 
 @dataclass
 class Demo:
-    """One demo on a running stack; ``flights`` asks for about so many of the year's flights only."""
+    """One demo on a running stack; ``flights`` asks for about so many of the year's flights
+    only.
+    """
 
     stack: Stack
     console: Console
@@ -69,7 +72,10 @@ class Demo:
         with self._stage("load the year as scheduled") as tell:
             loaded = load(self._conninfo, self.flights)
             prepare(self._conninfo)
-            tell(f"{counted(sum(loaded.rows.values()), 'row')}, {loaded.rows['flights']:,} of them flights")
+            tell(
+                f"{counted(sum(loaded.rows.values()), 'row')}, {loaded.rows['flights']:,} of them"
+                " flights"
+            )
         return loaded
 
     def compare(self) -> list[Difference]:
@@ -78,16 +84,26 @@ class Demo:
         from waldelta.spark.session import open_session
 
         states = Ledger(self.pipeline.target.root).table_states()
-        names = sorted(table.name for publication in self.pipeline.source.publications for table in publication.tables)
+        names = sorted(
+            table.name
+            for publication in self.pipeline.source.publications
+            for table in publication.tables
+        )
         if absent := [name for name in names if name not in states]:
             raise StateError(f"never copied: {', '.join(absent)}: see the log of {SYNC}")
-        with self._stage("compare targets with the source") as tell, environment_of(self.stack.job_environment()):
+        with (
+            self._stage("compare targets with the source") as tell,
+            environment_of(self.stack.job_environment()),
+        ):
             with open_session("demo compare") as spark:
                 found = []
                 for name in names:
                     tell(name, final=False)
                     found.append(compare_target(spark, self._conninfo, self.pipeline, states[name]))
-            tell(f"{counted(sum(d.rows for d in found), 'difference')} in {counted(len(found), 'table')}")
+            tell(
+                f"{counted(sum(d.rows for d in found), 'difference')} in"
+                f" {counted(len(found), 'table')}"
+            )
         return found
 
     @property
@@ -104,14 +120,17 @@ class Demo:
         airflow.unpause(SETUP)
         airflow.unpause(SYNC)
         self._run_dag(airflow, SETUP, "set up publication and slot")
-        # Its first scheduled run finds nothing to do: from the slot's creation on, also while tables are copied.
+        # Its first scheduled run finds nothing to do: from the slot's creation on, also while
+        # tables are copied.
         airflow.unpause(CDC)
         self._run_dag(airflow, SYNC, "copy the tables")
 
     def _look_after(self, airflow: AirflowClient) -> None:
-        """What a pipeline in production has: compared with its source once, and maintained every night.
+        """What a pipeline in production has: compared with its source once, and maintained every
+        night.
 
-        Airflow starts the night that has passed as soon as the DAG is unpaused, so that run is waited for.
+        Airflow starts the night that has passed as soon as the DAG is unpaused, so that run is
+        waited for.
         """
         airflow.unpause(RECONCILE)
         self._run_dag(airflow, RECONCILE, "reconcile targets with the source")
@@ -124,9 +143,16 @@ class Demo:
 
     def _replay(self, part: Slice) -> None:
         with self._stage(f"replay {part.name}") as tell:
-            done = replay(self._conninfo, part, lambda rows: tell(f"{counted(rows, 'row')} changed", final=False))
+            done = replay(
+                self._conninfo,
+                part,
+                lambda rows: tell(f"{counted(rows, 'row')} changed", final=False),
+            )
             self.operations.update(done.operations)
-            tell(f"{counted(done.changes, 'row')} changed in {counted(done.transactions, 'transaction')}")
+            tell(
+                f"{counted(done.changes, 'row')} changed in"
+                f" {counted(done.transactions, 'transaction')}"
+            )
 
     def _run_dag(self, airflow: AirflowClient, dag_id: str, title: str) -> DagRun:
         with self._stage(f"{title} ({dag_id})") as tell:
@@ -150,16 +176,21 @@ class Demo:
 
             yield tell
         self.seconds[title] = time.monotonic() - began
-        self.console.print(f"[green]✓[/] {title}: {last} [dim]{self.seconds[title]:.1f} s[/]", soft_wrap=True)
+        self.console.print(
+            f"[green]✓[/] {title}: {last} [dim]{self.seconds[title]:.1f} s[/]", soft_wrap=True
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; exit code 0 when every target equals its source."""
     given = _parser().parse_args(arguments)
-    # A log file has no width; its reader's window is wider than the eighty columns rich would assume.
+    # A log file has no width; its reader's window is wider than the eighty columns rich would
+    # assume.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     began = time.monotonic()
-    stack = Stack(given.folder, report=lambda line: console.print(f"[green]✓[/] {line}", soft_wrap=True))
+    stack = Stack(
+        given.folder, report=lambda line: console.print(f"[green]✓[/] {line}", soft_wrap=True)
+    )
     try:
         stack.reset()
         with stack:
@@ -173,22 +204,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("interrupted: everything that was started is stopped again")
         return 130
-    console.print(f"total: {time.monotonic() - began:.0f} s; everything is stopped; look around with: [bold]make up[/]")
+    console.print(
+        f"total: {time.monotonic() - began:.0f} s; everything is stopped; look around with:"
+        " [bold]make up[/]"
+    )
     return 0 if outcome.equal else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo.run_demo", description=__doc__.partition("\n")[0])
-    parser.add_argument("--flights", type=int, default=ALL_FLIGHTS, help="about how many flights (default: all)")
-    parser.add_argument("--slices", type=int, default=4, help="slices of the year, each followed by a CDC run")
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.run_demo", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument(
-        "--folder", type=Path, default=Stack.folder, help="where the data live; an earlier demo's are deleted"
+        "--flights", type=int, default=ALL_FLIGHTS, help="about how many flights (default: all)"
+    )
+    parser.add_argument(
+        "--slices", type=int, default=4, help="slices of the year, each followed by a CDC run"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Stack.folder,
+        help="where the data live; an earlier demo's are deleted",
     )
     return parser
 
 
 def _tasks(run: DagRun) -> str:
-    return ", ".join(f"{task.task_id} {_took(task.state, task.seconds)}" for task in run.tasks) or run.state
+    return (
+        ", ".join(f"{task.task_id} {_took(task.state, task.seconds)}" for task in run.tasks)
+        or run.state
+    )
 
 
 def _took(state: str | None, seconds: float | None) -> str:

@@ -12,7 +12,8 @@ __all__ = ["Pipeline"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing any module of the library imports this one first: the API is loaded where it is used.
+    # Importing any module of the library imports this one first: the API is loaded where it is
+    # used.
     if name == "Pipeline":
         from waldelta.jobs.pipeline import Pipeline
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def beside(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
-    """Run ``work`` while the block runs; it has to look at the event that it is given, and to return once that is set."""
+    """Run ``work`` while the block runs; it has to look at the event that it is given, and to
+    return once that is set.
+    """
     ended = threading.Event()
     thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
     thread.start()

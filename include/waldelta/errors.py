@@ -11,27 +11,27 @@
      |    +-- PrivilegeMissing
      |    +-- PreflightFailed            all findings at once
      |    +-- LockHeld                   (retryable) another run works on the same slot or target
-     |    +-- TableBusy                  (retryable) a table stays locked by somebody else
+     |    +-- TableBusy                  (retryable) another session keeps a table locked
      |    +-- TransactionsStillOpen      (retryable) a snapshot can't be taken yet
      |    +-- NotPrimary                 a standby, where a primary is needed
-     |    +-- NotStandby                 source.read_from isn't a standby (any more), or another server's
-     |    +-- SnapshotLost               (retryable) a table was rewritten, or the holder died, during its copy
+     |    +-- NotStandby                 source.read_from isn't a standby of this source
+     |    +-- SnapshotLost               (retryable) the copy's snapshot or table is gone
      |    +-- SlotError
      |         +-- SlotMissing
      |         +-- SlotForeign           other plugin, database or owner
      |         +-- SlotInUse             (retryable)
      |         +-- SlotLost              WAL it needed is gone
      |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
-     |         +-- PeekTimeout           (retryable) a bite was too large for the statement timeout
-     |         +-- BiteTooLarge          (retryable) the server can't hold what a call gives: temp_file_limit, memory
+     |         +-- PeekTimeout           (retryable) a read took longer than the statement timeout
+     |         +-- BiteTooLarge          (retryable) a call gives more than the server can hold
      |         +-- SourceDiskFull        (retryable) a disk of the server's is full
-     |         +-- NoFreeSlot            (retryable) the server has no room for the copies of the slot that keep a way back
+     |         +-- NoFreeSlot            (retryable) the server has no free slot for a slot copy
      |         +-- SlotUnreadable        PostgreSQL itself can't decode what comes next
-     |         +-- SlotGap               it moved past changes we never landed, or the change log lost
+     |         +-- SlotGap               it is past changes that the change log lacks
      |         +-- SlotStuck             it should have moved and did not
-     |         +-- SlotCritical          it is near its loss, or the disk its end; no run fails by it
-     |         +-- StandbyAway           (retryable) a standby that is needed isn't there, or hasn't got that far
-     |         +-- SourceChanged         another server, or a timeline that doesn't go on from what has landed
+     |         +-- SlotCritical          it or the disk is near its limit; no run fails by it
+     |         +-- StandbyAway           (retryable) a needed standby is absent or lags behind
+     |         +-- SourceChanged         another server, or a timeline that diverges
      |         +-- ConsumeMismatch       what was consumed isn't what was landed
      +-- DecodeError                 a message of the replication protocol that can't be read
      +-- SyncFailed                  some tables couldn't be copied; the others are synced
@@ -39,15 +39,15 @@
      |    +-- TargetNotWritable
      |    +-- LateWriter                 (retryable) a newer run has already committed
      +-- ApplyError                  changes that can't be merged into a target
-     |    +-- StagedLost                 (retryable) what tasks staged for others isn't there as they wrote it
+     |    +-- StagedLost                 (retryable) staged files are gone or cut short
      |    +-- SchemaChanged
      |         +-- NeedsSync             only a new copy of the table is exact
-     +-- SparkUnreachable            (retryable) Spark's Connect server or master doesn't answer, or refuses the token, or its JVM ended
+     +-- SparkUnreachable            (retryable) Spark can't be reached, or its JVM ended
      +-- StageTimeout                a stage behind landing took longer than its task may
-     +-- QualityFailed               critical expectations failed, or a gate stopped a table; the data is landed and safe
-     +-- TargetDiffers               a reconciliation found rows that aren't the source's; they are as they were
+     +-- QualityFailed               an expectation failed, or a gate stopped a table
+     +-- TargetDiffers               a reconciliation found rows that differ from the source's
      +-- StateError                  verbs called out of order
-          +-- ModeRefused                a target's mode doesn't allow it: what the target keeps would be lost
+          +-- ModeRefused                a target's mode forbids it: history would be lost
 
 Messages are lower case without a final dot, name the object and say what to do next.
 """
@@ -79,7 +79,9 @@ class ConfigError(WaldeltaError):
 
 
 class FilterNotTranslatable(ConfigError):
-    """Part of a row filter has no certain counterpart in Spark; ``reason`` says which, the message where it stands."""
+    """Part of a row filter has no certain counterpart in Spark; ``reason`` says which, the message
+    where it stands.
+    """
 
     def __init__(self, text: str, where: str, reason: str) -> None:
         self.text, self.where, self.reason = text, where, reason
@@ -112,7 +114,9 @@ class PreflightFailed(SourceError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__("set-up refused, nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems))
+        super().__init__(
+            "set-up refused, nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems)
+        )
 
 
 class LockHeld(SourceError):
@@ -144,7 +148,9 @@ class NotPrimary(SourceError):
 
 
 class NotStandby(SourceError):
-    """The server of source.read_from isn't a standby of the primary: it was promoted, or belongs to another; nothing was read."""
+    """The server of source.read_from isn't a standby of the primary: it was promoted, or belongs to
+    another; nothing was read.
+    """
 
 
 class SlotError(SourceError):
@@ -170,11 +176,15 @@ class SlotLost(SlotError):
 
 
 class PublicationGone(SlotError):
-    """A listed publication doesn't exist at the WAL position that is decoded; nothing was consumed."""
+    """A listed publication doesn't exist at the WAL position that is decoded; nothing was
+    consumed.
+    """
 
 
 class SlotUnreadable(SlotError):
-    """PostgreSQL can't decode the slot's next transaction, and never will; everything before it has landed."""
+    """PostgreSQL can't decode the slot's next transaction, and never will; everything before it has
+    landed.
+    """
 
 
 class PeekTimeout(SlotError):
@@ -184,19 +194,25 @@ class PeekTimeout(SlotError):
 
 
 class BiteTooLarge(SlotError):
-    """The server may not, or can't, hold the answer of a call that reads the slot: temp_file_limit, or memory."""
+    """The server may not, or can't, hold the answer of a call that reads the slot: temp_file_limit,
+    or memory.
+    """
 
     retryable = True
 
 
 class SourceDiskFull(SlotError):
-    """A disk of the server's is full, which reading the slot takes room of; nothing was consumed."""
+    """A disk of the server's is full, which reading the slot takes room of; nothing was
+    consumed.
+    """
 
     retryable = True
 
 
 class NoFreeSlot(SlotError):
-    """The server has no room for the copies of the slot that keep a way back; nothing was consumed."""
+    """The server has no room for the copies of the slot that keep a way back; nothing was
+    consumed.
+    """
 
     retryable = True
 
@@ -204,8 +220,8 @@ class NoFreeSlot(SlotError):
 class SlotGap(SlotError):
     """The slot moved past changes that were never landed, or that the change log has lost.
 
-    ``lost`` are the positions between which the change log lacks changes (None: since this life of the slot began); without it,
-    they are those behind the landed end.
+    ``lost`` are the positions between which the change log lacks changes (None: since this life of
+    the slot began); without it, they are those behind the landed end.
     """
 
     def __init__(self, message: str, lost: tuple[int | None, int] | None = None) -> None:
@@ -218,18 +234,24 @@ class SlotStuck(SlotError):
 
 
 class SlotCritical(SlotError):
-    """The slot is about to be lost, or holds back more than slot_limits allow; told to notifiers, while the run goes on."""
+    """The slot is about to be lost, or holds back more than slot_limits allow; told to notifiers,
+    while the run goes on.
+    """
 
 
 class StandbyAway(SlotError):
-    """A standby is needed that isn't there now, or hasn't got that far: it is to receive the changes of a failover slot
-    before that gives them away, or has the slot (source.read_from). Nothing was read."""  # fmt: skip
+    """A standby is needed that isn't there now, or hasn't got that far: it is to receive the
+    changes of a failover slot before that gives them away, or has the slot (source.read_from).
+    Nothing was read.
+    """
 
     retryable = True
 
 
 class SourceChanged(SlotError):
-    """The server isn't the one the lake was fed from, or its timeline isn't shown to go on from what has landed."""
+    """The server isn't the one the lake was fed from, or its timeline isn't shown to go on from
+    what has landed.
+    """
 
 
 class ConsumeMismatch(SlotError):
@@ -239,20 +261,31 @@ class ConsumeMismatch(SlotError):
 class DecodeError(WaldeltaError):
     """A protocol message that can't be read: which message and field, at which byte.
 
-    ``row`` is its number among the messages read together, where known, ``unread`` the message itself where landing met it.
+    ``row`` is its number among the messages read together, where known, ``unread`` the message
+    itself where landing met it.
     """
 
     unread: UnreadMessage | None = None
 
-    def __init__(self, message: str, field: str, offset: int, detail: str = "", row: int | None = None) -> None:
-        self.message, self.field, self.offset, self.detail, self.row = message, field, offset, detail, row
+    def __init__(
+        self, message: str, field: str, offset: int, detail: str = "", row: int | None = None
+    ) -> None:
+        self.message, self.field, self.offset, self.detail, self.row = (
+            message,
+            field,
+            offset,
+            detail,
+            row,
+        )
         text = f"malformed {message} message: {field} at byte {offset}"
         super().__init__(f"{text}: {detail}" if detail else text)
 
     @classmethod
     def parse(cls, text: str) -> DecodeError | None:
         """The error whose text this is, as a task of another process printed it."""
-        found = re.fullmatch(r"malformed (.*?) message: (.*?) at byte (-?\d+)(?:: (.*))?", text, re.DOTALL)
+        found = re.fullmatch(
+            r"malformed (.*?) message: (.*?) at byte (-?\d+)(?:: (.*))?", text, re.DOTALL
+        )
         return cls(found[1], found[2], int(found[3]), found[4] or "") if found else None
 
     def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, int, str, int | None]]:
@@ -260,16 +293,24 @@ class DecodeError(WaldeltaError):
 
 
 class SyncFailed(WaldeltaError):
-    """Some tables couldn't be copied: ``failures`` by table name; ``results`` of those that were."""
+    """Some tables couldn't be copied: ``failures`` by table name; ``results`` of those that
+    were.
+    """
 
-    def __init__(self, failures: Mapping[str, WaldeltaError], results: Sequence[object] = ()) -> None:
+    def __init__(
+        self, failures: Mapping[str, WaldeltaError], results: Sequence[object] = ()
+    ) -> None:
         self.failures, self.results = dict(failures), list(results)
         self.causes = tuple(self.failures.values())
         # Trying again helps those for which it can; the others will be named again.
         self.retryable = any(err.retryable for err in self.failures.values())
-        lines = "\n".join(f"  - {name}: {type(err).__name__}: {err}" for name, err in sorted(self.failures.items()))
+        lines = "\n".join(
+            f"  - {name}: {type(err).__name__}: {err}"
+            for name, err in sorted(self.failures.items())
+        )
         super().__init__(
-            f"{len(self.failures)} of {counted(len(self.failures) + len(self.results), 'table')} not synced:\n{lines}"
+            f"{len(self.failures)} of {counted(len(self.failures) + len(self.results), 'table')}"
+            f" not synced:\n{lines}"
         )
 
 
@@ -280,7 +321,8 @@ class LakeError(WaldeltaError):
 class TargetNotWritable(LakeError):
     """The target folder can't be written, or what lies there can't be removed.
 
-    Who raises it says where trying again can help: else a copy would read its table from the source anew for a full disk.
+    Who raises it says where trying again can help: else a copy would read its table from the source
+    anew for a full disk.
     """
 
 
@@ -295,7 +337,9 @@ class ApplyError(WaldeltaError):
 
 
 class StagedLost(ApplyError):
-    """A file that a task staged for another isn't there, or hasn't the rows that were written; nothing was committed."""
+    """A file that a task staged for another isn't there, or hasn't the rows that were written;
+    nothing was committed.
+    """
 
     retryable = True
 
@@ -305,11 +349,14 @@ class SchemaChanged(ApplyError):
 
 
 class NeedsSync(SchemaChanged):
-    """The source changed a table in a way that its stream doesn't tell; only a new copy of it is exact."""
+    """The source changed a table in a way that its stream doesn't tell; only a new copy of it is
+    exact.
+    """
 
 
 class SparkUnreachable(WaldeltaError):
-    """No connection to Spark: to its Connect server, or its master, or the driver's JVM, which ended.
+    """No connection to Spark: to its Connect server, or its master, or the driver's JVM, which
+    ended.
 
     ``retryable`` is False on an error for a refused token, or for TLS on one side alone.
     """
@@ -318,7 +365,9 @@ class SparkUnreachable(WaldeltaError):
 
 
 class StageTimeout(WaldeltaError):
-    """A stage that follows landing took longer than its task may, and was ended; the next run lands first and goes on from there."""
+    """A stage that follows landing took longer than its task may, and was ended; the next run lands
+    first and goes on from there.
+    """
 
 
 class QualityFailed(WaldeltaError):
@@ -326,7 +375,9 @@ class QualityFailed(WaldeltaError):
 
 
 class TargetDiffers(WaldeltaError):
-    """A reconciliation found targets that don't hold what their source does; nothing was changed in them."""
+    """A reconciliation found targets that don't hold what their source does; nothing was changed in
+    them.
+    """
 
 
 class StateError(WaldeltaError):

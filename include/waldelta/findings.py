@@ -15,9 +15,9 @@ Lack = Literal["privilege", "ownership"]
 class Finding:
     """One thing preflight found; a ``problem`` refuses set-up.
 
-    ``lacks``: the role that asks lacks a privilege, for its own work, or what only the publications' change needs
-    (``ownership``), which a DBA who runs the plan's SQL has. ``needs`` are the statements that give it to the role; none where
-    only a superuser has it.
+    ``lacks``: the role that asks lacks a privilege, for its own work, or what only the
+    publications' change needs (``ownership``), which a DBA who runs the plan's SQL has. ``needs``
+    are the statements that give it to the role; none where only a superuser has it.
     """
 
     severity: Literal["problem", "warning"]
@@ -35,7 +35,9 @@ def problem(text: str) -> Finding:
 
 
 def lacking(text: str, *needs: Need) -> Finding:
-    """A finding that refuses set-up by this role: it lacks privileges for the pipeline's own work."""
+    """A finding that refuses set-up by this role: it lacks privileges for the pipeline's own
+    work.
+    """
     return Finding("problem", text, "privilege", needs)
 
 
@@ -68,17 +70,25 @@ def gathered(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -
     parts = []
     if own:
         parts.append(
-            f"role {role} lacks privileges; let the objects' owner, or a superuser, run:\n{_listed(role, own)}"
+            f"role {role} lacks privileges; let the objects' owner, or a superuser,"
+            f" run:\n{_listed(role, own)}"
         )
     if owners:
         what = "; ".join(dict.fromkeys(found.text for found in owners))
-        own_it = f"\nor, where this role is to set up by itself:\n{listed}" if (listed := _listed(role, owners)) else ""
+        own_it = (
+            f"\nor, where this role is to set up by itself:\n{listed}"
+            if (listed := _listed(role, owners))
+            else ""
+        )
         parts.append(
-            f"role {role} can't set up what is to be changed ({what}): let the owner, or a DBA, run the SQL that "
-            f"setup --sql prints{own_it}"
+            f"role {role} can't set up what is to be changed ({what}): let the owner, or a DBA, run"
+            f" the SQL that setup --sql prints{own_it}"
         )
     return [*rest, Finding("problem", "\n".join(parts), "privilege" if own else "ownership")]
 
 
 def _listed(role: str, findings: Sequence[Finding]) -> str:
-    return "\n".join(f"    {line}" for line in statements(role, (need for found in findings for need in found.needs)))
+    return "\n".join(
+        f"    {line}"
+        for line in statements(role, (need for found in findings for need in found.needs))
+    )

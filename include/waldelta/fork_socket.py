@@ -1,4 +1,6 @@
-"""The socket between a task and the fork server: one request, with the file that takes the job's output, and who is at the other end."""
+"""The socket between a task and the fork server: one request, with the file that takes the job's
+output, and who is at the other end.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# Arguments and environment of a process are shorter: Linux lets a stack's quarter have them, which is 2 MB.
+# Arguments and environment of a process are shorter: Linux lets a stack's quarter have them, which
+# is 2 MB.
 LONGEST_REQUEST = 8 << 20
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 def send_request(server: socket.socket, request: Mapping[str, Any], output: int) -> None:
-    """Ask for a job; ``output`` is a file descriptor, of which the other side gets its own. Raises ValueError for one too long."""
+    """Ask for a job; ``output`` is a file descriptor, of which the other side gets its own. Raises
+    ValueError for one too long.
+    """
     document = json.dumps(request).encode()
     _check_length(len(document))
     socket.send_fds(server, [_LENGTH.pack(len(document))], [output])
@@ -25,7 +30,8 @@ def send_request(server: socket.socket, request: Mapping[str, Any], output: int)
 
 
 def receive_request(asker: socket.socket, timeout_s: float) -> tuple[dict[str, Any], int]:
-    """The request, and the file descriptor that takes the job's output; raises ValueError for anything else.
+    """The request, and the file descriptor that takes the job's output; raises ValueError for
+    anything else.
 
     All of it comes within the time, or TimeoutError is raised.
     """

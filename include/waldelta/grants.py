@@ -1,6 +1,7 @@
 """Grants: the statements that give a role what it lacks, so that they can be pasted as they are.
 
-Preflight and runs find what is missing one object at a time; here it becomes one statement a privilege.
+Preflight and runs find what is missing one object at a time; here it becomes one statement a
+privilege.
 """
 
 from __future__ import annotations
@@ -10,30 +11,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
-# What SQL reserves, or takes for a function or type where a name stands alone (pg_get_keywords(): R, T and C).
+# What SQL reserves, or takes for a function or type where a name stands alone (pg_get_keywords():
+# R, T and C).
 _RESERVED = frozenset(
     """
-    all analyse analyze and any array as asc asymmetric authorization between bigint binary bit boolean both case cast char
-    character check coalesce collate collation column concurrently constraint create cross current_catalog current_date
-    current_role current_schema current_time current_timestamp current_user dec decimal default deferrable desc distinct do
-    else end except exists extract false fetch float for foreign freeze from full grant greatest group grouping having ilike
-    in initially inner inout int integer intersect interval into is isnull join json json_array json_arrayagg json_exists
-    json_object json_objectagg json_query json_scalar json_serialize json_table json_value lateral leading least left like
-    limit localtime localtimestamp merge_action national natural nchar none normalize not notnull null nullif numeric offset
-    on only or order out outer overlaps overlay placing position precision primary real references returning right row select
-    session_user setof similar smallint some substring symmetric system_user table tablesample then time timestamp to trailing
-    treat trim true union unique user using values varchar variadic verbose when where window with xmlattributes xmlconcat
-    xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
-    """.split()  # noqa: SIM905 - a list of so many words is no easier to read
+    all analyse analyze and any array as asc asymmetric authorization between bigint binary bit
+    boolean both case cast char character check coalesce collate collation column concurrently
+    constraint create cross current_catalog current_date current_role current_schema
+    current_time current_timestamp current_user dec decimal default deferrable desc distinct do
+    else end except exists extract false fetch float for foreign freeze from full grant greatest
+    group grouping having ilike in initially inner inout int integer intersect interval into is
+    isnull join json json_array json_arrayagg json_exists json_object json_objectagg json_query
+    json_scalar json_serialize json_table json_value lateral leading least left like limit
+    localtime localtimestamp merge_action national natural nchar none normalize not notnull null
+    nullif numeric offset on only or order out outer overlaps overlay placing position precision
+    primary real references returning right row select session_user setof similar smallint some
+    substring symmetric system_user table tablesample then time timestamp to trailing treat trim
+    true union unique user using values varchar variadic verbose when where window with
+    xmlattributes xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot
+    xmlserialize xmltable
+    """.split()  # noqa: SIM905
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A privilege that a role lacks: ``what`` stands before the object, "" for a membership; ``why`` becomes a comment.
+    """A privilege that a role lacks: ``what`` stands before the object, "" for a membership;
+    ``why`` becomes a comment.
 
-    >>> statements("r", [Grant("select on", "public.t"), Grant("select on", "public.u"), Grant("", "app", "owns them")])
-    ['grant select on public.t, public.u to r;', 'grant app to r;  -- owns them']
+    >>> statements("r", [Grant("select on", "public.t"), Grant("select on", "public.u"), Grant("",
+    "app", "owns them")]) ['grant select on public.t, public.u to r;', 'grant app to r;  -- owns
+    them']
     """
 
     what: str
@@ -55,10 +63,11 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class DefaultGrant:
-    """SELECT on tables that ``creator`` will make in a schema: a partition of tomorrow has the grants of none of today.
+    """SELECT on tables that ``creator`` will make in a schema: a partition of tomorrow has the
+    grants of none of today.
 
-    >>> statements("r", [DefaultGrant("app", "sales")])
-    ['alter default privileges for role app in schema sales grant select on tables to r;']
+    >>> statements("r", [DefaultGrant("app", "sales")]) ['alter default privileges for role app in
+    schema sales grant select on tables to r;']
     """
 
     creator: str
@@ -69,7 +78,9 @@ Need = Grant | Attribute | DefaultGrant
 
 
 def statements(role: str, needs: Iterable[Need]) -> list[str]:
-    """The SQL that gives ``role`` (as SQL writes it) all of this, one statement for each privilege."""
+    """The SQL that gives ``role`` (as SQL writes it) all of this, one statement for each
+    privilege.
+    """
     names: dict[str, list[str]] = {}
     why: dict[str, str] = {}
     attributes, defaults = [], []
@@ -78,12 +89,17 @@ def statements(role: str, needs: Iterable[Need]) -> list[str]:
             attributes.append(f"alter role {role} {need.name};{_comment(need.why)}")
         elif isinstance(need, DefaultGrant):
             given = f"grant select on tables to {role};"
-            defaults.append(f"alter default privileges for role {need.creator} in schema {need.schema} {given}")
+            defaults.append(
+                f"alter default privileges for role {need.creator} in schema {need.schema} {given}"
+            )
         else:
             listed = names.setdefault(need.what, [])
             listed += [need.name] if need.name not in listed else []
             why.setdefault(need.what, need.why)
-    grants = [f"grant {_before(what)}{', '.join(of)} to {role};{_comment(why[what])}" for what, of in names.items()]
+    grants = [
+        f"grant {_before(what)}{', '.join(of)} to {role};{_comment(why[what])}"
+        for what, of in names.items()
+    ]
     return [*attributes, *grants, *defaults]
 
 
@@ -93,7 +109,9 @@ def sql_name(*parts: str) -> str:
     >>> sql_name("public", "order"), sql_name("Odd")
     ('public."order"', '"Odd"')
     """
-    return ".".join(part if _is_plain(part) else '"' + part.replace('"', '""') + '"' for part in parts)
+    return ".".join(
+        part if _is_plain(part) else '"' + part.replace('"', '""') + '"' for part in parts
+    )
 
 
 def columns_of(names: Sequence[str]) -> str:

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type can't hold.
+# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type
+# can't hold.
 OURS = LSN, COMMIT_TS, RAW = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 # Of soft_delete: whether and when the source deleted the row.
 DELETED, DELETED_AT = "_wd_deleted", "_wd_deleted_at"
-# Of history: from when on the row was so, and until when, by commit time and by commit position; open rows have no end.
+# Of history: from when on the row was so, and until when, by commit time and by commit position;
+# open rows have no end.
 VALID_FROM, VALID_TO = "_wd_valid_from", "_wd_valid_to"
 VALID_FROM_LSN, VALID_TO_LSN = "_wd_valid_from_lsn", "_wd_valid_to_lsn"
-# Of changelog: the operation, its place within the stream, its transaction, the key before it, values that nobody knows.
+# Of changelog: the operation, its place within the stream, its transaction, the key before it,
+# values that nobody knows.
 OP, SEQ, XID, BEFORE, UNCHANGED = "_wd_op", "_wd_seq", "_wd_xid", "_wd_before", "_wd_unchanged"
-OF_MODES = (DELETED, DELETED_AT, VALID_FROM, VALID_TO, VALID_FROM_LSN, VALID_TO_LSN, OP, SEQ, XID, BEFORE, UNCHANGED)
-# Of targets that gather the leaves of a partitioned table: the oid of the row's leaf, PostgreSQL's tableoid.
+OF_MODES = (
+    DELETED,
+    DELETED_AT,
+    VALID_FROM,
+    VALID_TO,
+    VALID_FROM_LSN,
+    VALID_TO_LSN,
+    OP,
+    SEQ,
+    XID,
+    BEFORE,
+    UNCHANGED,
+)
+# Of targets that gather the leaves of a partitioned table: the oid of the row's leaf, PostgreSQL's
+# tableoid.
 RELID = "_wd_relid"
 # And its number among a table's columns (TableOidAttributeNumber).
 RELID_ATTNUM = -6
@@ -23,14 +39,16 @@ RELID_ATTNUM = -6
 def clashes(names: Iterable[str], *, metadata_columns: bool) -> Iterator[str]:
     """Each column that can't stand beside another one, with that one and what to do.
 
-    >>> list(clashes(["a", "A"], metadata_columns=True))
-    ["Delta ignores case and can't keep column 'A' and column 'a' apart: leave it out by a column list, or rename it"]
+    >>> list(clashes(["a", "A"], metadata_columns=True)) ["Delta ignores case and can't keep column
+    'A' and column 'a' apart: leave it out by a column list, or rename it"]
     """
-    seen = dict.fromkeys((*OURS, *OF_MODES), "a column of waldelta's own") if metadata_columns else {}
+    seen = (
+        dict.fromkeys((*OURS, *OF_MODES), "a column of waldelta's own") if metadata_columns else {}
+    )
     for name in names:
         if other := seen.get(name.lower()):
             yield (
-                f"Delta ignores case and can't keep column {name!r} and {other} apart: leave it out by a column list, or "
-                "rename it"
+                f"Delta ignores case and can't keep column {name!r} and {other} apart: leave it out"
+                " by a column list, or rename it"
             )
         seen[name.lower()] = f"column {name!r}"

@@ -1,7 +1,8 @@
-"""Airflow connections, turned into what a job and the library take: environments and conninfos, at execute time.
+"""Airflow connections, turned into what a job and the library take: environments and conninfos, at
+execute time.
 
-A password goes from Airflow into the environment of one child process, or into the memory of this one; it is
-registered for masking first, so that a log that repeats it shows asterisks.
+A password goes from Airflow into the environment of one child process, or into the memory of this
+one; it is registered for masking first, so that a log that repeats it shows asterisks.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Connection
 
-# What Airflow keeps in the environment is no business of the job: its database, keys and other connections.
+# What Airflow keeps in the environment is no business of the job: its database, keys and other
+# connections.
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
 SPARK_TYPES = ("spark_connect", "spark")
 
 
 def source_environment(*conn_ids: str) -> dict[str, str]:
     """The source's connections, each as the one environment variable from which a job reads it."""
-    return {name: value for conn_id in conn_ids for name, value in _source_variable(conn_id).items()}
+    return {
+        name: value for conn_id in conn_ids for name, value in _source_variable(conn_id).items()
+    }
 
 
 def _source_variable(conn_id: str) -> dict[str, str]:
@@ -38,7 +42,9 @@ def _source_variable(conn_id: str) -> dict[str, str]:
     hook = PostgresHook(postgres_conn_id=conn_id)
     connection = hook.get_connection(conn_id)
     if connection.conn_type not in ("postgres", "postgresql"):
-        raise ConfigError(f"connection {conn_id!r} has type {connection.conn_type!r}: a source's type is postgres")
+        raise ConfigError(
+            f"connection {conn_id!r} has type {connection.conn_type!r}: a source's type is postgres"
+        )
     if connection.extra_dejson.get("iam"):
         connection.login, connection.password, connection.port = hook.get_iam_token(connection)
     _mask(connection.password)
@@ -60,18 +66,23 @@ def source_place(conn_id: str) -> tuple[str, int | None, str]:
 
 
 def spark_connection(conn_id: str) -> Connection:
-    """The Spark connection; raises ConfigError when its type isn't one of the two that jobs run on."""
+    """The Spark connection; raises ConfigError when its type isn't one of the two that jobs
+    run on.
+    """
     connection = BaseHook.get_connection(conn_id)
     if connection.conn_type not in SPARK_TYPES:
         raise ConfigError(
-            f"connection {conn_id!r} has type {connection.conn_type!r}: give spark_conn_id a connection of type "
-            "spark_connect (a running Spark Connect server) or spark (spark-submit)"
+            f"connection {conn_id!r} has type {connection.conn_type!r}: give spark_conn_id a"
+            " connection of type spark_connect (a running Spark Connect server) or spark"
+            " (spark-submit)"
         )
     return connection
 
 
 def connect_environment(conn_id: str) -> dict[str, str]:
-    """The address of a Spark Connect server, with its token, as pyspark reads it from the environment."""
+    """The address of a Spark Connect server, with its token, as pyspark reads it from the
+    environment.
+    """
     from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
     hook = SparkConnectHook(conn_id)

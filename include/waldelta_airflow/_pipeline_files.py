@@ -1,4 +1,6 @@
-"""The folder of pipeline files: each file's pipeline, or why it is refused; the DAGs and the pages read it alike."""
+"""The folder of pipeline files: each file's pipeline, or why it is refused; the DAGs and the pages
+read it alike.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from waldelta.errors import ConfigError
 
 
 def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:
-    """Every file (``*.yml``, ``*.yaml``) of a folder, by name; of several that can't be beside each other the first counts."""
+    """Every file (``*.yml``, ``*.yaml``) of a folder, by name; of several that can't be beside each
+    other the first counts.
+    """
     taken: dict[str, Path] = {}
     for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
         try:
@@ -22,8 +26,9 @@ def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exc
 
 
 def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
-    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other consumed; with one
-    lake, each would apply the other's changes too."""
+    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other
+    consumed; with one lake, each would apply the other's changes too.
+    """
     slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
     alone = (
         (f"pipeline {pipeline.pipeline!r}", "rename one"),
@@ -32,5 +37,7 @@ def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) 
     )
     for what, remedy in alone:
         if what in taken:
-            raise ConfigError(f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}")
+            raise ConfigError(
+                f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}"
+            )
         taken[what] = path

@@ -1,4 +1,6 @@
-"""Where things are and how long they may take: everything here that an installation may want to change."""
+"""Where things are and how long they may take: everything here that an installation may want to
+change.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ KILL_AFTER_S = 4.0
 
 
 def retry_delay() -> timedelta:
-    """How long a task's first retry waits: WALDELTA_RETRY_DELAY, in seconds, or 20 of them. Raises ConfigError."""
+    """How long a task's first retry waits: WALDELTA_RETRY_DELAY, in seconds, or 20 of them. Raises
+    ConfigError.
+    """
     given = os.environ.get(RETRY_DELAY_VARIABLE) or "20"
     try:
         seconds = float(given)
@@ -41,12 +45,17 @@ def retry_delay() -> timedelta:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_RETRY_DELAY.total_seconds():
         longest = f"{LONGEST_RETRY_DELAY.total_seconds():g}"
-        raise ConfigError(f"{RETRY_DELAY_VARIABLE} is {given!r}: give a number of seconds above 0 and up to {longest}")
+        raise ConfigError(
+            f"{RETRY_DELAY_VARIABLE} is {given!r}: give a number of seconds above 0 and up to"
+            f" {longest}"
+        )
     return timedelta(seconds=seconds)
 
 
 def land_timeout(longest_call_s: float) -> timedelta:
-    """How long landing may take: what was read is read once more to consume it, and neither may be cut off every time."""
+    """How long landing may take: what was read is read once more to consume it, and neither may be
+    cut off every time.
+    """
     return 2 * timedelta(seconds=longest_call_s) + STAGE_TIMEOUT
 
 
@@ -59,7 +68,9 @@ def package_folder(name: str) -> Path:
     """Folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise ConfigError(f"package {name} is not installed here: run `make setup` with this Python")
+        raise ConfigError(
+            f"package {name} is not installed here: run `make setup` with this Python"
+        )
     return Path(spec.origin).parent
 
 

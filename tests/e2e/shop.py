@@ -1,4 +1,6 @@
-"""A small pipeline on the running stack, for the tests of its DAGs: set up, copied, and compared with its source."""
+"""A small pipeline on the running stack, for the tests of its DAGs: set up, copied, and compared
+with its source.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,14 @@ NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
 MAIL = """\
 from_email: airflow@example.org, smtp_conn_id: mail, subject: "{{ failure.pipeline }} {{ failure.error_class }}", \
 html_content: "{{ failure.message | e }} ({{ failure.remedy | e }})"\
-"""
+"""  # noqa: E501
 TABLES = """\
 create table customers (id int primary key, name text);
 create table orders (id int primary key, customer int, status text not null, note text);
 alter table orders replica identity full;
 insert into customers select n, 'customer ' || n from generate_series(1, 10) n;
-insert into orders select n, n % 10 + 1, case when n % 2 = 0 then 'paid' else 'draft' end from generate_series(1, 100) n;
+insert into orders select n, n % 10 + 1, case when n % 2 = 0 then 'paid' else 'draft' end
+  from generate_series(1, 100) n;
 """
 CDC = ["slot_has_changes", "land", "apply", "check", "report"]
 NOT_NEEDED = {"fail_the_run": "skipped"}
@@ -68,14 +71,20 @@ class Shop:
         return run
 
     def target(self, table: str, *columns: str) -> list[tuple]:
-        rows = DeltaTable(f"{self.root}/public/{table}").to_pyarrow_table(columns=list(columns)).to_pylist()
+        rows = (
+            DeltaTable(f"{self.root}/public/{table}")
+            .to_pyarrow_table(columns=list(columns))
+            .to_pylist()
+        )
         return sorted(tuple(row.values()) for row in rows)
 
     def wanted(self, query: str) -> list[tuple]:
         return sorted(self.source.execute(query).fetchall())
 
     def is_equal(self) -> bool:
-        orders = self.wanted("select id, customer, status, note from orders where status <> 'draft'")
+        orders = self.wanted(
+            "select id, customer, status, note from orders where status <> 'draft'"
+        )
         customers = self.wanted("select id, name from customers")
         return self.target("orders", "id", "customer", "status", "note") == orders and (
             self.target("customers", "id", "name") == customers
@@ -83,13 +92,23 @@ class Shop:
 
 
 def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = "") -> Iterator[Shop]:
-    """The pipeline ``name``, set up and copied; ``more`` tables of its publication, which ``sql`` makes."""
+    """The pipeline ``name``, set up and copied; ``more`` tables of its publication, which ``sql``
+    makes.
+    """
     stack.add_source(f"{name}_source", name)
     root = f"{stack.lake}/{name}"
     suites = stack.folder / "suites" / name
     suites.mkdir(parents=True)
     (stack.pipelines / f"{name}.yml").write_text(
-        PIPELINE.format(name=name, root=root, spark=spark, suites=suites, notifier=NOTIFIER, mail=MAIL, more=more)
+        PIPELINE.format(
+            name=name,
+            root=root,
+            spark=spark,
+            suites=suites,
+            notifier=NOTIFIER,
+            mail=MAIL,
+            more=more,
+        )
     )
     have_parsed(stack)
     stack.create_pools()
@@ -111,11 +130,14 @@ def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = ""
 def change(shop: Shop) -> None:
     """Inserts, rows that move into and out of the filter, deletes; customers stay as they are."""
     with shop.source.transaction():
-        shop.source.execute("insert into orders select coalesce(max(id), 0) + 1, 1, 'paid', 'new' from orders")
+        shop.source.execute(
+            "insert into orders select coalesce(max(id), 0) + 1, 1, 'paid', 'new' from orders"
+        )
         shop.source.execute("update orders set status = 'paid' where id = 1")
         shop.source.execute("update orders set status = 'draft' where id = 2")
         shop.source.execute(
-            "delete from orders where id = (select max(id) from orders where status = 'paid' and id < 90)"
+            "delete from orders where id = (select max(id) from orders where status = 'paid' and id"
+            " < 90)"
         )
 
 

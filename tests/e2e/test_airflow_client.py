@@ -45,7 +45,9 @@ def client(stack):
 
 def test_a_run_gives_its_tasks_values_log_and_asset_events(client, stack):
     seen = []
-    run = client.run_to_end("client_probe", {"answer": 42}, timeout_s=90, on_poll=lambda r: seen.append(r.state))
+    run = client.run_to_end(
+        "client_probe", {"answer": 42}, timeout_s=90, on_poll=lambda r: seen.append(r.state)
+    )
     assert run.states == {"write": "success", "fail_when_asked": "success"}
     assert [task.task_id for task in run.tasks] == ["write", "fail_when_asked"]
     assert seen[-1] == "success"
@@ -68,7 +70,9 @@ def test_a_failed_run_is_an_error_with_the_failing_tasks_log(client):
 
 def test_a_backfill_runs_over_past_intervals(client):
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    client.backfill("client_probe", today - timedelta(days=4), today - timedelta(days=2), max_active_runs=1)
+    client.backfill(
+        "client_probe", today - timedelta(days=4), today - timedelta(days=2), max_active_runs=1
+    )
     runs = client.runs("client_probe", run_type="backfill")
     assert len(runs) >= 2
     done = [client.wait("client_probe", run.run_id, 90) for run in runs]
@@ -76,7 +80,9 @@ def test_a_backfill_runs_over_past_intervals(client):
 
 
 def test_a_dag_that_never_comes_is_named_with_the_import_errors(client, stack):
-    (stack.dags / "broken_dag.py").write_text("from airflow.sdk import dag\nraise RuntimeError('broken on purpose')\n")
+    (stack.dags / "broken_dag.py").write_text(
+        "from airflow.sdk import dag\nraise RuntimeError('broken on purpose')\n"
+    )
     try:
         client._until(client.import_errors, 60, "import error")
         with pytest.raises(AirflowError, match=r"no_such_dag(.|\n)*broken on purpose"):

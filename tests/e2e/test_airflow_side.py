@@ -1,4 +1,5 @@
-"""What Airflow and its users may do to a run: killed tasks, a killed scheduler, runs at once, success marked by hand.
+"""What Airflow and its users may do to a run: killed tasks, a killed scheduler, runs at once,
+success marked by hand.
 
 Jobs are stopped at fault points, so that each is met at the moment that would lose or double most.
 """
@@ -73,10 +74,14 @@ def stop_at(fault_points: Listener, step: str) -> Stopped:
 
 
 def write(desk: Shop) -> None:
-    """Transactions on the tables, of which the one without a key gets rows that equal each other."""
+    """Transactions on the tables, of which the one without a key gets rows that equal each
+    other.
+    """
     change(desk)
     desk.source.execute("insert into visits select 1, 'again' from generate_series(1, 3)")
-    desk.source.execute("delete from visits where ctid in (select ctid from visits where place = 1 limit 2)")
+    desk.source.execute(
+        "delete from visits where ctid in (select ctid from visits where place = 1 limit 2)"
+    )
 
 
 def assert_nothing_lost_or_doubled(desk: Shop) -> None:
@@ -86,7 +91,10 @@ def assert_nothing_lost_or_doubled(desk: Shop) -> None:
 
 
 def announced(desk: Shop, run: DagRun) -> set[str]:
-    return {event["name"] for event in desk.client.asset_events(source_dag_id=DAG, source_run_id=run.run_id)}
+    return {
+        event["name"]
+        for event in desk.client.asset_events(source_dag_id=DAG, source_run_id=run.run_id)
+    }
 
 
 def mark_success(desk: Shop, run_id: str, task: str | None = None) -> None:
@@ -98,13 +106,19 @@ def mark_success(desk: Shop, run_id: str, task: str | None = None) -> None:
 
 
 def let_time_pass(stack: Stack) -> None:
-    """Have Airflow believe that the scheduler, whose last heartbeat was just now, is gone; it takes its time otherwise."""
+    """Have Airflow believe that the scheduler, whose last heartbeat was just now, is gone; it takes
+    its time otherwise.
+    """
     with psycopg.connect(stack.postgres.conninfo(AIRFLOW)) as metadata:
-        metadata.execute("update job set latest_heartbeat = '2000-01-01' where job_type = 'SchedulerJob'")
+        metadata.execute(
+            "update job set latest_heartbeat = '2000-01-01' where job_type = 'SchedulerJob'"
+        )
 
 
 def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_points):
-    """Killed are the task when its changes have landed but aren't consumed, and the job that has merged one table."""
+    """Killed are the task when its changes have landed but aren't consumed, and the job that has
+    merged one table.
+    """
     write(desk)
     landed = stop_at(fault_points, "land.committed")
     run_id = desk.client.trigger(DAG)
@@ -120,8 +134,12 @@ def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_
     assert announced(desk, run) == CHANGED
 
 
-def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_one_by_one(stack, desk, fault_points):
-    """Scheduler, workers and tasks are killed with the slot about to move; two runs are triggered before it is back."""
+def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_one_by_one(
+    stack, desk, fault_points
+):
+    """Scheduler, workers and tasks are killed with the slot about to move; two runs are triggered
+    before it is back.
+    """
     write(desk)
     moving = stop_at(fault_points, "consume.intended")
     interrupted = desk.client.trigger(DAG)
@@ -134,12 +152,17 @@ def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_on
     stack.start_scheduler()
     runs = [desk.client.wait(DAG, run_id) for run_id in (interrupted, *both)]
     assert [run.state for run in runs] == ["success"] * 3
-    assert all(first.end <= second.start for first, second in pairwise(sorted(runs, key=lambda run: run.start)))
+    assert all(
+        first.end <= second.start
+        for first, second in pairwise(sorted(runs, key=lambda run: run.start))
+    )
     assert_nothing_lost_or_doubled(desk)
 
 
 def test_what_was_marked_success_by_hand_is_brought_by_the_next_run(desk, fault_points):
-    """A run whose job still holds the slot when the next one begins; then a task that has merged one table, untold."""
+    """A run whose job still holds the slot when the next one begins; then a task that has merged
+    one table, untold.
+    """
     write(desk)
     consumed = stop_at(fault_points, "consume.moved")
     marked = desk.client.trigger(DAG)

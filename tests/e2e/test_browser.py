@@ -1,5 +1,5 @@
-"""The pages in Airflow's UI as an engineer meets them in the morning: a real Chromium, a real Airflow, a pipeline that
-has copied, applied, failed an expectation and been told of it.
+"""The pages in Airflow's UI as an engineer meets them in the morning: a real Chromium, a real
+Airflow, a pipeline that has copied, applied, failed an expectation and been told of it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def browser() -> Iterator[WebDriver]:
 
 @pytest.fixture(scope="module")
 def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
-    """A pipeline with a run that went well, a latest one whose check failed and that set a row aside, and a row that somebody
-    has tampered with; the browser is logged in.
+    """A pipeline with a run that went well, a latest one whose check failed and that set a row
+    aside, and a row that somebody has tampered with; the browser is logged in.
     """
     for shop in make_shop(stack, "browsed", "waldelta_spark"):
         change(shop)
@@ -110,7 +110,9 @@ def address(shop: Shop, page: str) -> str:
     if "{row}" in PAGES[page]:
         (row,) = Quarantine(shop.root).open_rows({"public.customers": 1})
         chosen["row"] = row.id
-    return f"{shop.stack.url}/waldelta{PAGES[page].format(**{k: quote(v) for k, v in chosen.items()})}"
+    return (
+        f"{shop.stack.url}/waldelta{PAGES[page].format(**{k: quote(v) for k, v in chosen.items()})}"
+    )
 
 
 def text_of(browser: WebDriver) -> str:
@@ -128,7 +130,9 @@ def follow(browser: WebDriver, link: str) -> None:
 
 
 def test_the_morning_walk_leads_from_the_navigation_to_the_rows_that_failed(browser, browsed):
-    """Airflow's home, Pipelines, the pipeline with a problem, its run, the table's report: by clicks alone."""
+    """Airflow's home, Pipelines, the pipeline with a problem, its run, the table's report: by
+    clicks alone.
+    """
     browser.get(browsed.stack.url)
     entry = (By.CSS_SELECTOR, "nav a[aria-label=Pipelines], a[aria-label=Pipelines]")
     wait(browser).until(element_to_be_clickable(entry)).click()
@@ -152,7 +156,9 @@ def test_the_morning_walk_leads_from_the_navigation_to_the_rows_that_failed(brow
 
 def test_a_dag_run_has_a_tab_with_what_it_changed(browser, browsed):
     run = failed_run(browsed)
-    browser.get(f"{browsed.stack.url}/dags/{run.dag_id}/runs/{quote(run.run_id)}/plugin/waldelta-run")
+    browser.get(
+        f"{browsed.stack.url}/dags/{run.dag_id}/runs/{quote(run.run_id)}/plugin/waldelta-run"
+    )
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
     wait(browser).until(presence_of_element_located((By.TAG_NAME, "h1")))
     assert run.run_id in text_of(browser)
@@ -162,7 +168,9 @@ def test_a_dag_run_has_a_tab_with_what_it_changed(browser, browsed):
 @each_page
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(browser, browsed, page, scheme):
-    """WCAG's contrast for each text, in light and in dark; and the browser has nothing to complain about."""
+    """WCAG's contrast for each text, in light and in dark; and the browser has nothing to complain
+    about.
+    """
     browser.get_log("browser")
     prefer(browser, scheme)
     browser.get(address(browsed, page))
@@ -183,7 +191,9 @@ def test_no_page_is_wider_than_its_window(browser, browsed, page, width):
 
 @each_page
 def test_nothing_is_cut_in_airflows_frame(browser, browsed, page):
-    """All columns of all tables at once, in a window of 1,000 pixels; Airflow's address leads to the page."""
+    """All columns of all tables at once, in a window of 1,000 pixels; Airflow's address leads to
+    the page.
+    """
     browser.set_window_size(1000, 900)
     page_address = address(browsed, page).removeprefix(f"{browsed.stack.url}/waldelta/")
     browser.get(f"{browsed.stack.url}/plugin/waldelta/{page_address}")
@@ -197,7 +207,9 @@ def test_nothing_is_cut_in_airflows_frame(browser, browsed, page):
 
 
 def test_a_run_is_started_and_followed_into_airflow(browser, browsed):
-    """From the pipeline's page in Airflow's frame: the button, what runs, and the link to its DAG run."""
+    """From the pipeline's page in Airflow's frame: the button, what runs, and the link to its DAG
+    run.
+    """
     browser.get(f"{browsed.stack.url}/plugin/waldelta/p/browsed")
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
     button = (By.XPATH, "//button[normalize-space()='Run now browsed_reconcile']")
@@ -214,7 +226,9 @@ def test_a_run_is_started_and_followed_into_airflow(browser, browsed):
 
 @each_page
 def test_a_page_is_there_within_a_second(browser, browsed, page):
-    """The best of five, by its share of the machine: the tests beside this one want the same cores."""
+    """The best of five, by its share of the machine: the tests beside this one want the same
+    cores.
+    """
     seconds = []
     for _ in range(5):
         browser.get(address(browsed, page))
@@ -224,9 +238,13 @@ def test_a_page_is_there_within_a_second(browser, browsed, page):
 
 @each_page
 def test_a_page_works_by_keyboard(browser, browsed, page):
-    """The first Tab offers to skip the navigation, and every link can be reached and is seen to have the focus."""
+    """The first Tab offers to skip the navigation, and every link can be reached and is seen to
+    have the focus.
+    """
     browser.get(address(browsed, page))
-    links = len(browser.find_elements(By.CSS_SELECTOR, "a[href], :is(button, input, select):enabled"))
+    links = len(
+        browser.find_elements(By.CSS_SELECTOR, "a[href], :is(button, input, select):enabled")
+    )
     browser.switch_to.active_element.send_keys(Keys.TAB)
     first = browser.switch_to.active_element
     assert first.text == "Skip to the content"
@@ -235,8 +253,8 @@ def test_a_page_works_by_keyboard(browser, browsed, page):
     for _ in range(links - 1):
         browser.switch_to.active_element.send_keys(Keys.TAB)
         focused = browser.execute_script(
-            "const e = document.activeElement, s = getComputedStyle(e);"
-            "return e === document.body ? null : s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0"
+            "const e = document.activeElement, s = getComputedStyle(e);return e === document.body ?"
+            " null : s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0"
         )
         if focused is None:
             break
@@ -252,9 +270,13 @@ def test_a_page_works_by_keyboard(browser, browsed, page):
 def test_a_paused_dag_is_unpaused_where_its_pipeline_is_shown(browser, browsed):
     browsed.client.pause("browsed_maintenance")
     browser.get(address(browsed, "pipeline"))
-    browser.find_element(By.XPATH, "//button[normalize-space()='Unpause browsed_maintenance']").click()
+    browser.find_element(
+        By.XPATH, "//button[normalize-space()='Unpause browsed_maintenance']"
+    ).click()
     wait(browser).until(
-        presence_of_element_located((By.XPATH, "//button[normalize-space()='Run now browsed_maintenance']"))
+        presence_of_element_located(
+            (By.XPATH, "//button[normalize-space()='Run now browsed_maintenance']")
+        )
     )
 
 
@@ -263,7 +285,9 @@ def press(browser: WebDriver, button: str) -> None:
 
 
 def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
-    """The page says what keeps its buttons, and that a run is under way; a row that still fails stays."""
+    """The page says what keeps its buttons, and that a run is under way; a row that still fails
+    stays.
+    """
     browser.get(address(browsed, "quarantine"))
     assert "The DAG browsed_quarantine is paused" in text_of(browser)
     disabled = "button[name=action]:disabled"
@@ -273,7 +297,9 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
     wait(browser).until(lambda b: "is paused" not in text_of(b))
     assert not browser.find_elements(By.CSS_SELECTOR, disabled)
     press(browser, "Read all rows again")
-    status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
+    status = wait(browser).until(
+        presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
+    )
     run_id = status.text
     assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
     assert "reads rows again" in text_of(browser)
@@ -287,7 +313,9 @@ def test_a_paused_dag_is_unpaused_and_rows_are_judged_again(browser, browsed):
 
 
 def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
-    """Its values and messages are looked at first; then the button triggers the DAG, and the page tells who did it, and why."""
+    """Its values and messages are looked at first; then the button triggers the DAG, and the page
+    tells who did it, and why.
+    """
     quarantine = address(browsed, "quarantine")
     browser.get(quarantine)
     follow(browser, "as sent")
@@ -296,7 +324,9 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
     browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()
     browser.find_element(By.NAME, "reason").send_keys("no customer of ours")
     press(browser, "Discard")
-    status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
+    status = wait(browser).until(
+        presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
+    )
     assert browsed.client.wait("browsed_quarantine", status.text).state == "success"
     browser.get(quarantine)
     seen = text_of(browser)
@@ -307,7 +337,9 @@ def test_a_row_is_discarded_by_whoever_clicks(browser, browsed, stack):
 
 
 def test_the_button_repairs_the_rows_that_differ(browser, browsed):
-    """Within Airflow's frame: both values are shown, the button triggers the DAG, and the target is the source's again."""
+    """Within Airflow's frame: both values are shown, the button triggers the DAG, and the target is
+    the source's again.
+    """
     assert not browsed.is_equal()
     browser.get(f"{browsed.stack.url}/plugin/waldelta")
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
@@ -318,7 +350,9 @@ def test_the_button_repairs_the_rows_that_differ(browser, browsed):
     assert "tampered" in seen
     screenshot(browser, PICTURES, "repair-1")
     press(browser, "Repair")
-    status = wait(browser).until(presence_of_element_located((By.CSS_SELECTOR, "[role=status] code")))
+    status = wait(browser).until(
+        presence_of_element_located((By.CSS_SELECTOR, "[role=status] code"))
+    )
     run = browsed.client.wait("browsed_reconcile", status.text)
     last = Ledger(browsed.root).last_run()
     assert run.state == "success", last and last.result

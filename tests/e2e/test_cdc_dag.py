@@ -1,4 +1,6 @@
-"""The DAGs under real Airflow: set up, copy, apply changes, do nothing quickly, refuse loudly, and keep the secret."""
+"""The DAGs under real Airflow: set up, copy, apply changes, do nothing quickly, refuse loudly, and
+keep the secret.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +65,23 @@ def submitted_shop(stack: Stack) -> Iterator[Shop]:
 
 
 def test_the_initial_sync_copies_what_the_publication_publishes(shop):
-    """After setup and initial sync the targets hold the source's filtered rows; each has an asset event."""
+    """After setup and initial sync the targets hold the source's filtered rows; each has an asset
+    event.
+    """
     assert shop.is_equal()
     sync = shop.runs[1]
     assert sync.states == dict.fromkeys(["sync", "check", "report"], "success") | NOT_NEEDED
     events = shop.client.asset_events(source_dag_id="shop_initial_sync")
-    assert {e["name"]: e["extra"]["rows"] for e in events} == {"shop/public.orders": 50, "shop/public.customers": 10}
+    assert {e["name"]: e["extra"]["rows"] for e in events} == {
+        "shop/public.orders": 50,
+        "shop/public.customers": 10,
+    }
 
 
 def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
-    """Only orders changed, so only orders has an event; its extra has the counts and the LSN range. No argument is a secret."""
+    """Only orders changed, so only orders has an event; its extra has the counts and the LSN range.
+    No argument is a secret.
+    """
     change(shop)
     with no_secret_in_arguments(shop):
         run = shop.run("cdc")
@@ -81,7 +90,12 @@ def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
     (event,) = shop.client.asset_events(source_dag_id="shop_cdc", source_run_id=run.run_id)
     assert (event["name"], event["uri"]) == ("shop/public.orders", f"{shop.root}/public/orders")
     extra = event["extra"]
-    assert (extra["inserted"], extra["updated"], extra["deleted"], extra["run_id"]) == (2, 0, 2, run.run_id)
+    assert (extra["inserted"], extra["updated"], extra["deleted"], extra["run_id"]) == (
+        2,
+        0,
+        2,
+        run.run_id,
+    )
     assert extra["start_lsn"] < extra["end_lsn"]
 
 
@@ -90,17 +104,30 @@ def told(mails: list[EmailMessage], error: str) -> list[EmailMessage]:
 
 
 def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
-    """A CDC run in which one stage's task fails and the others don't; with the names of its asset events."""
+    """A CDC run in which one stage's task fails and the others don't; with the names of its asset
+    events.
+    """
     run = shop.client.wait(f"{shop.name}_cdc", shop.client.trigger(f"{shop.name}_cdc"))
     shop.runs.append(run)
     assert run.state == "failed"
-    assert run.states == dict.fromkeys(CDC, "success") | NO_COPY | {failed: "failed", "fail_the_run": "failed"}
-    return run, [e["name"] for e in shop.client.asset_events(source_dag_id=run.dag_id, source_run_id=run.run_id)]
+    assert run.states == dict.fromkeys(CDC, "success") | NO_COPY | {
+        failed: "failed",
+        "fail_the_run": "failed",
+    }
+    return run, [
+        e["name"]
+        for e in shop.client.asset_events(source_dag_id=run.dag_id, source_run_id=run.run_id)
+    ]
 
 
 def test_a_failed_check_takes_the_event_of_its_table_only(shop, mails):
-    """The other table that the run changed has its event, the run is red, and the data team alone is told."""
-    suite = "expectations: [{type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 0}}]"
+    """The other table that the run changed has its event, the run is red, and the data team alone
+    is told.
+    """
+    suite = (
+        "expectations: [{type: expect_column_max_to_be_between, kwargs: {column: id, max_value:"
+        " 0}}]"
+    )
     (shop.suites / "public.customers.yml").write_text(suite)
     shop.source.execute("update customers set name = name || '!' where id = 1")
     change(shop)
@@ -113,7 +140,9 @@ def test_a_failed_check_takes_the_event_of_its_table_only(shop, mails):
 
 
 def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(shop):
-    """Check, report and event of the table that is fine; the run is red; the other carries on when it can."""
+    """Check, report and event of the table that is fine; the run is red; the other carries on when
+    it can.
+    """
     customers = DeltaTable(f"{shop.root}/public/customers")
     customers.alter.set_table_properties({"delta.appendOnly": "true"})
     shop.source.execute("update customers set name = name || '?' where id = 2")
@@ -138,14 +167,19 @@ def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
     change(shop)
     shop.client.pause("shop_initial_sync")
     run = shop.client.wait("shop_cdc", shop.client.trigger("shop_cdc"))
-    assert run.states == dict.fromkeys(CDC, "success") | {"copy_again": "failed", "fail_the_run": "failed"}
+    assert run.states == dict.fromkeys(CDC, "success") | {
+        "copy_again": "failed",
+        "fail_the_run": "failed",
+    }
     assert "shop_initial_sync is paused" in shop.client.log("shop_cdc", run.run_id, "copy_again")
     shop.client.unpause("shop_initial_sync")
     run = shop.run("cdc")  # though there is nothing in the slot
     assert run.states == dict.fromkeys(CDC, "success") | {"copy_again": "success"} | NOT_NEEDED
     copy = shop.client.wait("shop_initial_sync", f"copy_again__{run.run_id}")
     assert copy.states == dict.fromkeys(["sync", "check", "report"], "success") | NOT_NEEDED
-    (event,) = shop.client.asset_events(source_dag_id="shop_initial_sync", source_run_id=copy.run_id)
+    (event,) = shop.client.asset_events(
+        source_dag_id="shop_initial_sync", source_run_id=copy.run_id
+    )
     assert event["name"] == "shop/public.customers"
     assert shop.is_equal()
 
@@ -154,13 +188,29 @@ def test_a_table_that_cant_be_copied_doesnt_keep_the_others_from_being_checked(s
     """Check, report and event of the table that was copied; the sync and the run are red."""
     customers = DeltaTable(f"{shop.root}/public/customers")
     customers.alter.set_table_properties({"delta.appendOnly": "true"})
-    run = shop.client.wait("shop_initial_sync", shop.client.trigger("shop_initial_sync", {"tables": [
-        "public.customers", "public.orders",
-    ]}))  # fmt: skip
+    run = shop.client.wait(
+        "shop_initial_sync",
+        shop.client.trigger(
+            "shop_initial_sync",
+            {
+                "tables": [
+                    "public.customers",
+                    "public.orders",
+                ]
+            },
+        ),
+    )
     assert run.state == "failed"
-    assert run.states == {"sync": "failed", "check": "success", "report": "success", "fail_the_run": "failed"}
+    assert run.states == {
+        "sync": "failed",
+        "check": "success",
+        "report": "success",
+        "fail_the_run": "failed",
+    }
     assert "public.customers" in shop.client.log("shop_initial_sync", run.run_id, "sync")
-    assert "checked table=public.orders" in shop.client.log("shop_initial_sync", run.run_id, "check")
+    assert "checked table=public.orders" in shop.client.log(
+        "shop_initial_sync", run.run_id, "check"
+    )
     (event,) = shop.client.asset_events(source_dag_id="shop_initial_sync", source_run_id=run.run_id)
     assert event["name"] == "shop/public.orders"
     customers.update_incremental()
@@ -170,17 +220,28 @@ def test_a_table_that_cant_be_copied_doesnt_keep_the_others_from_being_checked(s
 
 
 def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop):
-    """No Spark: the look takes under 3 s of its share of the machine, the rest is skipped, the run is a success, WAL is released."""
+    """No Spark: the look takes under 3 s of its share of the machine, the rest is skipped, the run
+    is a success, WAL is released.
+    """
     shop.run("cdc")
     looks: list[float] = []
     while len(looks) < 5 and min(looks, default=9) >= 3:  # a busy machine gets a few tries
         # More than a WAL file: the slot isn't moved for less.
-        shop.source.execute(f"create table unpublished_{len(looks)} as select generate_series(1, 400000) n")
+        shop.source.execute(
+            f"create table unpublished_{len(looks)} as select generate_series(1, 400000) n"
+        )
         before = confirmed(shop)
         run = shop.run("cdc")
-        assert run.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NO_COPY
+        assert (
+            run.states
+            == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NO_COPY
+        )
         assert confirmed(shop) > before
-        looks += [task.seconds / times_longer() for task in run.tasks if task.task_id == "slot_has_changes"]
+        looks += [
+            task.seconds / times_longer()
+            for task in run.tasks
+            if task.task_id == "slot_has_changes"
+        ]
     assert min(looks) < 3, looks
 
 
@@ -190,7 +251,9 @@ def confirmed(shop: Shop) -> int:
 
 
 def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
-    """A CDC run of an interval, as the schedule makes them, but of another day: that one is the backfill's."""
+    """A CDC run of an interval, as the schedule makes them, but of another day: that one is the
+    backfill's.
+    """
     day = (start + timedelta(days=9)).isoformat()
     body = {
         "logical_date": day,
@@ -198,11 +261,15 @@ def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
         "data_interval_end": end.isoformat(),
         "conf": {},
     }
-    return shop.client.wait("shop_cdc", shop.client.post("/dags/shop_cdc/dagRuns", body)["dag_run_id"])
+    return shop.client.wait(
+        "shop_cdc", shop.client.post("/dags/shop_cdc/dagRuns", body)["dag_run_id"]
+    )
 
 
 def damage(shop: Shop, newest: int) -> None:
-    """What somebody's own job may do to a target: to a row that every change touches, and to the newest ones."""
+    """What somebody's own job may do to a target: to a row that every change touches, and to the
+    newest ones.
+    """
     orders = DeltaTable(f"{shop.root}/public/orders")
     last = max(id_ for (id_,) in shop.target("orders", "id"))
     orders.delete("id = 1")
@@ -214,7 +281,9 @@ def version(shop: Shop) -> int:
 
 
 def test_backfills_and_cleared_runs_replay(stack, shop):
-    """Over two intervals with runs and one without: what was damaged in the lake is mended, once; the slot stays."""
+    """Over two intervals with runs and one without: what was damaged in the lake is mended, once;
+    the slot stays.
+    """
     months = [datetime(2024, month, 1, tzinfo=UTC) for month in (1, 2, 3)]
     shop.run("cdc")
     ordinary = []
@@ -231,9 +300,14 @@ def test_backfills_and_cleared_runs_replay(stack, shop):
         path.write_text(text.replace("schedule: null\nm", 'schedule: "0 0 1 * *"\nm'))
         have_parsed(stack)
         wait_until(lambda: shop.client.get("/dags/shop_cdc")["timetable_summary"] == "0 0 1 * *")
-        shop.client.backfill("shop_cdc", months[0], months[2] + timedelta(days=1), max_active_runs=1)
+        shop.client.backfill(
+            "shop_cdc", months[0], months[2] + timedelta(days=1), max_active_runs=1
+        )
         replays = dict.fromkeys(CDC, "success") | NO_COPY
-        found = [shop.client.wait("shop_cdc", r.run_id) for r in shop.client.runs("shop_cdc", run_type="backfill")]
+        found = [
+            shop.client.wait("shop_cdc", r.run_id)
+            for r in shop.client.runs("shop_cdc", run_type="backfill")
+        ]
         first, second, third = sorted(found, key=lambda run: run.run_id)
         # The schedule has a run of its own by now.
         wait_until(lambda: all(run.finished for run in shop.client.runs("shop_cdc")), 600)
@@ -241,14 +315,23 @@ def test_backfills_and_cleared_runs_replay(stack, shop):
         path.write_text(text)
         have_parsed(stack)
     assert (first.states, second.states) == (replays, replays)
-    assert third.states == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NO_COPY
-    assert "nothing to replay: the ledger knows no run" in shop.client.log("shop_cdc", third.run_id, "slot_has_changes")
+    assert (
+        third.states
+        == {"slot_has_changes": "success"} | dict.fromkeys(CDC[1:], "skipped") | NO_COPY
+    )
+    assert "nothing to replay: the ledger knows no run" in shop.client.log(
+        "shop_cdc", third.run_id, "slot_has_changes"
+    )
     assert shop.is_equal()
-    events = [e for run in (first, second) for e in shop.client.asset_events(source_run_id=run.run_id)]
+    events = [
+        e for run in (first, second) for e in shop.client.asset_events(source_run_id=run.run_id)
+    ]
     assert [(e["name"], e["extra"]["inserted"], e["extra"]["updated"]) for e in events] == [
         ("shop/public.orders", 1, 1), ("shop/public.orders", 0, 1),
     ]  # fmt: skip
-    assert "replays from the change log: WAL " in shop.client.log("shop_cdc", first.run_id, "slot_has_changes")
+    assert "replays from the change log: WAL " in shop.client.log(
+        "shop_cdc", first.run_id, "slot_has_changes"
+    )
 
     damage(shop, newest=1)
     assert clear(shop, ordinary[1]).states == replays
@@ -269,7 +352,9 @@ def test_a_run_that_is_cleared_with_nothing_to_mend_writes_nothing(shop):
 
 @pytest.mark.soak
 def test_a_lost_slot_is_made_anew_by_the_resync(shop):
-    """A CDC run says what was lost and how to go on; the resync mends the rows that differ, and the stream goes on."""
+    """A CDC run says what was lost and how to go on; the resync mends the rows that differ, and the
+    stream goes on.
+    """
     shop.client.unpause("shop_resync")
     shop.run("cdc")
     shop.source.execute("select pg_drop_replication_slot('shop_cdc')")
@@ -283,7 +368,9 @@ def test_a_lost_slot_is_made_anew_by_the_resync(shop):
     assert resync.states == dict.fromkeys(["resync", "check", "report"], "success") | NOT_NEEDED
     assert shop.is_equal()
     events = shop.client.asset_events(source_dag_id="shop_resync", source_run_id=resync.run_id)
-    assert [e["name"] for e in events] == ["shop/public.orders"]  # nothing of the customers was lost
+    assert [e["name"] for e in events] == [
+        "shop/public.orders"
+    ]  # nothing of the customers was lost
     change(shop)
     assert shop.run("cdc").states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
@@ -299,12 +386,18 @@ def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):
     try:
         bad.write_text((stack.pipelines / "shop.yml").read_text().replace("slot:", "slott:"))
         have_parsed(stack)
-        # Airflow drops errors of files outside its DAG folder at each refresh, until the next parsing.
+        # Airflow drops errors of files outside its DAG folder at each refresh, until the next
+        # parsing.
         seen: dict[str, str] = {}
         wait_until(lambda: seen.update(shop.client.import_errors()) or str(bad) in seen)
         message = seen[str(bad)]
         assert "source.slott: unknown key: did you mean slot?" in message
-        assert {"shop_setup", "shop_initial_sync", "shop_cdc", "shop_maintenance"} <= shop.client.dag_ids()
+        assert {
+            "shop_setup",
+            "shop_initial_sync",
+            "shop_cdc",
+            "shop_maintenance",
+        } <= shop.client.dag_ids()
     finally:
         bad.unlink()
         have_parsed(stack)
@@ -312,7 +405,9 @@ def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):
 
 
 def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
-    """The run is red after one try, the log says what to do, and who asked for errors of the source is told."""
+    """The run is red after one try, the log says what to do, and who asked for errors of the source
+    is told.
+    """
     shop.source.execute("alter table customers rename to clients")
     try:
         with pytest.raises(AirflowError, match=r"PreflightFailed: .*public.customers"):
@@ -332,7 +427,9 @@ def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
 
 
 def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted_shop):
-    """The same pipeline through spark-submit: equal targets, an event, and only the first task started Spark, with no secret argument."""
+    """The same pipeline through spark-submit: equal targets, an event, and only the first task
+    started Spark, with no secret argument.
+    """
     shop = submitted_shop
     change(shop)
     with no_secret_in_arguments(shop):
@@ -347,7 +444,8 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
 
 @pytest.mark.parametrize("fixture", ["shop", "submitted_shop"])
 def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
-    """Not in a task log, a rendered template, an XCom, the lake, or a file others can read, of all runs up to here.
+    """Not in a task log, a rendered template, an XCom, the lake, or a file others can read, of all
+    runs up to here.
 
     Processes' arguments were watched while the pipelines' first CDC runs were made.
     """
@@ -360,12 +458,18 @@ def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
             if task.try_number:
                 shown += shop.client.log(run.dag_id, run.run_id, task.task_id, task.try_number)
             shown += str(
-                shop.client.get(f"/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task.task_id}/xcomEntries")
+                shop.client.get(
+                    f"/dags/{run.dag_id}/dagRuns/{run.run_id}/taskInstances/{task.task_id}/xcomEntries"
+                )
             )
             assert not [s for s in secrets if s in shown], where
     # Data Docs, the ledger and the targets are below the lake.
     assert [p for p in files(stack.folder / "lake") if contains(p, secrets)] == []
-    assert [p for p in files(stack.folder) if readable_by_others(p, stack.folder) and contains(p, secrets)] == []
+    assert [
+        p
+        for p in files(stack.folder)
+        if readable_by_others(p, stack.folder) and contains(p, secrets)
+    ] == []
 
 
 # pyspark keeps a process in one mode, classic or Connect, so a client is a process of its own.
@@ -385,7 +489,12 @@ def test_the_spark_servers_configuration_holds_no_password(stack):
     """What any session of the server can read of its configuration after the jobs have run."""
     environment = os.environ | {"SPARK_REMOTE": stack.spark.remote}
     run = subprocess.run(
-        [sys.executable, "-c", CONFIGURATION], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", CONFIGURATION],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert "spark.sql.session.timeZone" in run.stdout
     assert stack.secrets.source not in run.stdout

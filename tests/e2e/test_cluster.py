@@ -1,4 +1,6 @@
-"""A Spark cluster by the Airflow connection alone: a standalone master, two workers, our packages shipped to their executors."""
+"""A Spark cluster by the Airflow connection alone: a standalone master, two workers, our packages
+shipped to their executors.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ TABLE = """
 create table orders (id bigint primary key, note text, amount numeric(12,2));
 insert into orders select n, repeat('x', 60) || n, n / 100.0 from generate_series(1, 150000) n
 """
-# An application whose tasks tell where they found our packages: one for each executor, and long enough that none gets both.
+# An application whose tasks tell where they found our packages: one for each executor, and long
+# enough that none gets both.
 FOUND = """
 import json, os, sys, time
 from pathlib import Path
@@ -63,8 +66,9 @@ def found(parts):
 spark = SparkSession.builder.getOrCreate()
 rows = spark.range(0, 2, 1, 2).mapInArrow(found, "file string").collect()
 Path(sys.argv[1]).write_text(json.dumps([row["file"] for row in rows]))
-"""
-# A batch of which more than one task collapses, decoded into buckets; it is a step, and applied while the next one lands.
+"""  # noqa: E501
+# A batch of which more than one task collapses, decoded into buckets; it is a step, and applied
+# while the next one lands.
 CHANGES = """
 update orders set amount = amount + 1, note = 'updated ' || id where id % 2 = 0;
 delete from orders where id % 10 = 1;
@@ -86,23 +90,41 @@ class Cluster:
 
     def executors_with_tasks(self) -> list[set[str]]:
         """Of each application, in their order, which executors ran tasks to their end."""
-        return [{event["Task Info"]["Executor ID"] for event in _events(log) if event["Event"] == "SparkListenerTaskEnd"}
-                for log in self._logs()]  # fmt: skip
+        return [
+            {
+                event["Task Info"]["Executor ID"]
+                for event in _events(log)
+                if event["Event"] == "SparkListenerTaskEnd"
+            }
+            for log in self._logs()
+        ]
 
     def tasks_that_told(self, answer: pa.Schema) -> list[int]:
         """Of each round of tasks whose answers are of this schema, how many there were."""
-        columns = re.compile(r"\[" + ", ".join(rf"{name}#\d+L?" for name in answer.names) + ", _wd_failed")
-        told = (event.get("physicalPlanDescription", "") for log in self._logs() for event in _events(log)
-                if event["Event"].endswith("SparkListenerSQLExecutionStart"))  # fmt: skip
-        return [int(splits[1]) for plan in told
-                if columns.search(plan) and (splits := re.search(r"splits=\D*(\d+)", plan))]  # fmt: skip
+        columns = re.compile(
+            r"\[" + ", ".join(rf"{name}#\d+L?" for name in answer.names) + ", _wd_failed"
+        )
+        told = (
+            event.get("physicalPlanDescription", "")
+            for log in self._logs()
+            for event in _events(log)
+            if event["Event"].endswith("SparkListenerSQLExecutionStart")
+        )
+        return [
+            int(splits[1])
+            for plan in told
+            if columns.search(plan) and (splits := re.search(r"splits=\D*(\d+)", plan))
+        ]
 
     def _logs(self) -> list[Path]:
         return sorted((self.folder / "events").iterdir(), key=lambda path: path.stat().st_mtime)
 
     def shipped(self) -> set[str]:
         """The workers whose executors were sent our packages."""
-        return {path.relative_to(self.folder).parts[0] for path in self.folder.glob("worker*/app-*/*/waldelta-*.zip")}
+        return {
+            path.relative_to(self.folder).parts[0]
+            for path in self.folder.glob("worker*/app-*/*/waldelta-*.zip")
+        }
 
 
 def _events(log: Path) -> Iterator[dict]:
@@ -117,7 +139,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder, port = tmp_path_factory.mktemp("cluster"), free_port()
     (folder / "events").mkdir()
     spark = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_REMOTE")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "SPARK_REMOTE")
+    }
     python = python_without_ours(folder / "python")
     environment |= {"SPARK_LOCAL_IP": HERE, "PYSPARK_PYTHON": str(python)}
     deploy, started = "org.apache.spark.deploy", []
@@ -125,13 +151,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     def start(name: str, kind: str, *arguments: str) -> None:
         command = [str(spark), f"{deploy}.{kind}", "--host", HERE, "--webui-port", "0", *arguments]
         with (folder / f"{name}.log").open("w") as log:
-            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+            started.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=log, stderr=log, start_new_session=True
+                )
+            )
 
     def has_said(text: str, times: int) -> None:
         told = (folder / "master.log").read_text()
         assert told.count(text) >= times, told[-2000:]
 
-    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(120), wait=tenacity.wait_fixed(0.2), reraise=True)
+    wait = tenacity.Retrying(
+        stop=tenacity.stop_after_delay(120), wait=tenacity.wait_fixed(0.2), reraise=True
+    )
     try:
         start("master", "master.Master", "--port", str(port))
         wait(has_said, "New state: ALIVE", 1)
@@ -142,7 +174,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(folder, port, python)
     finally:
         for process in started:
-            for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            for child in [
+                *psutil.Process(process.pid).children(recursive=True),
+                psutil.Process(process.pid),
+            ]:
                 child.kill()
             process.wait()
 
@@ -153,12 +188,17 @@ def connection(cluster, monkeypatch, tmp_path) -> str:
     defaults = tmp_path / "conf" / "spark-defaults.conf"
     defaults.parent.mkdir()
     settings = {
-        "spark.driver.host": HERE, "spark.executor.memory": "512m", "spark.eventLog.enabled": "true",
-        "spark.eventLog.dir": (cluster.folder / "events").as_uri(), "spark.eventLog.compress": "false",
-        # On a busy machine the first executor would be done with everything before the second is there.
-        "spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.driver.host": HERE,
+        "spark.executor.memory": "512m",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": (cluster.folder / "events").as_uri(),
+        "spark.eventLog.compress": "false",
+        # On a busy machine the first executor would be done with everything before the second is
+        # there.
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-    }  # fmt: skip
+    }
     defaults.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
     fields = {"conn_type": "spark", "host": f"spark://{HERE}", "port": cluster.port}
     monkeypatch.setenv("SPARK_CONF_DIR", str(defaults.parent))
@@ -171,13 +211,20 @@ def connection(cluster, monkeypatch, tmp_path) -> str:
 
 @pytest.fixture
 def run(connection, write_pipeline, database, monkeypatch, make_context):
-    """Runs a verb as a task of Airflow does; what the cluster's connection is, is all that says where."""
+    """Runs a verb as a task of Airflow does; what the cluster's connection is, is all that says
+    where.
+    """
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
     path = write_pipeline("shop", text=PIPELINE)
 
     def job(verb: str) -> dict:
         operator = WaldeltaJobOperator(
-            task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb, stage=None, first=True
+            task_id=verb,
+            pipeline_path=path,
+            pipeline=load_pipeline_file(path),
+            verb=verb,
+            stage=None,
+            first=True,
         )
         return operator.execute(make_context())
 
@@ -185,7 +232,9 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
 
 
 def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
-    """Copy, decoding and merge are spread over the executors, whose only copy of our packages is the one shipped; so is the check."""
+    """Copy, decoding and merge are spread over the executors, whose only copy of our packages is
+    the one shipped; so is the check.
+    """
     for statement in TABLE.split(";"):
         database.execute(statement)
     run("setup")
@@ -203,7 +252,8 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     wanted = database.execute("select id, note, amount from orders order by id")
     assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
     assert cluster.executors_with_tasks() == [{"0", "1"}] * 2
-    # The events of several tasks went by buckets to two that collapsed them, wherever each of them ran.
+    # The events of several tasks went by buckets to two that collapsed them, wherever each of them
+    # ran.
     (decoding,) = cluster.tasks_that_told(DIVIDED)
     assert decoding > 1
     assert cluster.tasks_that_told(COUNTS) == [2, 1]

@@ -1,4 +1,6 @@
-"""The demo in small, through real Airflow: it ends equal, and a single changed value makes it fail."""
+"""The demo in small, through real Airflow: it ends equal, and a single changed value makes it
+fail.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def test_every_target_ends_equal(outcome):
     """All five tables were compared, with rows in them, and nothing differs."""
     assert outcome.equal
     assert {d.table for d in outcome.differences} == {
-        "public.airlines", "public.airports", "public.flights", "public.planes", "public.weather"}  # fmt: skip
+        "public.airlines",
+        "public.airports",
+        "public.flights",
+        "public.planes",
+        "public.weather",
+    }
     assert all(d.source_rows == d.target_rows > 0 for d in outcome.differences)
 
 
@@ -69,7 +76,9 @@ def test_the_outcome_is_shown(demo, outcome):
 
 
 def test_the_engineers_own_expectations_were_checked(demo, outcome):
-    """Beside the derived ones, in every run: Airflow's tasks stand in another folder than whoever wrote the suites."""
+    """Beside the derived ones, in every run: Airflow's tasks stand in another folder than whoever
+    wrote the suites.
+    """
     results = read_expectation_results(demo.pipeline.target.root)
     seen = [r for r in results if r.run_id in {run.run_id for run in outcome.runs}]
     own = {(r.table_name, r.expectation) for r in seen if r.origin == "own"}
@@ -78,14 +87,28 @@ def test_the_engineers_own_expectations_were_checked(demo, outcome):
 
 
 def test_one_changed_value_is_found(demo, outcome):
-    """No toy: one altered value in one row of a target makes the comparison fail, and names the row."""
+    """No toy: one altered value in one row of a target makes the comparison fail, and names the
+    row.
+    """
     from waldelta.spark.session import open_session
 
     uri = target_uri(demo.pipeline.target.root, "public", "flights")
     with environment_of(demo.stack.job_environment()), open_session("tamper") as spark:
-        row = spark.read.format("delta").load(uri).where("air_time is not null").orderBy("carrier", "flight").first()
-        key = f"carrier = '{row.carrier}' and flight = {row.flight} and month = {row.month} and day = {row.day}"
-        spark.sql(f"update delta.`{uri}` set air_time = air_time + 1 where {key} and origin = '{row.origin}'").collect()
+        row = (
+            spark.read.format("delta")
+            .load(uri)
+            .where("air_time is not null")
+            .orderBy("carrier", "flight")
+            .first()
+        )
+        key = (
+            f"carrier = '{row.carrier}' and flight = {row.flight} and month = {row.month} and day ="
+            f" {row.day}"
+        )
+        spark.sql(
+            f"update delta.`{uri}` set air_time = air_time + 1 where {key} and origin ="
+            f" '{row.origin}'"
+        ).collect()
     found = {d.table: d for d in demo.compare()}
     flights = found.pop("public.flights")
     assert (flights.missing, flights.extra) == (1, 1)

@@ -1,4 +1,6 @@
-"""The embedded stack comes up healthy, lets nobody in without its secrets, and leaves nothing behind."""
+"""The embedded stack comes up healthy, lets nobody in without its secrets, and leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def command(verb: str, folder: Path, *options: str) -> subprocess.CompletedProce
 def select_one(remote: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "SPARK_REMOTE": remote}
     line = [sys.executable, "-c", SELECT_ONE]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    return subprocess.run(
+        line, capture_output=True, text=True, check=False, timeout=120, env=environment
+    )
 
 
 def ports(stack: Stack) -> list[int]:
@@ -68,7 +72,9 @@ def is_open(port: int) -> bool:
 def processes_of(folder: Path) -> list[psutil.Process]:
     """The stack's processes, PostgreSQL's included: they carry its mark, or name its folder."""
     named = [
-        p for p in psutil.process_iter(["cmdline"]) if str(folder / "postgres") in " ".join(p.info["cmdline"] or [])
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if str(folder / "postgres") in " ".join(p.info["cmdline"] or [])
     ]
     return marked(folder) + named
 
@@ -87,16 +93,26 @@ def test_a_user_logs_in_and_finds_connections_and_pool(own_stack):
 
 
 def test_the_scheduler_starts_when_the_api_server_answers(own_stack):
-    """A task that finds no API server is killed: on a restart, runs are waiting for the scheduler's first look."""
+    """A task that finds no API server is killed: on a restart, runs are waiting for the scheduler's
+    first look.
+    """
     (scheduler,) = [part for part in own_stack.parts if "scheduler" in part.name]
     (log,) = [part.log for part in own_stack.parts if "api-server" in part.name]
-    served = next(line for line in log.read_text().splitlines() if "Uvicorn running" in line).split()[0]
-    # Processes' ages are told from the boot time, which Linux gives in whole seconds; without waiting it would be many.
-    assert psutil.Process(scheduler.pid).create_time() > datetime.fromisoformat(served).timestamp() - 1
+    served = next(
+        line for line in log.read_text().splitlines() if "Uvicorn running" in line
+    ).split()[0]
+    # Processes' ages are told from the boot time, which Linux gives in whole seconds; without
+    # waiting it would be many.
+    assert (
+        psutil.Process(scheduler.pid).create_time() > datetime.fromisoformat(served).timestamp() - 1
+    )
 
 
 def test_a_wrong_password_is_refused(own_stack):
-    with AirflowClient(own_stack.url, own_stack.user, "wrong") as client, pytest.raises(AirflowError, match="refused"):
+    with (
+        AirflowClient(own_stack.url, own_stack.user, "wrong") as client,
+        pytest.raises(AirflowError, match="refused"),
+    ):
         client.dag_ids()
 
 
@@ -125,7 +141,10 @@ def test_everything_listens_on_loopback_only(own_stack):
 
 def test_another_user_cant_take_its_clients_or_keep_it_waiting(own_stack):
     """Neither by the other address of Spark's host, which the JVM holds, nor by its lock."""
-    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other, pytest.raises(OSError, match="in use"):
+    with (
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other,
+        pytest.raises(OSError, match="in use"),
+    ):
         other.bind(("::1", own_stack.spark.port))
     assert stat.S_IMODE((own_stack.folder / "stack.lock").stat().st_mode) == 0o600
 
@@ -153,7 +172,9 @@ def test_a_second_up_says_that_it_is_running(own_stack):
 
 def test_psql_opens_the_source_as_the_pipelines_role(own_stack):
     """With psql's own options and exit code, and no password asked for."""
-    done = command("psql", own_stack.folder, "-w", "-Atc", "select current_user, current_database()")
+    done = command(
+        "psql", own_stack.folder, "-w", "-Atc", "select current_user, current_database()"
+    )
     assert (done.stdout.strip(), done.returncode) == ("waldelta|flights", 0), done.stderr
     assert command("psql", own_stack.folder, "-w", "-c", "select 1 / 0").returncode == 1
 
@@ -180,7 +201,8 @@ SIGNALS = [
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
     line = [sys.executable, "-m", "demo.stack", "up", "--folder", str(stack_folder)]
-    # A background job of a shell that isn't interactive ignores Ctrl-C, and so would what it starts.
+    # A background job of a shell that isn't interactive ignores Ctrl-C, and so would what it
+    # starts.
     was = signal.signal(signal.SIGINT, signal.default_int_handler)
     starting = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     signal.signal(signal.SIGINT, was)
@@ -229,8 +251,14 @@ def test_a_signal_while_a_task_is_busy_ends_everything(own_stack):
     started.parent.mkdir()
     (started.parent / "busy.py").write_text(BUSY_DAG)
     demo = subprocess.Popen([sys.executable, "-c", BUSY, str(folder)])
-    wait_until(lambda: demo.poll() is not None or (started.exists() and bool(started.read_text())), "the task", 180)
-    assert (folder / "logs/airflow-db-migrate.log").read_bytes() == migration  # which isn't done again
+    wait_until(
+        lambda: demo.poll() is not None or (started.exists() and bool(started.read_text())),
+        "the task",
+        180,
+    )
+    assert (
+        folder / "logs/airflow-db-migrate.log"
+    ).read_bytes() == migration  # which isn't done again
     assert psutil.Process(int(started.read_text())) in processes_of(folder)
     demo.send_signal(signal.SIGTERM)
     assert demo.wait(60) != 0

@@ -1,7 +1,9 @@
-"""Compare: whether a target holds exactly the rows that its publication gives of the source, value by value.
+"""Compare: whether a target holds exactly the rows that its publication gives of the source, value
+by value.
 
-The source is read as the sync reads it: one snapshot, the publications' filter and columns, the same types. The answer
-means something when the target has applied what that snapshot sees: while nobody writes, or after a run that caught up.
+The source is read as the sync reads it: one snapshot, the publications' filter and columns, the
+same types. The answer means something when the target has applied what that snapshot sees: while
+nobody writes, or after a run that caught up.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from waldelta.metadata_columns import RAW
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.target_sources import Target, read_target
 from waldelta.postgres.catalog import TableId
-from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot.exported_snapshot import (
+    Chunk,
+    SnapshotHolder,
+    plan_chunks,
+    plan_tasks,
+    reader_name,
+)
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
@@ -46,7 +54,8 @@ KEYS_SHOWN = 5
 class Difference:
     """What a comparison found; a changed row counts as one missing and one extra row.
 
-    ``keys`` are a few of the rows concerned, as their key columns' texts (whole rows where there is no key).
+    ``keys`` are a few of the rows concerned, as their key columns' texts (whole rows where there is
+    no key).
     """
 
     table: str
@@ -63,12 +72,17 @@ class Difference:
 
 
 def compare_target(
-    spark: SparkSession, conninfo: str, pipeline: PipelineFile, state: TableState, version: int | None = None
+    spark: SparkSession,
+    conninfo: str,
+    pipeline: PipelineFile,
+    state: TableState,
+    version: int | None = None,
 ) -> Difference:
-    """Compare a target (now, or at one of its versions) with the source's filtered rows: counts and full content.
+    """Compare a target (now, or at one of its versions) with the source's filtered rows: counts and
+    full content.
 
-    Raises SchemaChanged when the target lacks a published column or has one that isn't, StateError when the table
-    isn't published any more.
+    Raises SchemaChanged when the target lacks a published column or has one that isn't, StateError
+    when the table isn't published any more.
     """
     table_id = TableId.parse(state.table_name)
     with SnapshotHolder(conninfo, f"waldelta compare {pipeline.source.slot} {table_id}") as holder:
@@ -78,32 +92,52 @@ def compare_target(
         with_metadata = pipeline.target.metadata_columns
         lsn = holder.lsn.value if with_metadata else None
         copy = plan_copy(
-            table, holder.snapshot_id, files, lsn, pipeline.target.types_of(state.table_name), filter_of(state)
+            table,
+            holder.snapshot_id,
+            files,
+            lsn,
+            pipeline.target.types_of(state.table_name),
+            filter_of(state),
         )
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_TASK), BYTES_PER_TASK)
         reader = _reader(conninfo, copy, tasks, holder.pid)
         schema = ddl(copy.schema)
         source = spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(once(reader), schema)
         source = as_stored(source, [(name, kind.spark) for name, kind in copy.columns])
-        target = _read_target(spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version)
+        target = _read_target(
+            spark, target_uri(pipeline.target.root, table_id.schema, table_id.name), version
+        )
         target = live_rows(target, state.kept_as, state.key_columns)
         _check_columns(table_id, source, target)
         names = [name for name, _ in copy.columns]
         if with_metadata:
             names.append(RAW)
         found = difference(source, target, names, state.key_columns, state.table_name)
-    log.info("table=%s compared source_rows=%d target_rows=%d missing=%d extra=%d", found.table, found.source_rows,
-             found.target_rows, found.missing, found.extra)  # fmt: skip
+    log.info(
+        "table=%s compared source_rows=%d target_rows=%d missing=%d extra=%d",
+        found.table,
+        found.source_rows,
+        found.target_rows,
+        found.missing,
+        found.extra,
+    )
     return found
 
 
 def difference(
-    source: DataFrame, target: DataFrame, names: Sequence[str], key_columns: Sequence[str], table: str
+    source: DataFrame,
+    target: DataFrame,
+    names: Sequence[str],
+    key_columns: Sequence[str],
+    table: str,
 ) -> Difference:
-    """Compare two frames as multisets of rows over these columns (EXCEPT ALL both ways, in one pass)."""
+    """Compare two frames as multisets of rows over these columns (EXCEPT ALL both ways, in one
+    pass).
+    """
     columns = [f"c{n}" for n in range(len(names))]
     sides = [
-        _exact(frame, names, columns).withColumn("side", F.lit(side)) for frame, side in ((source, 1), (target, -1))
+        _exact(frame, names, columns).withColumn("side", F.lit(side))
+        for frame, side in ((source, 1), (target, -1))
     ]
     rows = sides[0].unionAll(sides[1]).groupBy(*columns).agg(
         F.sum("side").alias("balance"), F.count("*").alias("copies")
@@ -126,7 +160,10 @@ def _exact(frame: DataFrame, names: Sequence[str], columns: Sequence[str]) -> Da
     """The columns by position, in a form in which equal means identical."""
     types = dict(frame.dtypes)
     return frame.select(
-        *(F.expr(comparable(quote(name), types[name])).alias(alias) for name, alias in zip(names, columns, strict=True))
+        *(
+            F.expr(comparable(quote(name), types[name])).alias(alias)
+            for name, alias in zip(names, columns, strict=True)
+        )
     )
 
 
@@ -162,13 +199,17 @@ def _read_target(spark: SparkSession, uri: str, version: int | None) -> DataFram
 def _check_columns(table: TableId, source: DataFrame, target: DataFrame) -> None:
     """Names and types: a union of int and bigint would be made equal in silence."""
     published, held = (
-        {(name, kind) for name, kind in frame.dtypes if not name.startswith("_wd_")} for frame in (source, target)
+        {(name, kind) for name, kind in frame.dtypes if not name.startswith("_wd_")}
+        for frame in (source, target)
     )
     if published != held:
         lacks, odd = (
-            ", ".join(" ".join(pair) for pair in sorted(some)) for some in (published - held, held - published)
+            ", ".join(" ".join(pair) for pair in sorted(some))
+            for some in (published - held, held - published)
         )
-        raise SchemaChanged(f"{table}: its target lacks [{lacks}] and has [{odd}] instead: sync it again")
+        raise SchemaChanged(
+            f"{table}: its target lacks [{lacks}] and has [{odd}] instead: sync it again"
+        )
 
 
 def _reader(
@@ -179,6 +220,8 @@ def _reader(
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                yield from read_chunks(conninfo, copy, tasks[task], reader_name(holder_pid, task, copy.table))
+                yield from read_chunks(
+                    conninfo, copy, tasks[task], reader_name(holder_pid, task, copy.table)
+                )
 
     return read

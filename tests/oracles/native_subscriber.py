@@ -1,4 +1,6 @@
-"""PostgreSQL's own subscription as an oracle: a second database of the same cluster, fed by the same publications."""
+"""PostgreSQL's own subscription as an oracle: a second database of the same cluster, fed by the
+same publications.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def native_subscriber(
     *,
     copy_data: bool = False,
 ) -> Iterator[tuple[psycopg.Connection, str]]:
-    """A connection to the subscriber, whose empty tables ``create`` makes, and its slot; rows written from now on arrive.
+    """A connection to the subscriber, whose empty tables ``create`` makes, and its slot; rows
+    written from now on arrive.
 
     With ``copy_data`` those that there are have been copied.
     """
@@ -43,8 +46,12 @@ def native_subscriber(
             _wait_until_copied(subscriber)
             yield subscriber, name
         finally:
-            subscriber.execute(sql.SQL("alter subscription {} disable").format(sql.Identifier(name)))
-            subscriber.execute(sql.SQL("alter subscription {} set (slot_name = none)").format(sql.Identifier(name)))
+            subscriber.execute(
+                sql.SQL("alter subscription {} disable").format(sql.Identifier(name))
+            )
+            subscriber.execute(
+                sql.SQL("alter subscription {} set (slot_name = none)").format(sql.Identifier(name))
+            )
             subscriber.execute(sql.SQL("drop subscription {}").format(sql.Identifier(name)))
     database.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
@@ -55,7 +62,9 @@ def native_subscriber(
     wait=tenacity.wait_fixed(0.05),
 )
 def _wait_until_copied(subscriber: psycopg.Connection) -> bool:
-    (waiting,) = subscriber.execute("select count(*) from pg_subscription_rel where srsubstate <> 'r'").fetchone()
+    (waiting,) = subscriber.execute(
+        "select count(*) from pg_subscription_rel where srsubstate <> 'r'"
+    ).fetchone()
     return waiting == 0
 
 
@@ -65,7 +74,9 @@ def _wait_until_copied(subscriber: psycopg.Connection) -> bool:
     wait=tenacity.wait_fixed(0.05),
 )
 def _confirmed(database, slot: str, lsn: str) -> bool:
-    query = "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s"
+    query = (
+        "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s"
+    )
     return database.execute(query, (lsn, slot))[0][0]
 
 

@@ -1,7 +1,9 @@
-"""Tables in every way in which they can be published: the cross product that native subscription and pipeline must agree on.
+"""Tables in every way in which they can be published: the cross product that native subscription
+and pipeline must agree on.
 
-Replica identity x filter (none, in the publisher, in Spark) x layout (plain, partitions as themselves, through the root) x
-column list. All have the columns id, part, v, w; filters let part < 4 through.
+Replica identity x filter (none, in the publisher, in Spark) x layout (plain, partitions as
+themselves, through the root) x column list. All have the columns id, part, v, w; filters let part <
+4 through.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ class Case:
     @property
     def name(self) -> str:
         """The table's name."""
-        parts = (self.identity, self.filter.split()[0], self.layout, *(["listed"] if self.listed else []))
+        parts = (
+            self.identity,
+            self.filter.split()[0],
+            self.layout,
+            *(["listed"] if self.listed else []),
+        )
         return "_".join(parts)
 
     @property
@@ -45,15 +52,25 @@ class Case:
 
     def ddl(self) -> str:
         """The table with its partitions, its key and its replica identity."""
-        key = {"default": ", primary key (id, part)", "index": ", primary key (id)", "full": ", primary key (id)"}
+        key = {
+            "default": ", primary key (id, part)",
+            "index": ", primary key (id)",
+            "full": ", primary key (id)",
+        }
         split = "" if self.layout == "plain" else " partition by range (id)"
         lines = [
-            f"create table {self.name}(id int not null, part int not null, v text, w text{key.get(self.identity, '')}){split}"
+            (
+                f"create table {self.name}(id int not null, part int not null, v text, w"
+                f" text{key.get(self.identity, '')}){split}"
+            )
         ]
         leaves = [self.name]
         if split:
             lines += [
-                f"create table {self.name}_1 partition of {self.name} for values from (minvalue) to (100)",
+                (
+                    f"create table {self.name}_1 partition of {self.name} for values from"
+                    " (minvalue) to (100)"
+                ),
                 f"create table {self.name}_2 partition of {self.name} default",
             ]
             leaves += [f"{self.name}_1", f"{self.name}_2"]
@@ -75,12 +92,15 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """All combinations that PostgreSQL allows: a column list can't stand beside REPLICA IDENTITY FULL."""
+    """All combinations that PostgreSQL allows: a column list can't stand beside REPLICA IDENTITY
+    FULL.
+    """
     found = [Case(*parts) for parts in product(IDENTITIES, FILTERS, LAYOUTS, (False, True))]
     return [case for case in found if not (case.listed and case.identity in ("full", "none"))]
 
 
-# Every two of the four properties meet in every way that PostgreSQL allows, with the fewest targets.
+# Every two of the four properties meet in every way that PostgreSQL allows, with the fewest
+# targets.
 _SOME = (
     "default_publisher_plain", "default_all_leaves_listed", "default_spark_root_listed",
     "index_publisher_plain_listed", "index_spark_leaves", "index_all_root_listed",
@@ -95,15 +115,20 @@ def some_cases() -> list[Case]:
 
 
 def scenario(cases: Sequence[Case], before: str = "") -> Scenario:
-    """All these tables at once, each in one publication of the native subscriber and one of the pipeline."""
+    """All these tables at once, each in one publication of the native subscriber and one of the
+    pipeline.
+    """
     publications: dict[str, list[str]] = {}
     for case in cases:
         kind = "root" if case.layout == "root" else "leaves"
         filtered = case.filter != "all rows"
         publications.setdefault(f"native_{kind}", []).extend(case.published(filtered=filtered))
-        publications.setdefault(f"ours_{kind}", []).extend(case.published(filtered=case.filter == "publisher"))
+        publications.setdefault(f"ours_{kind}", []).extend(
+            case.published(filtered=case.filter == "publisher")
+        )
     created = ";\n".join(
-        f"create publication {name} for {', '.join(entries)} with (publish_via_partition_root = {name.endswith('root')})"
+        f"create publication {name} for {', '.join(entries)} with (publish_via_partition_root ="
+        f" {name.endswith('root')})"
         for name, entries in publications.items()
     )
     return Scenario(
@@ -112,6 +137,11 @@ def scenario(cases: Sequence[Case], before: str = "") -> Scenario:
         pipeline_publications=tuple(name for name in publications if name.startswith("ours")),
         create_publications=created,
         targets={f"public.{member}": case.columns for case in cases for member in case.members},
-        wheres={f"public.{member}": FILTER for case in cases if case.filter == "spark" for member in case.members},
+        wheres={
+            f"public.{member}": FILTER
+            for case in cases
+            if case.filter == "spark"
+            for member in case.members
+        },
         before=before,
     )

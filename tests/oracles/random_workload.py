@@ -9,19 +9,23 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-# More than 64 kB of changes, the least logical_decoding_work_mem, in keys that nothing else writes to.
+# More than 64 kB of changes, the least logical_decoding_work_mem, in keys that nothing else writes
+# to.
 LARGE_ROWS, LARGE_FROM = 300, 20_000
 BIG = "(select string_agg(md5(({0})::text || i), '') from generate_series(1, 200) i)"
 
 
-# What alter() chooses from. A native subscriber can do the first ones too, and gets the same rows by them.
+# What alter() chooses from. A native subscriber can do the first ones too, and gets the same rows
+# by them.
 FOLLOWED = ("add", "add default", "drop", "rename", "retype", "rewrite", "vacuum full")
 KINDS = (*FOLLOWED, "add volatile", "add volatile, drop the default")
 
 
 @dataclass
 class Table:
-    """A table as the workload knows it; ``columns`` are those besides key, filter column and large text."""
+    """A table as the workload knows it; ``columns`` are those besides key, filter column and large
+    text.
+    """
 
     name: str
     columns: list[str] = field(default_factory=lambda: ["a", "b"])
@@ -34,13 +38,16 @@ def create_tables(connection: psycopg.Connection, names: list[str]) -> None:
     """The tables as they are before any ALTER."""
     for name in names:
         connection.execute(
-            f"create table {name}(id int, part int not null, a int, b text, big text, primary key (id, part))".encode()
+            f"create table {name}(id int, part int not null, a int, b text, big text, primary key"
+            " (id, part))".encode()
         )
         connection.execute(f"alter table {name} alter column big set storage external".encode())
 
 
 class Workload:
-    """Writes to tables with a primary key ``id``, a column ``part`` that a row filter may name, and a TOASTed text."""
+    """Writes to tables with a primary key ``id``, a column ``part`` that a row filter may name, and
+    a TOASTed text.
+    """
 
     def __init__(
         self,
@@ -71,18 +78,25 @@ class Workload:
             for _ in range(self.random.randint(1, 6)):
                 with self.connection.transaction(force_rollback=self.random.random() < 0.15):
                     for _ in range(self.random.randint(1, 3)):
-                        with suppress(psycopg.errors.UniqueViolation), self.connection.transaction():
+                        with (
+                            suppress(psycopg.errors.UniqueViolation),
+                            self.connection.transaction(),
+                        ):
                             self._statement(self.random.choice(self.chosen))
 
     def large_transaction(self) -> None:
-        """A load behind savepoints that are released or rolled back; most often all of it is rolled back."""
+        """A load behind savepoints that are released or rolled back; most often all of it is rolled
+        back.
+        """
         table = self.random.choice(self.chosen).name
         rows = f"generate_series({LARGE_FROM}, {LARGE_FROM + LARGE_ROWS - 1}) g"
         with self.connection.transaction(force_rollback=self.random.random() < 0.7):
             for number in range(self.random.randint(1, 4)):
                 with self.connection.transaction(force_rollback=self.random.random() < 0.4):
                     few = f"values ({LARGE_FROM - 1 - number}, {number}, 'in a savepoint')"
-                    self._execute(f"insert into {table}(id, part, big) {few} on conflict do nothing")
+                    self._execute(
+                        f"insert into {table}(id, part, big) {few} on conflict do nothing"
+                    )
             big = f"select g, 1, repeat('x', 300) from {rows}"
             self._execute(f"insert into {table}(id, part, big) {big} on conflict do nothing")
             # What is committed leaves few of its rows behind.
@@ -96,7 +110,9 @@ class Workload:
         table.added += 1
         new = f"n{table.added}"
         name = table.name
-        statements = [f"alter table {name} {clause}" for clause in self._clauses(kind, name, column, new)]
+        statements = [
+            f"alter table {name} {clause}" for clause in self._clauses(kind, name, column, new)
+        ]
         if kind == "vacuum full":
             statements = [f"vacuum full {name}"]
         for statement in statements:
@@ -122,14 +138,19 @@ class Workload:
             clauses |= {
                 "drop": [f"drop column {column}"],
                 "rename": [f"rename column {column} to {new}"],
-                "retype": [f"alter column {column} type varchar(400) using left({column}::text, 400)"],
-                "rewrite": [f"alter column {column} type {self._same_type_other_values(table, column)}"],
+                "retype": [
+                    f"alter column {column} type varchar(400) using left({column}::text, 400)"
+                ],
+                "rewrite": [
+                    f"alter column {column} type {self._same_type_other_values(table, column)}"
+                ],
             }
         return clauses.get(kind, [])
 
     def _same_type_other_values(self, table: str, column: str) -> str:
         query = (
-            "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = %s::regclass and attname = %s"
+            "select format_type(atttypid, atttypmod) from pg_attribute where attrelid ="
+            " %s::regclass and attname = %s"
         )
         ((of,),) = self.connection.execute(query, (table, column)).fetchall()
         return f"{of} using {f'{column} + 1' if of == 'integer' else f'reverse({column})'}"
@@ -151,18 +172,32 @@ class Workload:
             )
         elif chosen == "update" and values:
             column = self.random.choice(list(values))
-            self._execute(f"update {table.name} set {column} = {values[column]} where id between {low} and {high}")
+            self._execute(
+                f"update {table.name} set {column} = {values[column]} where id between {low} and"
+                f" {high}"
+            )
         elif chosen == "big":
-            self._execute(f"update {table.name} set big = {BIG.format('id + 1')} where id between {low} and {high}")
+            self._execute(
+                f"update {table.name} set big = {BIG.format('id + 1')} where id between {low} and"
+                f" {high}"
+            )
         elif chosen == "part":
-            self._execute(f"update {table.name} set part = part + 4 where id between {low} and {high} and part < 4")
+            self._execute(
+                f"update {table.name} set part = part + 4 where id between {low} and {high} and"
+                " part < 4"
+            )
         elif chosen == "key":
-            self._execute(f"update {table.name} set id = id + 1000 where id between {low} and {high} and not exists"
-                          f" (select from {table.name} o where o.id between {low + 1000} and {high + 1000})")  # fmt: skip
+            self._execute(
+                f"update {table.name} set id = id + 1000 where id between {low} and {high} and not"
+                f" exists (select from {table.name} o where o.id between {low + 1000} and"
+                f" {high + 1000})"
+            )
         elif chosen == "delete":
             self._execute(f"delete from {table.name} where id between {low} and {high}")
         elif chosen == "truncate" and self.truncates and self.random.random() < self.truncate_share:
-            self._execute(f"truncate {self.random.choice(table.leaves) if table.leaves else table.name}")
+            self._execute(
+                f"truncate {self.random.choice(table.leaves) if table.leaves else table.name}"
+            )
 
     def _execute(self, statement: str) -> None:
         self.connection.execute(statement.encode())

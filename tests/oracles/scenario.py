@@ -1,8 +1,9 @@
-"""Scenarios run against PostgreSQL's own subscription and against the pipeline: after each step both hold the same rows.
+"""Scenarios run against PostgreSQL's own subscription and against the pipeline: after each step
+both hold the same rows.
 
-A scenario is SQL alone: tables, publications, rows before the copy, and steps of changes with a sync point after each. The
-native subscriber copies and streams from the publications it is told to; the pipeline has the same ones, or others whose
-filters stand in its own ``where``.
+A scenario is SQL alone: tables, publications, rows before the copy, and steps of changes with a
+sync point after each. The native subscriber copies and streams from the publications it is told to;
+the pipeline has the same ones, or others whose filters stand in its own ``where``.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from waldelta.pipeline.run_result import RunResult
 
 @dataclass(frozen=True)
 class Scenario:
-    """``targets`` are the tables to compare: columns as both sides have them, by the name that both give the table; by
-    default whatever PostgreSQL's subscriber subscribes to (from 16 on), which then are the pipeline's targets too.
+    """``targets`` are the tables to compare: columns as both sides have them, by the name that both
+    give the table; by default whatever PostgreSQL's subscriber subscribes to (from 16 on), which
+    then are the pipeline's targets too.
 
-    ``wheres`` are the pipeline's own filters; ``pipeline_publications`` default to ``publications``. ``gathered`` are partitioned
-    tables whose leaves are one target of the pipeline's, and tables of their own at the subscriber.
+    ``wheres`` are the pipeline's own filters; ``pipeline_publications`` default to
+    ``publications``. ``gathered`` are partitioned tables whose leaves are one target of the
+    pipeline's, and tables of their own at the subscriber.
     """
 
     tables: str
@@ -47,8 +50,15 @@ class Scenario:
 class Both:
     """A running scenario: ``step`` writes to the source and compares."""
 
-    def __init__(self, spark, database, scenario: Scenario, pipeline: Pipeline, native: tuple) -> None:
-        self.spark, self.database, self.scenario, self.pipeline = spark, database, scenario, pipeline
+    def __init__(
+        self, spark, database, scenario: Scenario, pipeline: Pipeline, native: tuple
+    ) -> None:
+        self.spark, self.database, self.scenario, self.pipeline = (
+            spark,
+            database,
+            scenario,
+            pipeline,
+        )
         self.subscriber, self.slot = native
         self.steps = 0
 
@@ -76,15 +86,32 @@ class Both:
         for table, columns in (self.scenario.targets or self.subscribed()).items():
             ours, theirs = self.ours(table, columns), self.theirs(table, columns)
             if ours != theirs:
-                different[table] = {"only ours": _minus(ours, theirs), "only theirs": _minus(theirs, ours)}
+                different[table] = {
+                    "only ours": _minus(ours, theirs),
+                    "only theirs": _minus(theirs, ours),
+                }
         assert not different, (what, different)
 
     def subscribed(self) -> dict[str, tuple[str, ...]]:
-        """What the subscriber copied, with its columns; the pipeline must have copied the same tables."""
+        """What the subscriber copied, with its columns; the pipeline must have copied the same
+        tables.
+        """
         publications, gathered = list(self.scenario.publications), list(self.scenario.gathered)
-        listed = {table: tuple(columns) for table, columns in self.database.execute(_SUBSCRIBED, (gathered, publications))}  # fmt: skip
-        copied = {name for name, state in self.pipeline.job().table_states().items() if state.status == "synced"}
-        assert copied == set(listed), ("only ours", copied - set(listed), "only theirs", set(listed) - copied)
+        listed = {
+            table: tuple(columns)
+            for table, columns in self.database.execute(_SUBSCRIBED, (gathered, publications))
+        }
+        copied = {
+            name
+            for name, state in self.pipeline.job().table_states().items()
+            if state.status == "synced"
+        }
+        assert copied == set(listed), (
+            "only ours",
+            copied - set(listed),
+            "only theirs",
+            set(listed) - copied,
+        )
         return listed
 
     def ours(self, table: str, columns: Sequence[str]) -> list[tuple]:
@@ -101,9 +128,11 @@ class Both:
 # Leaves that are gathered have their columns in the same places as the root.
 _SUBSCRIBED = """
 with gathered as (
-    select root::regclass::oid as root, t.relid::oid from unnest(%s::text[]) root, pg_partition_tree(root::regclass) t
+    select root::regclass::oid as root, t.relid::oid from unnest(%s::text[]) root,
+      pg_partition_tree(root::regclass) t
 )
-select n.nspname || '.' || c.relname, array(select a.attname::text from pg_attribute a where a.attrelid = g.relid and a.attnum = any (g.attrs))
+select n.nspname || '.' || c.relname, array(select a.attname::text from pg_attribute a
+  where a.attrelid = g.relid and a.attnum = any (g.attrs))
 from (
     select distinct coalesce(r.root, p.relid) as relid, p.attrs::int2[] as attrs
     from pg_get_publication_tables(variadic %s) p
@@ -120,9 +149,17 @@ def _minus(left: list[tuple], right: list[tuple]) -> list[tuple]:
 
 @contextmanager
 def running(
-    spark, database, postgres: EmbeddedPostgres, lake: str, scenario: Scenario, *, compare: bool = True
+    spark,
+    database,
+    postgres: EmbeddedPostgres,
+    lake: str,
+    scenario: Scenario,
+    *,
+    compare: bool = True,
 ) -> Iterator[Both]:
-    """Both sides copied and equal; what the block writes through ``step`` is compared. Without ``compare`` the block does that."""
+    """Both sides copied and equal; what the block writes through ``step`` is compared. Without
+    ``compare`` the block does that.
+    """
     database.execute(scenario.tables)
     database.execute(scenario.create_publications)
     if scenario.before:
@@ -132,7 +169,11 @@ def running(
     pipeline.sync(spark)
     tables = (scenario.subscriber_tables or scenario.tables).encode()
     with native_subscriber(
-        postgres, database, scenario.publications, lambda subscriber: subscriber.execute(tables), copy_data=True
+        postgres,
+        database,
+        scenario.publications,
+        lambda subscriber: subscriber.execute(tables),
+        copy_data=True,
     ) as native:
         both = Both(spark, database, scenario, pipeline, native)
         if compare:
@@ -147,11 +188,17 @@ def _pipeline(database, lake: str, scenario: Scenario) -> Pipeline:
         "conn_id": "test_source", "slot": slot, "options": dict(scenario.options),
         "publications": [{"name": name, "manage": False} for name in names],
     }  # fmt: skip
-    tables: dict[str, dict[str, object]] = {table: {"where": where} for table, where in scenario.wheres.items()}
+    tables: dict[str, dict[str, object]] = {
+        table: {"where": where} for table, where in scenario.wheres.items()
+    }
     for table in scenario.gathered:
         tables.setdefault(table, {})["partition_root"] = True
     target = {"root": lake, "tables": tables}
     document = {
-        "pipeline": slot, "source": source, "target": target, "quality": {"enabled": False}, "batch": dict(scenario.batch),
-    }  # fmt: skip
+        "pipeline": slot,
+        "source": source,
+        "target": target,
+        "quality": {"enabled": False},
+        "batch": dict(scenario.batch),
+    }
     return Pipeline(PipelineFile.model_validate(document))

@@ -1,4 +1,6 @@
-"""``python -m tests.pictures docs/images``: the pictures of docs/ui.md, the same each time, by a real Chromium and without Airflow's frame."""
+"""``python -m tests.pictures docs/images``: the pictures of docs/ui.md, the same each time, by a
+real Chromium and without Airflow's frame.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ schedule: "*/{every} * * * *"
 def write_story(folder: Path) -> None:
     """The pipelines' files, and their lakes."""
     for tale in TALES:
-        write_lake(load_pipeline_file(_write_file(folder, tale.name, list(tale.tables), tale.every)), tale)
+        write_lake(
+            load_pipeline_file(_write_file(folder, tale.name, list(tale.tables), tale.every)), tale
+        )
     _write_file(folder, NOT_SET_UP, ["public.employees"], 15)
 
 
@@ -56,7 +60,9 @@ def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The plugin's application at its address, as an admin sees it at the story's time; Airflow's database is part of the story."""
+    """The plugin's application at its address, as an admin sees it at the story's time; Airflow's
+    database is part of the story.
+    """
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     from waldelta_airflow.views import _page_data as pages
     from waldelta_airflow.views import _reconciliation as reconciliation
@@ -65,9 +71,15 @@ def served(folder: Path) -> Iterator[str]:
 
     known = {tale.name: tale.schedule() for tale in TALES}
     with (
-        patch.object(pages, "read_schedules", lambda names: {name: known[name] for name in names if name in known}),
         patch.object(
-            pages, "read_dag_run", lambda *_: DagRunState("success", frozenset({"land", "apply", "check", "report"}))
+            pages,
+            "read_schedules",
+            lambda names: {name: known[name] for name in names if name in known},
+        ),
+        patch.object(
+            pages,
+            "read_dag_run",
+            lambda *_: DagRunState("success", frozenset({"land", "apply", "check", "report"})),
         ),
         patch.object(pages, "now", lambda: AT),
         patch.object(reconciliation, "now", lambda: AT),
@@ -83,8 +95,12 @@ def take(browser: WebDriver, address: str, path: Path, width: int, height: int) 
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", view)
     browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
     browser.get(address)
-    used = browser.execute_script("return Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)")
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", view | {"height": min(height, used)})
+    used = browser.execute_script(
+        "return Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)"
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", view | {"height": min(height, used)}
+    )
     if any(cut := browser.execute_script(CUT)):
         sys.exit(f"{address}: tables are wider than the page, by pixels: {cut}")
     browser.save_screenshot(str(path))

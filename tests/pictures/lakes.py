@@ -18,7 +18,12 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliation, Reconciliations, RowDifference
+from waldelta.lake.ledger.reconciliations import (
+    ColumnDifference,
+    Reconciliation,
+    Reconciliations,
+    RowDifference,
+)
 from waldelta.lake.ledger.records import (
     BatchCut,
     ColumnState,
@@ -45,8 +50,14 @@ _COPIED = SINCE - timedelta(days=40)
 _KEEP_SIZE = 10 << 30
 # From a run's begin until it asks the source.
 _BEFORE = timedelta(seconds=3)
-_PAID = [ColumnDifference("status", "paid", "open"), ColumnDifference("paid_at", "2026-11-22 15:07:31.48+00", None)]
-_DIFFERENCES = [RowDifference("different", '{"id": "407733"}', 1, _PAID), RowDifference("missing", '{"id": "398110"}')]
+_PAID = [
+    ColumnDifference("status", "paid", "open"),
+    ColumnDifference("paid_at", "2026-11-22 15:07:31.48+00", None),
+]
+_DIFFERENCES = [
+    RowDifference("different", '{"id": "407733"}', 1, _PAID),
+    RowDifference("missing", '{"id": "398110"}'),
+]
 # The target has none of these: payments' gate set them aside.
 _REFUSED = [("881204", "-12.50"), ("881377", "-80.00"), ("881391", "-4.99")]
 _REFUSED_AT = today(9, 20)
@@ -76,7 +87,11 @@ class _Lake:
     def live(self) -> None:
         """From its first run to the last; once a night it is compared with its source."""
         for at in self.tale.runs():
-            if at.date() > SINCE.date() and at.time() == today(2, 30).time() and self.tale.compared is not None:
+            if (
+                at.date() > SINCE.date()
+                and at.time() == today(2, 30).time()
+                and self.tale.compared is not None
+            ):
                 self._compare(at)
             if TAMPERED in self.tale.tables and timedelta() < at - NOTEBOOK <= self.tale.step:
                 self.versions[TAMPERED] += 2
@@ -86,12 +101,16 @@ class _Lake:
         trouble, result = self.tale.trouble(at), RunResult("consume", run_id(at))
         changed = {} if trouble and trouble.stage == "land" else self._change(at, trouble)
         # Others than the published tables write WAL too.
-        changes = round(sum(cut.inserted + cut.updated + cut.deleted for cut in changed.values()) * 1.06)
+        changes = round(
+            sum(cut.inserted + cut.updated + cut.deleted for cut in changed.values()) * 1.06
+        )
         self.lsn += 210 * changes + self.chance.randrange(30_000, 240_000)
         seconds = {
-            "land": 1.6 + changes / 2600 + self.chance.random(), "apply": 2.9 + 0.55 * len(changed) + changes / 3000,
-            "check": 1.8 + 0.4 * len(changed) + self.chance.random(), "report": 0.2 + self.chance.random() / 5,
-        }  # fmt: skip
+            "land": 1.6 + changes / 2600 + self.chance.random(),
+            "apply": 2.9 + 0.55 * len(changed) + changes / 3000,
+            "check": 1.8 + 0.4 * len(changed) + self.chance.random(),
+            "report": 0.2 + self.chance.random() / 5,
+        }
         start, ended = self.landed, at + _BEFORE
         for name, took in seconds.items():
             failed = trouble is not None and trouble.stage == name
@@ -109,26 +128,44 @@ class _Lake:
         before, after = result.slot_before, result.slot_after
         self.runs.append(
             Run(
-                ended, result.run_id, "consume", result.status, "scheduled", at - self.tale.step, at,
-                start if after else None, self.landed if after else None, changes, sum(seconds[name] for name in result.stages),
-                result.to_json(), at + _BEFORE if after else None, before.lag_bytes if before else None,
-                after.lag_bytes if after else None, after.retained_bytes if after else None, after.wal_status if after else None,
-                after is not None and not result.not_applied, targets=list(result.done.values()),
+                ended,
+                result.run_id,
+                "consume",
+                result.status,
+                "scheduled",
+                at - self.tale.step,
+                at,
+                start if after else None,
+                self.landed if after else None,
+                changes,
+                sum(seconds[name] for name in result.stages),
+                result.to_json(),
+                at + _BEFORE if after else None,
+                before.lag_bytes if before else None,
+                after.lag_bytes if after else None,
+                after.retained_bytes if after else None,
+                after.wal_status if after else None,
+                after is not None and not result.not_applied,
+                targets=list(result.done.values()),
             )
-        )  # fmt: skip
+        )
 
     def _told(self, trouble: Trouble) -> str:
         return str(trouble.error).replace("<landed>", str(Lsn(self.landed)))
 
     def _change(self, at: datetime, trouble: Trouble | None) -> dict[str, TargetCut]:
-        """What a run does to each table that it changes: more by day than by night, and what earlier ones couldn't land."""
+        """What a run does to each table that it changes: more by day than by night, and what
+        earlier ones couldn't land.
+        """
         found = {}
         missed = (self.lsn - self.landed) // 250_000 + 1
         day = 0.55 - 0.45 * sin(tau * (at.hour * 60 + at.minute + 120) / 1440)
         for name, rows in self.tale.tables.items():
             checks = [t for t in self.tale.troubles if t.stage == "check" and name in t.tables]
             rests = any(t.last < at for t in checks)
-            count = round(rows * day * missed * self.chance.uniform(0.6, 1.4) * self.tale.every / 15)
+            count = round(
+                rows * day * missed * self.chance.uniform(0.6, 1.4) * self.tale.every / 15
+            )
             if any(t is trouble for t in checks):
                 count = 7
             if trouble and trouble.stage == "apply" and name in trouble.tables:
@@ -139,16 +176,33 @@ class _Lake:
             self.rows[name] += inserted - deleted
             self.versions[name] += 1
             reread = self.chance.randrange(4) if rows > 500 and self.chance.random() < 0.1 else 0
-            refused = len(_REFUSED) if (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT) else 0
+            refused = (
+                len(_REFUSED)
+                if (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT)
+                else 0
+            )
             found[name] = TargetCut(
-                name, 1, self.versions[name], inserted, count - inserted - deleted, deleted, reread=reread, quarantined=refused
-            )  # fmt: skip
+                name,
+                1,
+                self.versions[name],
+                inserted,
+                count - inserted - deleted,
+                deleted,
+                reread=reread,
+                quarantined=refused,
+            )
         return found
 
     def _land(self, result: RunResult, changes: int, at: datetime) -> None:
         wal, left, held = self.lsn - self.landed, self.chance.randrange(300, 2400), self.tale.held
-        result.start_lsn, result.end_lsn, result.changes = str(Lsn(self.landed)), str(Lsn(self.lsn)), changes
-        result.slot_before = SlotReading(at.isoformat(), "reserved", wal - left, held + wal, _KEEP_SIZE - held - wal)
+        result.start_lsn, result.end_lsn, result.changes = (
+            str(Lsn(self.landed)),
+            str(Lsn(self.lsn)),
+            changes,
+        )
+        result.slot_before = SlotReading(
+            at.isoformat(), "reserved", wal - left, held + wal, _KEEP_SIZE - held - wal
+        )
         result.slot_after = SlotReading(at.isoformat(), "reserved", left, held, _KEEP_SIZE - held)
         took = result.stages["land"].seconds
         bill = result.source
@@ -159,7 +213,9 @@ class _Lake:
         result.stages["report"].detail = f"lag {left:,} bytes"
         result.lag_bytes, self.landed, self.batch = left, self.lsn, self.batch + 1
 
-    def _apply(self, result: RunResult, cuts: list[TargetCut], at: datetime, trouble: Trouble | None) -> None:
+    def _apply(
+        self, result: RunResult, cuts: list[TargetCut], at: datetime, trouble: Trouble | None
+    ) -> None:
         ended, commit_ts = at + self._after(result, "land", "apply"), at + timedelta(seconds=2)
         cut = BatchCut(ended, result.run_id, self.batch, self.lsn, commit_ts, cuts)
         self.batches[result.run_id] = cut
@@ -170,7 +226,9 @@ class _Lake:
         unmet = trouble.tables if trouble and trouble.stage == "check" else ()
         warnings, checked = 0, at + self._after(result, "land", "apply", "check")
         for one in cuts:
-            warned, unknown = (at in told.get(one.table_name, ()) for told in (self.tale.warned, self.tale.unknown))
+            warned, unknown = (
+                at in told.get(one.table_name, ()) for told in (self.tale.warned, self.tale.unknown)
+            )
             warnings += warned
             if at < AT - timedelta(days=1):
                 continue
@@ -180,12 +238,23 @@ class _Lake:
                 success = None if last and unknown else not missed
                 self.results.append(
                     ExpectationResult(
-                        checked, result.run_id, one.table_name, f"expectation_{n}", meaning,
-                        "warning" if last else "critical", "catalog", success, None, 0 if success else 2, one.version,
+                        checked,
+                        result.run_id,
+                        one.table_name,
+                        f"expectation_{n}",
+                        meaning,
+                        "warning" if last else "critical",
+                        "catalog",
+                        success,
+                        None,
+                        0 if success else 2,
+                        one.version,
                     )
-                )  # fmt: skip
+                )
         of = f"{len(_MEANINGS) * len(cuts)} expectations on {len(cuts)} tables"
-        result.stages["check"].detail = f"{of}, {len(unmet)} critical and {warnings} warnings not met"
+        result.stages[
+            "check"
+        ].detail = f"{of}, {len(unmet)} critical and {warnings} warnings not met"
 
     @staticmethod
     def _after(result: RunResult, *stages: str) -> timedelta:
@@ -200,16 +269,34 @@ class _Lake:
                 continue
             rows, seconds = self.rows[name], 1.1 + self.rows[name] / 420_000 + self.chance.random()
             began += timedelta(seconds=seconds)
-            more: dict[str, Any] = {"status": "equal", "source_rows": rows, "target_rows": rows, "buckets": 64}
+            more: dict[str, Any] = {
+                "status": "equal",
+                "source_rows": rows,
+                "target_rows": rows,
+                "buckets": 64,
+            }
             if name == TAMPERED and at > NOTEBOOK:
-                more |= {"status": "different", "target_rows": rows - 1, "different": 1, "missing": 1}
+                more |= {
+                    "status": "different",
+                    "target_rows": rows - 1,
+                    "different": 1,
+                    "missing": 1,
+                }
                 more |= {"differing_buckets": 2, "differences": _DIFFERENCES}
             self.found.append(
                 Reconciliation(
-                    began, run_id(at), table_name=name, generation=1, position=self.landed, batch=self.batch, version=self.versions[name],
-                    in_flight=self.chance.randrange(3) if self.tale.tables[name] > 500 else 0, seconds=seconds, **more,
+                    began,
+                    run_id(at),
+                    table_name=name,
+                    generation=1,
+                    position=self.landed,
+                    batch=self.batch,
+                    version=self.versions[name],
+                    in_flight=self.chance.randrange(3) if self.tale.tables[name] > 500 else 0,
+                    seconds=seconds,
+                    **more,
                 )
-            )  # fmt: skip
+            )
 
 
 def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
@@ -217,10 +304,19 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     root, first = pipeline.target.root, tale.lsn
     names = list(tale.tables)
     rows = {name: 900 * many + 41 * len(name) for name, many in tale.tables.items()}
-    lake = _Lake(tale, random.Random(tale.name), first, first, rows=dict(rows), versions=dict.fromkeys(names, 9_000))
+    lake = _Lake(
+        tale,
+        random.Random(tale.name),
+        first,
+        first,
+        rows=dict(rows),
+        versions=dict.fromkeys(names, 9_000),
+    )
     lake.live()
     ledger = Ledger(root)
-    copied = partial(TableState, _COPIED, "manual__sync", generation=1, status="synced", key_columns=["id"])
+    copied = partial(
+        TableState, _COPIED, "manual__sync", generation=1, status="synced", key_columns=["id"]
+    )
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)
     expectations_table(root).extend([asdict(row) for row in lake.results])
@@ -236,15 +332,22 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
 def _hold_payments(root: str, ledger: Ledger, rows: int) -> None:
     """The one target that has a page of its own, with as many rows as were copied."""
     types = {
-        "id": ("int8", "bigint", pa.int64()), "order_id": ("int8", "bigint", pa.int64()),
-        "amount": ("numeric", "decimal(12,2)", pa.decimal128(12, 2)), "currency": ("bpchar", "string", pa.string()),
-        "paid_at": ("timestamptz", "timestamp", pa.timestamp("us", "UTC")), "_wd_lsn": ("", "bigint", pa.int64()),
+        "id": ("int8", "bigint", pa.int64()),
+        "order_id": ("int8", "bigint", pa.int64()),
+        "amount": ("numeric", "decimal(12,2)", pa.decimal128(12, 2)),
+        "currency": ("bpchar", "string", pa.string()),
+        "paid_at": ("timestamptz", "timestamp", pa.timestamp("us", "UTC")),
+        "_wd_lsn": ("", "bigint", pa.int64()),
         "_wd_commit_ts": ("", "timestamp", pa.timestamp("us", "UTC")),
-    }  # fmt: skip
+    }
     filled = {"id": pa.array(range(rows), pa.int64())}
     columns = {name: filled.get(name, pa.nulls(rows, of[2])) for name, of in types.items()}
     write_deltalake(target_uri(root, "public", "payments"), pa.table(columns))
-    columns = [ColumnState(name, 0, -1, of[0], of[1], name != "paid_at") for name, of in types.items() if of[0]]
+    columns = [
+        ColumnState(name, 0, -1, of[0], of[1], name != "paid_at")
+        for name, of in types.items()
+        if of[0]
+    ]
     known = ledger.table_states()["public.payments"]
     ledger.append(replace(known, at=AT, columns=columns, reason="column paid_at added"))
 
@@ -253,30 +356,63 @@ def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
     remedy = "resync: makes the slot anew and mends the targets by the rows that differ"
     ledger.append(
         Gap(
-            trouble.first, run_id(trouble.first), "open", f"{tale.name}_cdc", "1", 1, "0/1", lake.landed, lake.landed + _KEEP_SIZE,
-            type(trouble.error).__name__, lake._told(trouble), remedy,
+            trouble.first,
+            run_id(trouble.first),
+            "open",
+            f"{tale.name}_cdc",
+            "1",
+            1,
+            "0/1",
+            lake.landed,
+            lake.landed + _KEEP_SIZE,
+            type(trouble.error).__name__,
+            lake._told(trouble),
+            remedy,
         )
-    )  # fmt: skip
+    )
 
 
 def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
-    root, told = pipeline.target.root, next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT))
-    sent = [{"id": key, "order_id": f"7{key[1:]}", "amount": amount, "currency": "EUR"} for key, amount in _REFUSED]
+    root, told = (
+        pipeline.target.root,
+        next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT)),
+    )
+    sent = [
+        {"id": key, "order_id": f"7{key[1:]}", "amount": amount, "currency": "EUR"}
+        for key, amount in _REFUSED
+    ]
     batch = lake.batches[told.run_id].batch
     Quarantine(root).add(
         [
-            IncompleteRow(told.at, told.run_id, "quarantined", "public.payments", 1, batch, json.dumps({"id": one["id"]}), [], json.dumps(one),
-                          told.end_lsn, told.at, reason="fails amount isn't negative")
+            IncompleteRow(
+                told.at,
+                told.run_id,
+                "quarantined",
+                "public.payments",
+                1,
+                batch,
+                json.dumps({"id": one["id"]}),
+                [],
+                json.dumps(one),
+                told.end_lsn,
+                told.at,
+                reason="fails amount isn't negative",
+            )
             for one in sent
         ]
-    )  # fmt: skip
-    commits = [ForeignCommit(9_000 + n, what, "notebook", NOTEBOOK) for n, what in ((1, "UPDATE"), (2, "DELETE"))]
+    )
+    commits = [
+        ForeignCommit(9_000 + n, what, "notebook", NOTEBOOK)
+        for n, what in ((1, "UPDATE"), (2, "DELETE"))
+    ]
     ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, foreign_commits=commits))
     folder, last = docs_folder(pipeline), list(lake.batches.values())[-1]
     assert folder is not None
     for one in last.targets:
         page = f"{one.table_name}.html"
         met = len(_MEANINGS)
-        entry = ReportEntry(last.at, pipeline.pipeline, last.run_id, one.table_name, one.version, met, (), (), page)
+        entry = ReportEntry(
+            last.at, pipeline.pipeline, last.run_id, one.table_name, one.version, met, (), (), page
+        )
         add_entry(folder, entry)
         (folder / page).write_text("<h1>a report</h1>")

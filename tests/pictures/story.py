@@ -1,4 +1,6 @@
-"""Who is in the pictures: pipelines of a made-up shop on a Monday morning, and what has befallen some of them."""
+"""Who is in the pictures: pipelines of a made-up shop on a Monday morning, and what has befallen
+some of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _SET_UP = SINCE - timedelta(days=40)
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Runs of a time that fail, at which stage and by what, and tables that they don't bring up to date or that fail their check.
+    """Runs of a time that fail, at which stage and by what, and tables that they don't bring up to
+    date or that fail their check.
 
     A table that failed its check isn't changed afterwards.
     """
@@ -34,7 +37,9 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """A pipeline: every how many minutes it runs and until when, and its tables with the rows that a run changes by day."""
+    """A pipeline: every how many minutes it runs and until when, and its tables with the rows that
+    a run changes by day.
+    """
 
     name: str
     every: int
@@ -66,11 +71,19 @@ class Tale:
         ran = {
             "setup": (f"manual__{_SET_UP.isoformat()}", "success", _SET_UP),
             "initial_sync": (f"manual__{_SET_UP.isoformat()}", "success", _SET_UP),
-            "cdc": (f"scheduled__{ended.isoformat()}", "success" if self.trouble(ended) is None else "failed", ended),
+            "cdc": (
+                f"scheduled__{ended.isoformat()}",
+                "success" if self.trouble(ended) is None else "failed",
+                ended,
+            ),
             "reconcile": (f"scheduled__{today(2, 30).isoformat()}", "success", today(2, 30)),
             "maintenance": (f"scheduled__{today(3).isoformat()}", "success", today(3)),
         }
-        schedule = {"cdc": f"Every {self.every} minutes", "reconcile": "At 02:30", "maintenance": "At 03:00"}
+        schedule = {
+            "cdc": f"Every {self.every} minutes",
+            "reconcile": "At 02:30",
+            "maintenance": "At 03:00",
+        }
         if self.name == RECONCILING:
             ran["reconcile"] = ("manual__now", "running", AT - timedelta(seconds=40))
         return tuple(
@@ -95,7 +108,9 @@ class Tale:
 
     def trouble(self, at: datetime) -> Trouble | None:
         """What the run of that time fails by."""
-        return next((trouble for trouble in self.troubles if trouble.first <= at <= trouble.last), None)
+        return next(
+            (trouble for trouble in self.troubles if trouble.first <= at <= trouble.last), None
+        )
 
 
 def today(hour: int, minute: int = 0) -> datetime:
@@ -105,12 +120,13 @@ def today(hour: int, minute: int = 0) -> datetime:
 
 _AWAY = SourceUnreachable('connection to server at "orders-db", port 5432 failed: timeout expired')
 _RETYPED = SchemaChanged(
-    "public.plans: column 'amount' changed its type; its changes wait in the change log: sync this table again (initial sync "
-    "with tables=public.plans), or let it follow by itself with schema_changes: evolve"
+    "public.plans: column 'amount' changed its type; its changes wait in the change log: sync this"
+    " table again (initial sync with tables=public.plans), or let it follow by itself with"
+    " schema_changes: evolve"
 )
 _LOST = SlotLost(
-    "slot 'inventory_cdc' is lost (wal_removed): changes since <landed> are gone; run resync, and raise "
-    "max_slot_wal_keep_size or run more often"
+    "slot 'inventory_cdc' is lost (wal_removed): changes since <landed> are gone; run resync, and"
+    " raise max_slot_wal_keep_size or run more often"
 )
 _UNMET = QualityFailed(
     "1 critical expectation failed (the changes are applied and safe):\n"
@@ -122,40 +138,91 @@ TAMPERED = "public.invoices"
 
 TALES = (
     Tale(
-        "billing", 15, {"public.accounts": 30, "public.plans": 4, "public.subscriptions": 310, "public.charges": 2600}, 0x3_1A000000,
-        (Trouble(today(11), AT, "apply", _RETYPED, ("public.plans",)),), held=32 << 20,
+        "billing",
+        15,
+        {
+            "public.accounts": 30,
+            "public.plans": 4,
+            "public.subscriptions": 310,
+            "public.charges": 2600,
+        },
+        0x3_1A000000,
+        (Trouble(today(11), AT, "apply", _RETYPED, ("public.plans",)),),
+        held=32 << 20,
     ),
     Tale(
-        "inventory", 15, {"public.items": 420, "public.bins": 90, "public.movements": 7100, "public.counts": 350}, 0x4_E0000000,
+        "inventory",
+        15,
+        {"public.items": 420, "public.bins": 90, "public.movements": 7100, "public.counts": 350},
+        0x4_E0000000,
         (Trouble(today(11, 15), AT, "land", _LOST),),
     ),
     Tale(
-        "loyalty", 15, {"public.members": 120, "public.points": 1500}, 0x2_40000000, until=today(9, 46), is_paused=True, compared=None
+        "loyalty",
+        15,
+        {"public.members": 120, "public.points": 1500},
+        0x2_40000000,
+        until=today(9, 46),
+        is_paused=True,
+        compared=None,
     ),
     Tale(
-        "orders", 5,
-        {"public.order_lines": 1400, "public.orders": 610, "public.payments": 540, "public.shipments": 330, "public.invoices": 130, "public.refunds": 9},
+        "orders",
+        5,
+        {
+            "public.order_lines": 1400,
+            "public.orders": 610,
+            "public.payments": 540,
+            "public.shipments": 330,
+            "public.invoices": 130,
+            "public.refunds": 9,
+        },
         0x5_00000000,
         (
             Trouble(today(-1, 55), today(-1, 55), "land", _AWAY),
             Trouble(today(6), today(6, 5), "land", _AWAY),
             Trouble(today(11, 40), today(11, 40), "check", _UNMET, ("public.refunds",)),
         ),
-        warned={"public.invoices": (today(9, 45), today(10, 30)), "public.shipments": (today(10, 5),)},
+        warned={
+            "public.invoices": (today(9, 45), today(10, 30)),
+            "public.shipments": (today(10, 5),),
+        },
         unknown={"public.payments": (today(10, 20),)},
     ),
     Tale(
-        "web_events", 5, {"public.visits": 900, "public.clicks": 2300, "public.searches": 420}, 0xC_20000000, held=(6 << 30) + (90 << 20),
+        "web_events",
+        5,
+        {"public.visits": 900, "public.clicks": 2300, "public.searches": 420},
+        0xC_20000000,
+        held=(6 << 30) + (90 << 20),
         uncompared=("public.searches",),
     ),
     Tale(
-        "crm", 15, {"public.contacts": 260, "public.companies": 40, "public.deals": 130, "public.calls": 480, "public.notes": 390}, 0x1_70000000,
+        "crm",
+        15,
+        {
+            "public.contacts": 260,
+            "public.companies": 40,
+            "public.deals": 130,
+            "public.calls": 480,
+            "public.notes": 390,
+        },
+        0x1_70000000,
         compared=today(-45, 30),
     ),
     Tale(
-        "customers", 5, {"public.customers": 340, "public.addresses": 280, "public.consents": 190, "public.logins": 1750}, 0x6_90000000, held=31 << 20
+        "customers",
+        5,
+        {
+            "public.customers": 340,
+            "public.addresses": 280,
+            "public.consents": 190,
+            "public.logins": 1750,
+        },
+        0x6_90000000,
+        held=31 << 20,
     ),
-)  # fmt: skip
+)
 NOT_SET_UP = "hr"
 # Whose reconciliation is under way.
 RECONCILING = "orders"

@@ -1,4 +1,5 @@
-"""``python -m tests.pictures.tour docs/images``: README's pictures, of the demo after somebody has written to one of its targets.
+"""``python -m tests.pictures.tour docs/images``: README's pictures, of the demo after somebody has
+written to one of its targets.
 
 Plays the demo first, which takes minutes, and deletes an earlier one's data in ``--folder``.
 """
@@ -38,8 +39,15 @@ def main() -> None:
             demo.run()
             _write_behind_its_back(demo)
             run_id = _reconciled(stack)
-            with environment_of(stack.airflow.environment(stack.places())), serve(plugin_app("admin", "admin")) as base:
-                pages = {"pipeline": "", "reconciliation": "/reconciliation", "run": f"/run/consume/{run_id}"}
+            with (
+                environment_of(stack.airflow.environment(stack.places())),
+                serve(plugin_app("admin", "admin")) as base,
+            ):
+                pages = {
+                    "pipeline": "",
+                    "reconciliation": "/reconciliation",
+                    "run": f"/run/consume/{run_id}",
+                }
                 with open_browser() as browser:
                     prefer(browser, "light")
                     for name, page in pages.items():

@@ -1,9 +1,12 @@
-"""A driver of several runs at once, each on a pipeline of its own, so that one kill meets each at its own step.
+"""A driver of several runs at once, each on a pipeline of its own, so that one kill meets each at
+its own step.
 
-    python -m tests.soak.driver    a line of JSON on stdin begins a run: {"verb", "file", "run_id", "details"}
+    python -m tests.soak.driver    a line of JSON on stdin begins a run: {"verb", "file", "run_id",
+    "details"}
 
-It says on stdout when it is ready, and of each run what it ended with. A scene's own runs are the command line's
-(Scene.start); these share a session's start, which would be most of what a matrix of kills costs.
+It says on stdout when it is ready, and of each run what it ended with. A scene's own runs are the
+command line's (Scene.start); these share a session's start, which would be most of what a matrix of
+kills costs.
 """
 
 from __future__ import annotations
@@ -37,9 +40,13 @@ class Driver:
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.driver"], env=environment, start_new_session=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
+                [sys.executable, "-m", "tests.soak.driver"],
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
         self.ready = threading.Event()
         self._ended: dict[str, str] = {}
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
@@ -81,17 +88,23 @@ def said(err: BaseException) -> str:
     """An error in a line, and what one that stands for several is made of."""
     cause = err.__cause__ if isinstance(err, RunFailed) and err.__cause__ is not None else err
     parts = "".join(f" {said(part)}" for part in getattr(cause, "causes", ()))
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{parts}"[:300]
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{parts}"[
+        :300
+    ]
 
 
 def grow_old() -> None:
-    """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are pruned."""
+    """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are
+    pruned.
+    """
     waldelta.jobs.maintain.now = lambda: now() + OLD_AGE
     waldelta.slot.durable_position.MOVING = timedelta()
 
 
 def merge_either_way() -> None:
-    """Small targets, which all are here, are merged by this process, by tasks and by Spark in turn."""
+    """Small targets, which all are here, are merged by this process, by tasks and by Spark in
+    turn.
+    """
     turns = {
         name: itertools.cycle(goes)
         for name, goes in {"merge_here": (True, False, False), "merge_files": (True, False)}.items()
@@ -108,7 +121,9 @@ def merge_either_way() -> None:
 def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
     try:
         details = {name: _value(name, given) for name, given in wanted["details"].items()}
-        getattr(Pipeline.load(wanted["file"]), wanted["verb"])(spark, run_id=wanted["run_id"], **details)
+        getattr(Pipeline.load(wanted["file"]), wanted["verb"])(
+            spark, run_id=wanted["run_id"], **details
+        )
     except Exception as err:  # of any kind: a killed JVM's are py4j's
         told.put(f"ended {wanted['run_id']} {said(err)}")
     else:
@@ -133,7 +148,9 @@ def main() -> None:
     threading.Thread(target=_tell, args=(output, told), daemon=True).start()
     told.put("ready")
     for line in sys.stdin:
-        threading.Thread(target=_run, args=(spark.newSession(), json.loads(line), told), daemon=True).start()
+        threading.Thread(
+            target=_run, args=(spark.newSession(), json.loads(line), told), daemon=True
+        ).start()
 
 
 def _tell(output: int, told: Queue[str]) -> None:

@@ -1,9 +1,11 @@
 """Every fault at every step: the run it meets dies, the ordinary next one puts everything right.
 
-    python -m tests.soak.fault_matrix [--results FOLDER] [--steps land,consume] [--faults driver,server] [--minutes N] [--seed N]
+    python -m tests.soak.fault_matrix [--results FOLDER] [--steps land,consume] [--faults
+    driver,server] [--minutes N] [--seed N]
 
-Cells go into the results as they are done, and aren't tried again with the same code; docs/faults.md is written from
-them (tests.soak.page). Several pipelines take turns, so that one driver's death can meet each of them at its own step.
+Cells go into the results as they are done, and aren't tried again with the same code;
+docs/faults.md is written from them (tests.soak.page). Several pipelines take turns, so that one
+driver's death can meet each of them at its own step.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ _LAST_STEPS = 4
 
 @dataclass
 class Cell:
-    """What came of one fault at one step; ``seconds`` are the next run's, ``problems`` empty when all is well."""
+    """What came of one fault at one step; ``seconds`` are the next run's, ``problems`` empty when
+    all is well.
+    """
 
     step: str
     fault: str
@@ -59,7 +63,9 @@ class Cell:
 
 
 def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple[Step, str]]]:
-    """Cells in an order that meets every step and every fault early; those of one driver's death together."""
+    """Cells in an order that meets every step and every fault early; those of one driver's death
+    together.
+    """
     numbers = {fault: k for k, fault in enumerate(FAULTS)}
     places = {step.name: k for k, step in enumerate(STEPS)}
 
@@ -78,10 +84,11 @@ def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple
 
 
 class Matrix:
-    """Runs cells on scenes that take turns: while the next run mends what a fault left on one, another meets its own.
+    """Runs cells on scenes that take turns: while the next run mends what a fault left on one,
+    another meets its own.
 
-    Next runs are another process's, as in life, which tells no fault points; the process that is to die next starts
-    meanwhile.
+    Next runs are another process's, as in life, which tells no fault points; the process that is to
+    die next starts meanwhile.
     """
 
     def __init__(self, scenes: Sequence[Scene], *, alone: bool = False) -> None:
@@ -94,7 +101,9 @@ class Matrix:
         grow_old()
 
     def run(self, wanted: Sequence[tuple[Step, str]]) -> Iterator[Cell]:
-        """Cells as they are done; one whose run wasn't at its step, since what was written led it elsewhere, is tried again."""
+        """Cells as they are done; one whose run wasn't at its step, since what was written led it
+        elsewhere, is tried again.
+        """
         planned, attempts = deque(units(wanted, len(self.scenes))), Counter[str]()
         environment = {k: v for k, v in os.environ.items() if k != SOCKET}
         self._next = None if self._alone else Driver(environment, self.scenes[0].log)
@@ -103,13 +112,17 @@ class Matrix:
                 while planned or self._recovering:
                     if planned:
                         unit = planned.popleft()
-                        self._meet(unit, another=any(FAULTS[later[0][1]].own_process for later in planned))
+                        self._meet(
+                            unit, another=any(FAULTS[later[0][1]].own_process for later in planned)
+                        )
                     for cell in self._recovered(all_of_them=not planned):
                         attempts[cell.key] += 1
                         if cell.was_reached or cell.problems or attempts[cell.key] == _ATTEMPTS:
                             yield cell
                             continue
-                        planned.append([(next(step for step in STEPS if step.name == cell.step), cell.fault)])
+                        planned.append(
+                            [(next(step for step in STEPS if step.name == cell.step), cell.fault)]
+                        )
         finally:
             for driver in (self._ready, self._next):
                 if driver is not None:
@@ -146,7 +159,9 @@ class Matrix:
         return scene.random.choice([1, 1, 1, 2, 3])
 
     def _prepare(self, scene: Scene, step: Step) -> int:
-        """Write to the source; returns how often the step is passed before the fault: later targets and chunks count too."""
+        """Write to the source; returns how often the step is passed before the fault: later targets
+        and chunks count too.
+        """
         is_between = step.point.startswith("apply.") and "cut" not in step.point
         is_behind_one = step.file == IN_STEPS and step.point.startswith(("land.", "consume."))
         after = scene.random.randint(0, 1) if is_between else int(is_behind_one)
@@ -157,12 +172,18 @@ class Matrix:
 
     def _cell(self, scene: Scene, step: Step, name: str) -> None:
         kind, after = FAULTS[name], self._prepare(scene, step)
-        within = Within(scene, step.within, lambda: kind.fault(scene, os.getpid())) if step.within else None
+        within = (
+            Within(scene, step.within, lambda: kind.fault(scene, os.getpid()))
+            if step.within
+            else None
+        )
         if within is not None:
             scene.listener.arm(step.point, within.begin, after)
             done = within.met
         else:
-            done = scene.listener.arm(step.point, lambda pid: kind.fault(scene, _victim(pid, kind)), after)
+            done = scene.listener.arm(
+                step.point, lambda pid: kind.fault(scene, _victim(pid, kind)), after
+            )
         try:
             ended = self._here(scene, step)
         finally:
@@ -174,7 +195,9 @@ class Matrix:
             other.reconnect()
         self._recover(scene, step, name, ended, reached=done.is_set())
 
-    def _volley(self, unit: Sequence[tuple[Step, str]], lanes: Sequence[Scene], *, another: bool) -> None:
+    def _volley(
+        self, unit: Sequence[tuple[Step, str]], lanes: Sequence[Scene], *, another: bool
+    ) -> None:
         """Runs of one driver, each held at its step; then it dies."""
         fault = unit[0][1]
         driver, self._ready = self._ready or self._start(), None
@@ -238,7 +261,9 @@ class Matrix:
         return done
 
     def _zombie(self, scene: Scene, step: Step) -> Cell:
-        """A run that is stopped long enough to lose its connections, while the next one does its work; then it wakes up."""
+        """A run that is stopped long enough to lose its connections, while the next one does its
+        work; then it wakes up.
+        """
         after = self._prepare(scene, step)
         stopped, wakes, ended = threading.Event(), threading.Event(), []
 
@@ -255,11 +280,15 @@ class Matrix:
         scene.end_backends()
         began = time.monotonic()
         scene.write(2)
-        problems = self._next_runs(scene, step) + [f"while it sleeps: {found}" for found in scene.differences()]
+        problems = self._next_runs(scene, step) + [
+            f"while it sleeps: {found}" for found in scene.differences()
+        ]
         seconds = time.monotonic() - began
         wakes.set()
         run.join()
-        problems += [f"when it has woken up: {found}" for found in scene.differences()] + scene.stale_cut()
+        problems += [
+            f"when it has woken up: {found}" for found in scene.differences()
+        ] + scene.stale_cut()
         scene.settle()
         scene.write(2)
         problems += self._next_runs(scene, step) + scene.differences()
@@ -268,10 +297,13 @@ class Matrix:
 
     def _next_runs(self, scene: Scene, step: Step, *, has_failed: bool = False) -> list[str]:
         # Maintenance comes around by itself; what was asked for is asked for again.
-        verbs = {"consume": ["consume"], "sync": ["consume"], "retry_quarantined": ["consume", step.verb]}.get(
-            step.verb, [step.verb, "consume"]
-        )
-        # A first copy that failed is tried again by Airflow: a later run takes up only what had begun.
+        verbs = {
+            "consume": ["consume"],
+            "sync": ["consume"],
+            "retry_quarantined": ["consume", step.verb],
+        }.get(step.verb, [step.verb, "consume"])
+        # A first copy that failed is tried again by Airflow: a later run takes up only what had
+        # begun.
         if step.group == "first" and has_failed:
             verbs = ["sync", *verbs]
         ends = [(verb, self._next_run(scene, verb, step.file)) for verb in verbs]
@@ -298,16 +330,24 @@ class Matrix:
 
 def _missed(scene: Scene, ended: str) -> str:
     """What became of a run that wasn't at the step, and which way it went instead."""
-    return f"not reached, but {', '.join(scene.listener.reached[-_LAST_STEPS:]) or 'nothing'}; {ended}"
+    return (
+        f"not reached, but {', '.join(scene.listener.reached[-_LAST_STEPS:]) or 'nothing'}; {ended}"
+    )
 
 
 def _volley_details(scene: Scene, step: Step) -> dict[str, Any]:
-    """One table, where several would be copied at once: a run that is held is still then, and the next one isn't mistaken for it."""
-    return {"tables": ["public.copies"]} if step.verb == "sync" else scene.details.get(step.verb, {})
+    """One table, where several would be copied at once: a run that is held is still then, and the
+    next one isn't mistaken for it.
+    """
+    return (
+        {"tables": ["public.copies"]} if step.verb == "sync" else scene.details.get(step.verb, {})
+    )
 
 
 def _victim(pid: int, kind: Kind) -> int:
-    """The worker that told of the step, where that is to die; else the run's process, which is this one."""
+    """The worker that told of the step, where that is to die; else the run's process, which is this
+    one.
+    """
     return pid if kind.of_worker else os.getpid()
 
 
@@ -318,7 +358,10 @@ def main() -> None:
     parser.add_argument("--steps", type=lambda text: text.split(","), default=[])
     parser.add_argument("--faults", type=lambda text: text.split(","), default=[])
     parser.add_argument(
-        "--minutes", type=float, default=0, help="as many cells as this time allows; the next call goes on"
+        "--minutes",
+        type=float,
+        default=0,
+        help="as many cells as this time allows; the next call goes on",
     )
     parser.add_argument("--lanes", type=int, default=LANES, help="pipelines that take turns")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
@@ -334,7 +377,9 @@ def main() -> None:
     with new_scenes(options.seed, min(options.lanes, max(1, len(wanted)))) as scenes:
         tried_on = Matrix(scenes)
         began = time.monotonic()
-        for cell in chain(tried_on.run([c for c in wanted if _key(c) not in kept]), tried_on.run(tried)):
+        for cell in chain(
+            tried_on.run([c for c in wanted if _key(c) not in kept]), tried_on.run(tried)
+        ):
             print(f"{time.monotonic() - began:.1f} s {cell}", flush=True)
             began = time.monotonic()
             kept[cell.key] = asdict(cell) | stamp

@@ -9,8 +9,12 @@ from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
 
 
 def landed_twice(root: str) -> list[str]:
-    """What is wrong with the change log of the lake at ``root``; nothing when each commit stands there once."""
+    """What is wrong with the change log of the lake at ``root``; nothing when each commit stands
+    there once.
+    """
     log = DeltaTable(str(local_path(bookkeeping_uri(root, CHANGES))))
-    commits = log.to_pyarrow_dataset().to_table(columns=["end_lsn", "batch"], filter=pc.field("kind") == "C")
+    commits = log.to_pyarrow_dataset().to_table(
+        columns=["end_lsn", "batch"], filter=pc.field("kind") == "C"
+    )
     twice = len(commits) - pc.count_distinct(commits["end_lsn"]).as_py()
     return [f"change log: {twice} transactions landed twice"] if twice else []

@@ -1,4 +1,6 @@
-"""Who answers the fault points (waldelta.failpoints): notes each one, and breaks something at the one that is armed."""
+"""Who answers the fault points (waldelta.failpoints): notes each one, and breaks something at the
+one that is armed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Action = Callable[[int], None]
 
 
 class Listener:
-    """Listens on a Unix socket for processes whose environment names it; ``reached`` are the steps told, in order."""
+    """Listens on a Unix socket for processes whose environment names it; ``reached`` are the steps
+    told, in order.
+    """
 
     def __init__(self, path: Path, *, gates: bool = True) -> None:
         """``gates``: whether other processes wait at their first point for `hold`."""
@@ -35,7 +39,8 @@ class Listener:
         return {SOCKET: str(self.path)}
 
     def arm(self, step: str, action: Action, after: int = 0) -> threading.Event:
-        """At ``step``, once, when it was passed ``after`` times: call ``action`` with the pid of who is there, then let it go on.
+        """At ``step``, once, when it was passed ``after`` times: call ``action`` with the pid of
+        who is there, then let it go on.
 
         Returns an event that is set once the action is over.
         """
@@ -58,7 +63,9 @@ class Listener:
             self._armed = {}
 
     def hold(self, pid: int) -> tuple[threading.Event, threading.Event]:
-        """Keep a process at its first fault point: one event says that it is there, the other lets it go on."""
+        """Keep a process at its first fault point: one event says that it is there, the other lets
+        it go on.
+        """
         with self._lock:
             return self._gates.setdefault(pid, (threading.Event(), threading.Event()))
 

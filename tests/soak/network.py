@@ -1,4 +1,6 @@
-"""A small TCP proxy in front of PostgreSQL: a network that can be cut, cut in mid-message, or stall."""
+"""A small TCP proxy in front of PostgreSQL: a network that can be cut, cut in mid-message, or
+stall.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import struct
 import threading
 from contextlib import suppress
 
-_RESET = struct.pack("ii", 1, 0)  # linger on, for no time: close sends RST, as a firewall that forgot the connection
+_RESET = struct.pack(
+    "ii", 1, 0
+)  # linger on, for no time: close sends RST, as a firewall that forgot the connection
 
 
 class Network:
@@ -75,10 +79,16 @@ class Network:
             with self._lock:
                 self._pairs.add(pair)
             for one, other, is_answer in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self._forward, args=(pair, one, other, is_answer), daemon=True).start()
+                threading.Thread(
+                    target=self._forward, args=(pair, one, other, is_answer), daemon=True
+                ).start()
 
     def _forward(
-        self, pair: tuple[socket.socket, socket.socket], one: socket.socket, other: socket.socket, is_answer: bool
+        self,
+        pair: tuple[socket.socket, socket.socket],
+        one: socket.socket,
+        other: socket.socket,
+        is_answer: bool,
     ) -> None:
         with suppress(OSError):
             while data := one.recv(1 << 16):

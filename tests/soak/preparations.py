@@ -1,4 +1,6 @@
-"""What is written to the source, or done to the lake, before a run, so that it comes by a step of the fault matrix."""
+"""What is written to the source, or done to the lake, before a run, so that it comes by a step of
+the fault matrix.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def refiltered(scene: Scene) -> None:
 def returned(scene: Scene) -> None:
     """A table that left the publication and is back: its next copy counts as a first one."""
     for verb in ("drop", "add"):
-        scene.connection.execute(f"alter publication {scene.name}_pub {verb} table {COPIES}".encode())
+        scene.connection.execute(
+            f"alter publication {scene.name}_pub {verb} table {COPIES}".encode()
+        )
         scene.write(2)
         scene.run("consume")
     scene.write()
@@ -69,7 +73,8 @@ def slot_dropped(scene: Scene) -> None:
     """Somebody has dropped the slot between changes."""
     scene.write(4)
     scene.connection.execute(
-        b"select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
+        b"select pg_drop_replication_slot(slot_name) from pg_replication_slots where database ="
+        b" current_database()"
     )
     scene.write(4)
 
@@ -84,7 +89,10 @@ def behind(scene: Scene) -> None:
 def left_staged(scene: Scene) -> None:
     """Changes that a killed run had staged for a target, and others behind them."""
     scene.rows(KEYED[0], "1, 'small'")
-    write_parquet(staging_folder(scene.root, f"public.{KEYED[0]}", 1, 1, "killed"), pa.table({"action": ["insert"]}))
+    write_parquet(
+        staging_folder(scene.root, f"public.{KEYED[0]}", 1, 1, "killed"),
+        pa.table({"action": ["insert"]}),
+    )
 
 
 def emitted(scene: Scene) -> None:
@@ -134,16 +142,22 @@ def written_by_others(scene: Scene) -> None:
 def with_vectors(scene: Scene) -> None:
     """A target has deletion vectors, which the pipeline file doesn't want."""
     scene.run("consume")
-    _execute(scene, COPIES, "alter table {} set tblproperties ('delta.enableDeletionVectors' = 'true')")
+    _execute(
+        scene, COPIES, "alter table {} set tblproperties ('delta.enableDeletionVectors' = 'true')"
+    )
     scene.write()
 
 
 def failed_over(scene: Scene) -> None:
-    """A standby that kept the slot has become the primary; some changes the lake has, and some it hasn't."""
+    """A standby that kept the slot has become the primary; some changes the lake has, and some it
+    hasn't.
+    """
     scene.write(4)
     primary, pipeline = scene.server, Pipeline.load(scene.files[PLAIN])
     settings = {"fsync": "off", "shared_buffers": "32MB"}
-    standby = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), primary.version, settings)
+    standby = EmbeddedPostgres(
+        Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), primary.version, settings
+    )
     scene.at_end(standby.delete)
     follow(standby, primary, f"standby_{standby.folder.name[-8:]}".lower())
     scene.run("consume")  # keep_slot moves an idle slot
@@ -161,4 +175,6 @@ def failed_over(scene: Scene) -> None:
 
 def _execute(scene: Scene, table: str, statement: str) -> None:
     """SQL of somebody else's on a target."""
-    scene.spark.sql(statement.format(f"delta.`{target_uri(scene.root, 'public', table)}`")).collect()
+    scene.spark.sql(
+        statement.format(f"delta.`{target_uri(scene.root, 'public', table)}`")
+    ).collect()

@@ -1,13 +1,17 @@
-"""Random kills under load: runs are killed at random moments, over and over, and at the end nothing is lost or doubled.
+"""Random kills under load: runs are killed at random moments, over and over, and at the end nothing
+is lost or doubled.
 
-    python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect] [--minutes 30] [--seed N]
+    python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect] [--minutes 30]
+    [--seed N]
 
-A writer commits until the round has 200 transactions a pipeline. Each run is killed (kill -9 of its Python, of its JVM, of both; or of a Connect client, whose
-server goes on with what it was told) at a random moment of its work; after a few kills, and perhaps an immediate stop of
-PostgreSQL, an ordinary run follows, and the targets are compared. Local runs are several at once in one driver, each on a
-pipeline of its own (tests.soak.driver), and die with it. Of pipelines that stream, a transaction is open most of the time, with
-a savepoint rolled back. Transactions larger than logical_decoding_work_mem (64 kB) release savepoints, roll others back, and are
-rolled back as a whole more often than not. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
+A writer commits until the round has 200 transactions a pipeline. Each run is killed (kill -9 of its
+Python, of its JVM, of both; or of a Connect client, whose server goes on with what it was told) at
+a random moment of its work; after a few kills, and perhaps an immediate stop of PostgreSQL, an
+ordinary run follows, and the targets are compared. Local runs are several at once in one driver,
+each on a pipeline of its own (tests.soak.driver), and die with it. Of pipelines that stream, a
+transaction is open most of the time, with a savepoint rolled back. Transactions larger than
+logical_decoding_work_mem (64 kB) release savepoints, roll others back, and are rolled back as a
+whole more often than not. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
 """
 
 from __future__ import annotations
@@ -26,7 +30,16 @@ from typing import Any
 from tests.oracles.random_workload import KINDS
 from tests.soak.driver import Driver, said
 from tests.soak.results import RESULTS, code, kills_file, write
-from tests.soak.scene import PLAIN, STEP_CHANGES, Scene, kill_driver, kill_jvm, kill_process, new_scene, new_scenes
+from tests.soak.scene import (
+    PLAIN,
+    STEP_CHANGES,
+    Scene,
+    kill_driver,
+    kill_jvm,
+    kill_process,
+    new_scene,
+    new_scenes,
+)
 from tests.support.fixtures.postgres import chosen_version
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.records import now
@@ -43,7 +56,8 @@ _AT_FIRST_S = 10.0
 _BETWEEN_TRANSACTIONS_S = 0.25
 _ALTERED_AFTER = 100
 _OPEN_FOR = 10
-# Of a round. On a busy machine the backlog would grow with each round, and with it the time until the next kill.
+# Of a round. On a busy machine the backlog would grow with each round, and with it the time until
+# the next kill.
 _MOST_TRANSACTIONS = 200
 
 
@@ -80,7 +94,9 @@ class Load:
 
 
 def kill_one(scene: Scene, ready: Any, longest_s: float) -> str | None:
-    """Let a client work for a random time, then kill it; returns at which step it was last, None when it was over by then."""
+    """Let a client work for a random time, then kill it; returns at which step it was last, None
+    when it was over by then.
+    """
     moment = scene.random.uniform(0, longest_s)
     scene.listener.reached.clear()
     scene.release(ready)
@@ -93,7 +109,9 @@ def kill_one(scene: Scene, ready: Any, longest_s: float) -> str | None:
 
 
 def kill_all(scenes: Sequence[Scene], driver: Driver, how: str, longest_s: float) -> int:
-    """Let a driver's runs work for a random time, one on each scene, then kill it; returns how many weren't over by then."""
+    """Let a driver's runs work for a random time, one on each scene, then kill it; returns how many
+    weren't over by then.
+    """
     driver.wait_until_ready()
     scenes[0].listener.reached.clear()
     runs = []
@@ -116,7 +134,9 @@ def _wait(longest_s: float, is_over: Callable[[], bool]) -> None:
 
 
 class Soak:
-    """Rounds of a few kills, an ordinary run and a comparison; ``said`` is what came of them so far."""
+    """Rounds of a few kills, an ordinary run and a comparison; ``said`` is what came of them so
+    far.
+    """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self.scenes, self.loads = scenes, [Load(scene) for scene in scenes]
@@ -124,15 +144,24 @@ class Soak:
         self.kills: Counter[str] = Counter()
         self.where: Counter[str] = Counter()
         self.said: dict[str, Any] = {
-            "seed": scenes[0].seed, "at": f"{now():%Y-%m-%d}", "code": code(), "postgres": chosen_version(), "problems": [],
-            "comparisons": 0, "runs": 0, "recovery": [], "undisturbed": [],
-        }  # fmt: skip
+            "seed": scenes[0].seed,
+            "at": f"{now():%Y-%m-%d}",
+            "code": code(),
+            "postgres": chosen_version(),
+            "problems": [],
+            "comparisons": 0,
+            "runs": 0,
+            "recovery": [],
+            "undisturbed": [],
+        }
         # As long as a run's work takes here and now; a kill comes at any moment of it.
         self._longest_s = _AT_FIRST_S
         self._ready: Driver | None = None
 
     def round(self) -> None:
-        """Kill some runs while the source is written to, perhaps the server too; then see what ordinary runs make of it."""
+        """Kill some runs while the source is written to, perhaps the server too; then see what
+        ordinary runs make of it.
+        """
         for load in self.loads:
             load.start()
         for number in range(KILLS_BETWEEN_COMPARISONS):
@@ -150,8 +179,10 @@ class Soak:
         seconds = [self._recover(scene) for scene in self.scenes]
         self._longest_s = sum(seconds) or _AT_FIRST_S  # those of one driver share its time
         self.said |= {
-            "kills": dict(self.kills), "where": dict(self.where), "transactions": sum(x.transactions for x in self.loads)
-        }  # fmt: skip
+            "kills": dict(self.kills),
+            "where": dict(self.where),
+            "transactions": sum(x.transactions for x in self.loads),
+        }
 
     def close(self) -> None:
         """End what still runs."""
@@ -185,7 +216,9 @@ class Soak:
         return driver
 
     def _recover(self, scene: Scene) -> float:
-        """An ordinary run, the comparison, and a run with as much to do that nothing happened to."""
+        """An ordinary run, the comparison, and a run with as much to do that nothing happened
+        to.
+        """
         scene.settle()
         waiting, before = scene.transactions - scene.applied, len(self.said["problems"])
         seconds = self._run(scene)
@@ -215,7 +248,11 @@ def _scenes(seed: int, *, connect: bool) -> Iterator[list[Scene]]:
         with new_scene(seed, connect=True, max_changes=SMALL[seed % len(SMALL)]) as scene:
             yield [scene]
     else:
-        streaming = STREAMING if chosen_version() >= 16 else [kind.replace("parallel", "on") for kind in STREAMING]
+        streaming = (
+            STREAMING
+            if chosen_version() >= 16
+            else [kind.replace("parallel", "on") for kind in STREAMING]
+        )
         with new_scenes(seed, LANES, streaming, SMALL) as scenes:
             yield scenes
 
@@ -225,7 +262,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--connect", action="store_true", help="clients of a Spark Connect server that lives on")
+    parser.add_argument(
+        "--connect", action="store_true", help="clients of a Spark Connect server that lives on"
+    )
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()
@@ -234,7 +273,11 @@ def main() -> None:
     with _scenes(options.seed, connect=options.connect) as scenes:
         soak = Soak(scenes)
         try:
-            while soak.said["runs"] < options.kills and time.monotonic() < deadline and not soak.said["problems"]:
+            while (
+                soak.said["runs"] < options.kills
+                and time.monotonic() < deadline
+                and not soak.said["problems"]
+            ):
                 soak.round()
                 write(kills_file(options.results, options.seed, connect=options.connect), soak.said)
                 print(soak.said, flush=True)

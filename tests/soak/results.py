@@ -1,4 +1,6 @@
-"""What came of the soak so far: kept in the repository, so that it goes on from there on another machine."""
+"""What came of the soak so far: kept in the repository, so that it goes on from there on another
+machine.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def kills_file(folder: Path, seed: int, *, connect: bool) -> Path:
 
 def all_kills(folder: Path) -> list[dict[str, Any]]:
     """The random kills of every seed, local ones first."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("kills_*.json"), key=_local_first)]
+    return [
+        json.loads(path.read_text())
+        for path in sorted(folder.glob("kills_*.json"), key=_local_first)
+    ]
 
 
 def matrix(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""One server, one lake, one pipeline, run after run: what a matrix of faults, or hours of random kills, need."""
+"""One server, one lake, one pipeline, run after run: what a matrix of faults, or hours of random
+kills, need.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ COPIES = "copies"
 MESSAGE_PREFIX = "soak"
 FILTERS = ("part < 4", "part < 3")
 TIMEOUT_S = 240.0
-# Pipeline files: as they are, with checks, and with so few changes in a step that most runs have several.
+# Pipeline files: as they are, with checks, and with so few changes in a step that most runs have
+# several.
 PLAIN, CHECKED, IN_STEPS = "plain", "checked", "in_steps"
 STEP_CHANGES = 60
 LARGE_SHARE = 0.06
@@ -55,15 +58,26 @@ spark.sql.adaptive.enabled false
 
 
 class Scene:
-    """A pipeline over two tables with a key, one of them behind a row filter, and one without, whose doubles would show."""
+    """A pipeline over two tables with a key, one of them behind a row filter, and one without,
+    whose doubles would show.
+    """
 
     def __init__(
-        self, server: EmbeddedPostgres, folder: Path, seed: int, remote: str | None = None, *,
-        listener: Listener | None = None, number: int = 0, streaming: str = "off", max_changes: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        server: EmbeddedPostgres,
+        folder: Path,
+        seed: int,
+        remote: str | None = None,
+        *,
+        listener: Listener | None = None,
+        number: int = 0,
+        streaming: str = "off",
+        max_changes: int | None = None,
+    ) -> None:
         """``number`` tells several scenes of one server apart, which share a ``listener``.
 
-        Of few ``max_changes`` a run has many steps, of which the first are applied while the others land.
+        Of few ``max_changes`` a run has many steps, of which the first are applied while the others
+        land.
         """
         self.server, self.folder, self.seed, self.remote = server, folder, seed, remote
         self.streaming = streaming
@@ -80,17 +94,22 @@ class Scene:
         self._copies_too = True
         self.log = folder / "runs.log"
         self.emitted: Counter[str] = Counter()
-        # What a verb is called with, besides the run's id: kept for whoever asks for the same again.
+        # What a verb is called with, besides the run's id: kept for whoever asks for the same
+        # again.
         self.details: dict[str, dict[str, Any]] = {}
         self._execute("postgres", f"create database {self.name}")
-        self._execute("postgres", f"alter database {self.name} set logical_decoding_work_mem = '64kB'")
+        self._execute(
+            "postgres", f"alter database {self.name} set logical_decoding_work_mem = '64kB'"
+        )
         self.connection = psycopg.connect(server.conninfo(self.name), autocommit=True)
         self.workload = Workload(self.connection, seed, KEYED)
         self.workload.large_share = LARGE_SHARE
         self.connection.execute(f"create table {COPIES} (n int, t text)".encode())
         self.connection.execute(f"alter table {COPIES} replica identity full".encode())
         uri = server.uri(self.name).replace(f":{server.port}/", f":{self.network.port}/")
-        self.environment = {f"AIRFLOW_CONN_{self.name.upper()}": uri} | self.listener.environment | quick(folder)
+        self.environment = (
+            {f"AIRFLOW_CONN_{self.name.upper()}": uri} | self.listener.environment | quick(folder)
+        )
         self.root = (folder / "lake").as_uri()
         self.files = {
             PLAIN: self._write_pipeline(PLAIN, max_changes=max_changes),
@@ -108,7 +127,8 @@ class Scene:
 
             self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")
-            # It unpacks a library when it is used first, and never again in a JVM whose disk was full then.
+            # It unpacks a library when it is used first, and never again in a JVM whose disk was
+            # full then.
             self._spark._jvm.org.xerial.snappy.Snappy.getNativeLibraryVersion()
         return self._spark
 
@@ -136,7 +156,9 @@ class Scene:
         self.listener.close()
 
     def focus(self, count: int | None = None) -> None:
-        """Write to so many of the tables only, until told otherwise: a run costs about the same for each. None for all."""
+        """Write to so many of the tables only, until told otherwise: a run costs about the same for
+        each. None for all.
+        """
         names = [*KEYED, COPIES] if count is None else self.random.sample([*KEYED, COPIES], count)
         self.workload.chosen = [table for table in self.workload.tables if table.name in names]
         self._copies_too = COPIES in names
@@ -158,7 +180,9 @@ class Scene:
         self.settle()
 
     def leave_open(self) -> None:
-        """A transaction that stays open, large enough to be streamed, with a savepoint rolled back; ends the one before."""
+        """A transaction that stays open, large enough to be streamed, with a savepoint rolled back;
+        ends the one before.
+        """
         self.end_open()
         self._open = psycopg.connect(self.server.conninfo(self.name))
         self._open.execute(_MANY)
@@ -179,16 +203,20 @@ class Scene:
             content = f"{number} {transactional} {self.random.random()}"
             with self.connection.transaction(force_rollback=not kept):
                 self.connection.execute(
-                    "select pg_logical_emit_message(%s, %s, %s)", (transactional, MESSAGE_PREFIX, content)
+                    "select pg_logical_emit_message(%s, %s, %s)",
+                    (transactional, MESSAGE_PREFIX, content),
                 )
             self.emitted[content] += kept
 
     def rows(self, table: str, values: str, count: int = 3) -> list[int]:
-        """Rows that nothing else is written to: (id, part, big) by an expression of ``i``; returns their keys."""
+        """Rows that nothing else is written to: (id, part, big) by an expression of ``i``; returns
+        their keys.
+        """
         self._fresh += count
         low, high = self._fresh - count + 1, self._fresh
         self.connection.execute(
-            f"insert into {table} (id, part, big) select i, {values} from generate_series({low}, {high}) i".encode()
+            f"insert into {table} (id, part, big) select i, {values} from generate_series({low},"
+            f" {high}) i".encode()
         )
         return list(range(low, high + 1))
 
@@ -213,7 +241,8 @@ class Scene:
             self.rows(table.name, "1, 'small'")
 
     def refilter(self) -> None:
-        """Another filter for the table that has one, between changes of it: the next run repairs its target.
+        """Another filter for the table that has one, between changes of it: the next run repairs
+        its target.
 
         A table that is truncated meanwhile would be copied instead.
         """
@@ -224,7 +253,7 @@ class Scene:
         (other,) = (text for text in FILTERS if text not in now)
         others = ", ".join([*KEYED[1:], COPIES])
         self.connection.execute(
-            f"alter publication {self.name}_pub set table {KEYED[0]} where ({other}), {others}".encode()
+            f"alter publication {self.name}_pub set table {KEYED[0]} where ({other}), {others}".encode()  # noqa: E501
         )
         self.write(4)
         self.workload.truncates = True
@@ -234,7 +263,9 @@ class Scene:
         return any(len(table.columns) > MOST_COLUMNS for table in self.workload.chosen)
 
     def run(self, verb: str, spark: Any = None, *, file: str = PLAIN, **details: Any) -> float:
-        """A verb in this process, or through the Connect server by one of its own; raises what it ended with, else its seconds."""
+        """A verb in this process, or through the Connect server by one of its own; raises what it
+        ended with, else its seconds.
+        """
         self.runs += 1
         if self.remote is not None:
             process = self.start(verb, file=file)
@@ -244,19 +275,28 @@ class Scene:
                 raise WaldeltaError(f"{verb} failed: {self.log.read_text().splitlines()[-1]}")
             return time.monotonic() - began
         began, pipeline = time.monotonic(), Pipeline.load(self.files[file])
-        getattr(pipeline, verb)(spark or self.spark, run_id=f"run_{self.runs}", **self.details.get(verb, {}) | details)
+        getattr(pipeline, verb)(
+            spark or self.spark, run_id=f"run_{self.runs}", **self.details.get(verb, {}) | details
+        )
         return time.monotonic() - began
 
-    def start(self, verb: str, *arguments: str, file: str = PLAIN, **environment: str) -> subprocess.Popen[bytes]:
-        """The verb as a process of its own, with a JVM of its own, held where its work begins (`release`)."""
+    def start(
+        self, verb: str, *arguments: str, file: str = PLAIN, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """The verb as a process of its own, with a JVM of its own, held where its work begins
+        (`release`).
+        """
         log = self.log.open("ab")
         if self.remote is not None:
             environment["SPARK_REMOTE"] = self.remote
         command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[file]), *arguments]
         process = subprocess.Popen(
-            command, env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2,4]"} | environment,
-            stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2,4]"} | environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         log.close()
         self.listener.hold(process.pid)
         return process
@@ -281,21 +321,31 @@ class Scene:
     def reconnect(self) -> None:
         """After an immediate stop of the server, which ended our own connection too."""
         self.connection.close()
-        self.connection = self.workload.connection = psycopg.connect(self.server.conninfo(self.name), autocommit=True)
+        self.connection = self.workload.connection = psycopg.connect(
+            self.server.conninfo(self.name), autocommit=True
+        )
 
     def settle(self) -> None:
-        """All as it was before the fault, and the dead run's backends gone, as they are when the next run is due."""
+        """All as it was before the fault, and the dead run's backends gone, as they are when the
+        next run is due.
+        """
         self.network.heal()
         wait_until(lambda: not self._execute(self.name, f"select 1 {_OURS}"))
 
     def differences(self) -> list[str]:
-        """Rows that a target lacks or has too often, by table; and changes that stand in the change log more than once."""
+        """Rows that a target lacks or has too often, by table; and changes that stand in the change
+        log more than once.
+        """
         found = []
         for table in [*(t.name for t in self.workload.tables), COPIES]:
             names = self._columns(table)
             held = self._held(table, names)
             in_target: Rows = Counter(tuple(row[name] for name in names) for row in held)
-            (where,) = (self.connection.execute(_FILTER).fetchone() or ()) if table == KEYED[0] else ("true",)
+            (where,) = (
+                (self.connection.execute(_FILTER).fetchone() or ())
+                if table == KEYED[0]
+                else ("true",)
+            )
             query = f"select {', '.join(names)} from {table} where {where}"
             in_source: Rows = Counter(self.connection.execute(query.encode()).fetchall())
             if lost := (in_source - in_target).total():
@@ -308,24 +358,34 @@ class Scene:
         """Whether the cut that readers take as the newest is an older one."""
         cuts = Pipeline.load(self.files[PLAIN]).job().ledger.batches()
         newest = max(cut.batch for cut in cuts)
-        return [f"the newest cut is of batch {cuts[-1].batch}, not {newest}"] * (cuts[-1].batch < newest)
+        return [f"the newest cut is of batch {cuts[-1].batch}, not {newest}"] * (
+            cuts[-1].batch < newest
+        )
 
     def _held(self, table: str, names: list[str]) -> list[dict[str, Any]]:
         path = local_path(f"{self.root}/public/{table}")
         try:
             return DeltaTable(str(path)).to_pyarrow_table(columns=names).to_pylist()
         except DeltaProtocolError:  # it has had deletion vectors
-            return self.spark.read.format("delta").load(str(path)).select(names).toArrow().to_pylist()
+            return (
+                self.spark.read.format("delta").load(str(path)).select(names).toArrow().to_pylist()
+            )
 
     def _messages(self) -> list[str]:
         if not self.emitted.total():
             return []
-        contents = DeltaTable(str(local_path(bookkeeping_uri(self.root, MESSAGES)))).to_pyarrow_table(
-            columns=["prefix", "content"]
+        contents = DeltaTable(
+            str(local_path(bookkeeping_uri(self.root, MESSAGES)))
+        ).to_pyarrow_table(columns=["prefix", "content"])
+        held = Counter(
+            row["content"].decode()
+            for row in contents.to_pylist()
+            if row["prefix"] == MESSAGE_PREFIX
         )
-        held = Counter(row["content"].decode() for row in contents.to_pylist() if row["prefix"] == MESSAGE_PREFIX)
         lost, doubled = (self.emitted - held).total(), (held - self.emitted).total()
-        return [f"{lost} messages lost"] * bool(lost) + [f"{doubled} messages too many"] * bool(doubled)
+        return [f"{lost} messages lost"] * bool(lost) + [f"{doubled} messages too many"] * bool(
+            doubled
+        )
 
     def _columns(self, table: str) -> list[str]:
         named = {t.name: ["id", "part", "big", *t.columns] for t in self.workload.tables}
@@ -339,23 +399,32 @@ class Scene:
         ]
         others = [
             f"update {COPIES} set t = %(t)s where n = {low}",
-            f"delete from {COPIES} where ctid in (select ctid from {COPIES} where n <= {low} limit 2)",
+            (
+                f"delete from {COPIES} where ctid in (select ctid from {COPIES} where n <= {low}"
+                " limit 2)"
+            ),
         ]
         statement = self.random.choice(inserts if at_least_one_row else inserts + others)
         self.connection.execute(statement.encode(), {"t": text})
 
-    def _write_pipeline(self, name: str, *, checked: bool = False, max_changes: int | None = None) -> Path:
+    def _write_pipeline(
+        self, name: str, *, checked: bool = False, max_changes: int | None = None
+    ) -> Path:
         tables: list[dict[str, str]] = [{"name": f"public.{name}"} for name in [*KEYED, COPIES]]
         tables[0]["where"] = FILTERS[0]
         document = {
             "pipeline": self.name,
-            "source": {"conn_id": self.name, "slot": self.name, "options": {"messages": True, "streaming": self.streaming},
-                       "publications": [{"name": f"{self.name}_pub", "tables": tables}],
-                       **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
+            "source": {
+                "conn_id": self.name,
+                "slot": self.name,
+                "options": {"messages": True, "streaming": self.streaming},
+                "publications": [{"name": f"{self.name}_pub", "tables": tables}],
+                **({"failover": True} if self.server.version >= KEEPS_SLOTS else {}),
+            },
             "target": {"root": self.root},
             "quality": {"enabled": checked},
             **({"batch": {"max_changes": max_changes}} if max_changes is not None else {}),
-        }  # fmt: skip
+        }
         path = self.folder / f"{name}.yml"
         path.write_text(yaml.safe_dump(document))
         return path
@@ -368,9 +437,13 @@ class Scene:
 
 @contextmanager
 def new_scenes(
-    seed: int, count: int, streaming: Sequence[str] = ("off",), max_changes: Sequence[int | None] = (None,)
+    seed: int,
+    count: int,
+    streaming: Sequence[str] = ("off",),
+    max_changes: Sequence[int | None] = (None,),
 ) -> Iterator[list[Scene]]:
-    """A server of its own, and pipelines set up on databases of it; they share a session, a listener and their faults.
+    """A server of its own, and pipelines set up on databases of it; they share a session, a
+    listener and their faults.
 
     They have the options ``streaming`` and ``max_changes`` in turn.
     """
@@ -379,9 +452,14 @@ def new_scenes(
         scenes: list[Scene] = []
         for number in range(count):
             scene = Scene(
-                server, Path(name, str(number)), seed + number, listener=listener, number=number,
-                streaming=streaming[number % len(streaming)], max_changes=max_changes[number % len(max_changes)],
-            )  # fmt: skip
+                server,
+                Path(name, str(number)),
+                seed + number,
+                listener=listener,
+                number=number,
+                streaming=streaming[number % len(streaming)],
+                max_changes=max_changes[number % len(max_changes)],
+            )
             ending.callback(scene.close)
             if scenes:
                 scene.use(scenes[0].spark.newSession())
@@ -391,12 +469,18 @@ def new_scenes(
 
 
 @contextmanager
-def new_scene(seed: int, *, connect: bool = False, max_changes: int | None = None) -> Iterator[Scene]:
-    """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on it."""
+def new_scene(
+    seed: int, *, connect: bool = False, max_changes: int | None = None
+) -> Iterator[Scene]:
+    """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on
+    it.
+    """
     with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
         folder = Path(name)
         remote = ending.enter_context(_spark_connect(folder)) if connect else None
-        scene = Scene(ending.enter_context(_server()), folder, seed, remote, max_changes=max_changes)
+        scene = Scene(
+            ending.enter_context(_server()), folder, seed, remote, max_changes=max_changes
+        )
         ending.callback(scene.close)
         scene.set_up()
         yield scene
@@ -408,9 +492,12 @@ def new_listener() -> Listener:
 
 
 def quick(folder: Path) -> dict[str, str]:
-    """The environment of sessions that don't generate code, nor plan anew: most of what a few rows would cost."""
+    """The environment of sessions that don't generate code, nor plan anew: most of what a few rows
+    would cost.
+    """
     (file := folder / "quick.conf").write_text(_QUICK)
-    # Not SPARK_CONF_DIR: it would be part of the class path, and the archive of classes is for another one then.
+    # Not SPARK_CONF_DIR: it would be part of the class path, and the archive of classes is for
+    # another one then.
     return {"PYSPARK_SUBMIT_ARGS": f"--properties-file {file} pyspark-shell"}
 
 
@@ -425,7 +512,9 @@ def _server() -> Iterator[EmbeddedPostgres]:
 
 @contextmanager
 def _spark_connect(folder: Path) -> Iterator[str]:
-    server = SparkConnectServer(folder, free_port(), "soak-token", folder / "spark.log", memory="2g")
+    server = SparkConnectServer(
+        folder, free_port(), "soak-token", folder / "spark.log", memory="2g"
+    )
     part = server.start(os.environ)
     try:
         wait_until(server.is_listening)
@@ -436,11 +525,11 @@ def _spark_connect(folder: Path) -> Iterator[str]:
 
 _FILTER = f"select rowfilter from pg_publication_tables where tablename = '{KEYED[0]}'".encode()
 _OURS = (
-    "from pg_stat_activity where application_name like 'waldelta%' and datname = current_database() "
-    "and pid <> pg_backend_pid()"
+    "from pg_stat_activity where application_name like 'waldelta%' and datname = current_database()"
+    " and pid <> pg_backend_pid()"
 )
 # Beyond the numbers of random rows; more than logical_decoding_work_mem holds.
-_MANY = f"insert into {COPIES} select 1000 + g, repeat('x', 300) from generate_series(1, 400) g".encode()
+_MANY = f"insert into {COPIES} select 1000 + g, repeat('x', 300) from generate_series(1, 400) g".encode()  # noqa: E501
 _MOST_OF_MANY = f"delete from {COPIES} where n > 1000 and n % 100 <> 0".encode()
 Fault = Callable[[Scene, int], None]
 
@@ -461,7 +550,9 @@ def kill_driver(_: Scene, pid: int) -> None:
 
 
 def kill_process(_: Scene, pid: int) -> None:
-    """kill -9 of one process: a run's Python, whose JVM learns of it a moment later, or a task's worker."""
+    """kill -9 of one process: a run's Python, whose JVM learns of it a moment later, or a task's
+    worker.
+    """
     os.kill(pid, signal.SIGKILL)
 
 

@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.soak import preparations as prepared
-from tests.soak.scene import CHECKED, IN_STEPS, PLAIN, Fault, Scene, family, kill_driver, kill_jvm, kill_process
+from tests.soak.scene import (
+    CHECKED,
+    IN_STEPS,
+    PLAIN,
+    Fault,
+    Scene,
+    family,
+    kill_driver,
+    kill_jvm,
+    kill_process,
+)
 
 Prepare = Callable[[Scene], None]
 _FILE_BYTES = 1500  # a disk that is full in the middle of a file
@@ -17,9 +27,11 @@ _FILE_BYTES = 1500  # a disk that is full in the middle of a file
 
 @dataclass(frozen=True)
 class Step:
-    """A moment of a run: its fault point, the verb that passes it, what is written to the source before, and the pipeline file.
+    """A moment of a run: its fault point, the verb that passes it, what is written to the source
+    before, and the pipeline file.
 
-    ``within``: not the point itself, but what the server does next, a statement of which this is a part.
+    ``within``: not the point itself, but what the server does next, a statement of which this is a
+    part.
     """
 
     point: str
@@ -43,55 +55,122 @@ STEPS: tuple[Step, ...] = (
     Step("consume.copied", group="within get", within="pg_logical_slot_get_binary_changes"),
     *(Step(point) for point in ("consume.got", "consume.moved")),
     *(Step(point, prepare=prepared.unpublished) for point in ("idle.intended", "idle.moved")),
-    *(Step(point, prepare=prepared.behind, group="behind") for point in (
-        "recover.compared", "idle.intended", "idle.moved",
-    )),
-    *(Step(point, prepare=prepared.failed_over) for point in ("failover.marked", "failover.recorded")),
+    *(
+        Step(point, prepare=prepared.behind, group="behind")
+        for point in (
+            "recover.compared",
+            "idle.intended",
+            "idle.moved",
+        )
+    ),
+    *(
+        Step(point, prepare=prepared.failed_over)
+        for point in ("failover.marked", "failover.recorded")
+    ),
     *(Step(point, prepare=prepared.emitted) for point in ("messages.writing", "messages.written")),
-    *(Step(point, prepare=prepared.left_staged) for point in ("takeover.removed", "takeover.fenced")),
-    *(Step(point) for point in (
-        "apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cutting", "apply.cut",
-    )),
+    *(
+        Step(point, prepare=prepared.left_staged)
+        for point in ("takeover.removed", "takeover.fenced")
+    ),
+    *(
+        Step(point)
+        for point in (
+            "apply.staged",
+            "apply.merging",
+            "apply.merged",
+            "apply.applied",
+            "apply.cutting",
+            "apply.cut",
+        )
+    ),
     # One step is applied while the next ones land.
-    *(Step(point, prepare=prepared.many_changes, group="overlapped", file=IN_STEPS) for point in (
-        "land.reading", "land.committed", "consume.intended", "consume.got", "consume.moved",
-        "apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cutting", "apply.cut",
-    )),
+    *(
+        Step(point, prepare=prepared.many_changes, group="overlapped", file=IN_STEPS)
+        for point in (
+            "land.reading",
+            "land.committed",
+            "consume.intended",
+            "consume.got",
+            "consume.moved",
+            "apply.staged",
+            "apply.merging",
+            "apply.merged",
+            "apply.applied",
+            "apply.cutting",
+            "apply.cut",
+        )
+    ),
     Step("reread.told", prepare=prepared.incomplete),
     Step("foreign.recorded", prepare=prepared.written_by_others),
-    *(Step(point, prepare=prepared.columns) for point in (
-        "rewrite.recorded", "reshape.begun", "reshape.committed", "reshape.recorded",
-    )),
-    *(Step(point, prepare=prepared.rewritten, group="recopy") for point in ("recopy.marked", *_SYNC)),
+    *(
+        Step(point, prepare=prepared.columns)
+        for point in (
+            "rewrite.recorded",
+            "reshape.begun",
+            "reshape.committed",
+            "reshape.recorded",
+        )
+    ),
+    *(
+        Step(point, prepare=prepared.rewritten, group="recopy")
+        for point in ("recopy.marked", *_SYNC)
+    ),
     *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),
     *(Step(point, file=CHECKED) for point in ("check.begun", "check.reported", "check.ended")),
     Step("run.ended"),
     *(Step(point, "replay", prepared.damaged) for point in ("replay.merging", "replay.merged")),
-    *(Step(point, "retry_quarantined", prepared.quarantined, "quarantine") for point in _REPAIR[1:]),
+    *(
+        Step(point, "retry_quarantined", prepared.quarantined, "quarantine")
+        for point in _REPAIR[1:]
+    ),
     *(Step(point, "sync", group="sync") for point in _SYNC),
     *(Step(point, "sync", prepared.returned, "first") for point in _SYNC[:-1]),
-    *(Step(point, "resync", prepared.slot_dropped, "resync") for point in (
-        "resync.recorded", "setup.dropped", "setup.publications", "setup.creating", "setup.created", "resync.compared", *_SYNC,
-    )),
-    *(Step(point, "maintain", prepared.written_down) for point in (
-        "maintain.compacted", "maintain.cleaned", "maintain.forgetting", "maintain.forgotten", "maintain.pruned",
-    )),
+    *(
+        Step(point, "resync", prepared.slot_dropped, "resync")
+        for point in (
+            "resync.recorded",
+            "setup.dropped",
+            "setup.publications",
+            "setup.creating",
+            "setup.created",
+            "resync.compared",
+            *_SYNC,
+        )
+    ),
+    *(
+        Step(point, "maintain", prepared.written_down)
+        for point in (
+            "maintain.compacted",
+            "maintain.cleaned",
+            "maintain.forgetting",
+            "maintain.forgotten",
+            "maintain.pruned",
+        )
+    ),
     Step("maintain.purged", "maintain", prepared.with_vectors),
-)  # fmt: skip
+)
 
 
 def _full_disk(_: Scene, pid: int) -> None:
-    """No file of the run may grow any more: the same error in the same places as a full disk, without one."""
+    """No file of the run may grow any more: the same error in the same places as a full disk,
+    without one.
+    """
     for process in family(pid):
-        is_ours = os.getsid(process.pid) == os.getsid(pid)  # and no other driver's that we have started
+        is_ours = os.getsid(process.pid) == os.getsid(
+            pid
+        )  # and no other driver's that we have started
         if is_ours and (process.name().startswith(("java", "python")) or process.pid == pid):
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_FILE_BYTES, resource.RLIM_INFINITY))
+            resource.prlimit(
+                process.pid, resource.RLIMIT_FSIZE, (_FILE_BYTES, resource.RLIM_INFINITY)
+            )
 
 
 def disk_is_free(pid: int) -> None:
     """Files may grow again."""
     for process in family(pid):
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(
+            process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
 
 
 def _stall(scene: Scene, _: int) -> None:
@@ -103,7 +182,8 @@ def _stall(scene: Scene, _: int) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A fault; ``own_process``: it takes the run's process with it, ``of_worker``: a task's; ``only_at``: where it means anything.
+    """A fault; ``own_process``: it takes the run's process with it, ``of_worker``: a task's;
+    ``only_at``: where it means anything.
 
     ``within``: whether it means anything while the run waits for the server's answer.
     """
@@ -126,15 +206,20 @@ FAULTS: dict[str, Kind] = {
     "disk": Kind(_full_disk),
     "network": Kind(lambda scene, _: scene.network.cut()),
     "mid-message": Kind(lambda scene, _: scene.network.cut_after(1000), only_at=_TASKS),
-    # See Matrix._zombie. A run that waits for an answer when its connections end has nothing in mind to go on with.
+    # See Matrix._zombie. A run that waits for an answer when its connections end has nothing in
+    # mind to go on with.
     "zombie": Kind(lambda scene, _: None, within=False),
     "stall": Kind(_stall, only_at=(*_TASKS, "consume.copied", "apply.staged")),
 }
 
 
 def cells(steps: Sequence[str], faults: Sequence[str]) -> list[tuple[Step, str]]:
-    """The cells of the matrix that are asked for: steps by the beginning of their names, faults by name; none for all."""
-    chosen = [step for step in STEPS if not steps or any(step.name.startswith(asked) for asked in steps)]
+    """The cells of the matrix that are asked for: steps by the beginning of their names, faults by
+    name; none for all.
+    """
+    chosen = [
+        step for step in STEPS if not steps or any(step.name.startswith(asked) for asked in steps)
+    ]
     return [
         (step, fault)
         for fault in faults or FAULTS

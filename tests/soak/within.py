@@ -1,4 +1,6 @@
-"""Within a statement: a fault that meets the server in the middle of it, where no fault point can be."""
+"""Within a statement: a fault that meets the server in the middle of it, where no fault point can
+be.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import psycopg
 
 from tests.soak.scene import Scene, wait_until
 
-# Whoever decodes the first change of a relation reads this catalog, and waits for it; nobody else does.
+# Whoever decodes the first change of a relation reads this catalog, and waits for it; nobody else
+# does.
 _KEEP = "lock table pg_catalog.pg_publication_rel in access exclusive mode"
 _WAITS = """
 select 1
@@ -20,7 +23,8 @@ where datname = current_database() and wait_event_type = 'Lock' and strpos(query
 
 
 class Within:
-    """Waits, from `begin` on, until the server works at a statement that decodes, keeps it there, and lets the fault happen.
+    """Waits, from `begin` on, until the server works at a statement that decodes, keeps it there,
+    and lets the fault happen.
 
     What is left of the statement goes on when that is over. ``met`` is set then.
     """
@@ -32,7 +36,9 @@ class Within:
         self._thread: threading.Thread | None = None
 
     def begin(self, _: int) -> None:
-        """What a fault point right before the statement calls: returns once the server can't finish it."""
+        """What a fault point right before the statement calls: returns once the server can't finish
+        it.
+        """
         keeper = psycopg.connect(self._scene.server.conninfo(self._scene.name))
         keeper.execute(_KEEP.encode())
         self._thread = threading.Thread(target=self._watch, args=(keeper,))
@@ -46,7 +52,9 @@ class Within:
 
     def _watch(self, keeper: psycopg.Connection) -> None:
         def is_there() -> bool:
-            keeper.execute(b"select pg_stat_clear_snapshot()")  # else all of a transaction's looks are the first one
+            keeper.execute(
+                b"select pg_stat_clear_snapshot()"
+            )  # else all of a transaction's looks are the first one
             return keeper.execute(_WAITS.encode(), (self._statement,)).fetchone() is not None
 
         try:

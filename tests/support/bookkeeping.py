@@ -32,13 +32,22 @@ def run(run_id: str, at: datetime, status="succeeded", **more) -> Run:
     return Run(at, run_id, "consume", status, **facts | more)
 
 
-def did(version: int, committed_at: datetime | None = None, **targets: tuple[int, int, int]) -> list[TargetCut]:
+def did(
+    version: int, committed_at: datetime | None = None, **targets: tuple[int, int, int]
+) -> list[TargetCut]:
     """What a run did to targets: rows inserted, updated and deleted."""
-    return [TargetCut(f"public.{n}", 1, version, *counts, commit_ts=committed_at) for n, counts in targets.items()]
+    return [
+        TargetCut(f"public.{n}", 1, version, *counts, commit_ts=committed_at)
+        for n, counts in targets.items()
+    ]
 
 
-def result(at, run_id, table, success=True, severity="critical", meaning="key (id) is unique", count=0):
-    return ExpectationResult(at, run_id, table, "kind", meaning, severity, "key", success, None, count, 1)
+def result(
+    at, run_id, table, success=True, severity="critical", meaning="key (id) is unique", count=0
+):
+    return ExpectationResult(
+        at, run_id, table, "kind", meaning, severity, "key", success, None, count, 1
+    )
 
 
 def read_expectation_results(root: str) -> list[ExpectationResult]:
@@ -51,5 +60,11 @@ def read_expectation_results(root: str) -> list[ExpectationResult]:
 
 
 def pipeline(lake: str) -> PipelineFile:
-    source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "tables": [{"name": "public.a"}]}]}
-    return PipelineFile.model_validate({"pipeline": "shop", "source": source, "target": {"root": lake}})
+    source = {
+        "conn_id": "c",
+        "slot": "s",
+        "publications": [{"name": "p", "tables": [{"name": "public.a"}]}],
+    }
+    return PipelineFile.model_validate(
+        {"pipeline": "shop", "source": source, "target": {"root": lake}}
+    )

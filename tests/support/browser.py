@@ -26,13 +26,20 @@ def open_browser() -> Iterator[WebDriver]:
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:
-        missing = "chromium and chromedriver aren't on PATH (Debian: apt-get install chromium chromium-driver)"
+        missing = (
+            "chromium and chromedriver aren't on PATH (Debian: apt-get install chromium"
+            " chromium-driver)"
+        )
         if os.environ.get(REQUIRED):
             pytest.fail(missing)
         pytest.skip(missing)
     options = Options()
     options.binary_location = browser
-    for argument in ("--headless=new", "--no-proxy-server", f"--window-size={_WINDOW[0]},{_WINDOW[1]}"):
+    for argument in (
+        "--headless=new",
+        "--no-proxy-server",
+        f"--window-size={_WINDOW[0]},{_WINDOW[1]}",
+    ):
         options.add_argument(argument)
     if os.geteuid() == 0:  # Chromium's sandbox refuses root; the pages are our own
         options.add_argument("--no-sandbox")
@@ -59,7 +66,8 @@ def screenshot(browser: WebDriver, folder: Path, name: str) -> Path:
     return path
 
 
-# Texts whose contrast with what is behind them is below WCAG's 4.5 (3 for large ones), in the browser's own colours.
+# Texts whose contrast with what is behind them is below WCAG's 4.5 (3 for large ones), in the
+# browser's own colours.
 LOW_CONTRAST = """
 const parse = c => { const m = c.match(/[\\d.]+/g).map(Number); return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
 const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
@@ -79,7 +87,7 @@ while (walk.nextNode()) {
   if (ratio < (large ? 3 : 4.5)) found.push([text.slice(0, 60), ratio.toFixed(2), s.color, back.join(',')]);
 }
 return found;
-"""
+"""  # noqa: E501
 # How far the page is wider than the window, in pixels: tables scroll by themselves, pages don't.
 WIDER = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # How much of each table is beyond the edge of what it scrolls in.

@@ -1,4 +1,6 @@
-"""What goes on in a Spark Connect server when its client was killed: a statement within the last of its work."""
+"""What goes on in a Spark Connect server when its client was killed: a statement within the last of
+its work.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def insert_that_goes_on(spark: SparkSession, uri: str, folder: Path) -> Iterator[None]:
-    """An INSERT of all rows of a target, begun before what is within and about to commit after it; fails unless it is refused.
+    """An INSERT of all rows of a target, begun before what is within and about to commit after it;
+    fails unless it is refused.
 
-    It reads nothing of the target, so that nothing but the target's properties can conflict with it.
+    It reads nothing of the target, so that nothing but the target's properties can conflict with
+    it.
     """
     begun, over, staged = folder / "begun", folder / "over", str(folder / "staged")
     spark.read.format("delta").load(uri).coalesce(1).write.parquet(staged)

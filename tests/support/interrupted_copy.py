@@ -1,4 +1,6 @@
-"""What a test does in the middle of a copy: with its snapshot taken and its chunks planned, before its rows are written."""
+"""What a test does in the middle of a copy: with its snapshot taken and its chunks planned, before
+its rows are written.
+"""
 
 from __future__ import annotations
 

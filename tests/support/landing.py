@@ -34,11 +34,15 @@ def wrongly_counted(monkeypatch, only: int | None = None):
         found = real(change_log, batch)
         if only not in (None, batch):
             return found
-        return replace(found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1))
+        return replace(
+            found, transactions=replace(found.transactions, inserts=found.transactions.inserts + 1)
+        )
 
     monkeypatch.setattr(ChangeLog, "landed", landed)
 
 
 def told(job) -> None:
     """The row of a run that has told of what it applied, without which a look asks for a run."""
-    RunResult("consume", job.run_id, "succeeded", stages={"apply": StageResult("succeeded", 0.0)}).record(job)
+    RunResult(
+        "consume", job.run_id, "succeeded", stages={"apply": StageResult("succeeded", 0.0)}
+    ).record(job)

@@ -31,7 +31,15 @@ def origin(lsn: int, name: str) -> bytes:
 
 def relation(relation_id, schema, name, columns, identity="d", xid=None) -> bytes:
     """``columns`` are (name, type oid, typmod, is_key)."""
-    head = b"R" + _xid(xid) + struct.pack("!I", relation_id) + schema.encode() + b"\0" + name.encode() + b"\0"
+    head = (
+        b"R"
+        + _xid(xid)
+        + struct.pack("!I", relation_id)
+        + schema.encode()
+        + b"\0"
+        + name.encode()
+        + b"\0"
+    )
     body = b"".join(
         struct.pack("!B", is_key) + column.encode() + b"\0" + struct.pack("!Ii", oid, typmod)
         for column, oid, typmod, is_key in columns
@@ -40,7 +48,9 @@ def relation(relation_id, schema, name, columns, identity="d", xid=None) -> byte
 
 
 def type_(oid: int, schema: str, name: str, xid=None) -> bytes:
-    return b"Y" + _xid(xid) + struct.pack("!I", oid) + schema.encode() + b"\0" + name.encode() + b"\0"
+    return (
+        b"Y" + _xid(xid) + struct.pack("!I", oid) + schema.encode() + b"\0" + name.encode() + b"\0"
+    )
 
 
 def tuple_data(values) -> bytes:
@@ -52,7 +62,13 @@ def insert(relation_id: int, new, xid=None) -> bytes:
 
 
 def update(relation_id: int, new, key=None, old=None, xid=None) -> bytes:
-    before = b"K" + tuple_data(key) if key is not None else b"O" + tuple_data(old) if old is not None else b""
+    before = (
+        b"K" + tuple_data(key)
+        if key is not None
+        else b"O" + tuple_data(old)
+        if old is not None
+        else b""
+    )
     return b"U" + _xid(xid) + struct.pack("!I", relation_id) + before + b"N" + tuple_data(new)
 
 
@@ -63,7 +79,11 @@ def delete(relation_id: int, key=None, old=None, xid=None) -> bytes:
 
 def truncate(relation_ids, cascade=False, restart_identity=False, xid=None) -> bytes:
     flags = cascade | restart_identity << 1
-    return b"T" + _xid(xid) + struct.pack(f"!IB{len(relation_ids)}I", len(relation_ids), flags, *relation_ids)
+    return (
+        b"T"
+        + _xid(xid)
+        + struct.pack(f"!IB{len(relation_ids)}I", len(relation_ids), flags, *relation_ids)
+    )
 
 
 def message(lsn: int, prefix: str, content: bytes, transactional: bool = True, xid=None) -> bytes:
@@ -101,7 +121,9 @@ def stream_commit(xid: int, commit_lsn: int, end_lsn: int, commit_ts_us: int) ->
     return b"c" + struct.pack("!IBqqq", xid, 0, commit_lsn, end_lsn, commit_ts_us - EPOCH_US)
 
 
-def stream_abort(xid: int, subxid: int, abort_lsn: int | None = None, abort_ts_us: int = EPOCH_US) -> bytes:
+def stream_abort(
+    xid: int, subxid: int, abort_lsn: int | None = None, abort_ts_us: int = EPOCH_US
+) -> bytes:
     """With ``abort_lsn`` as protocol version 4 sends it."""
     more = b"" if abort_lsn is None else struct.pack("!qq", abort_lsn, abort_ts_us - EPOCH_US)
     return b"A" + struct.pack("!II", xid, subxid) + more
@@ -123,9 +145,13 @@ def commit_prepared(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> b
     return b"K\0" + _prepared(lsn, end_lsn, ts_us, xid, gid)
 
 
-def rollback_prepared(prepare_end_lsn: int, end_lsn: int, prepare_ts_us: int, ts_us: int, xid: int, gid: str) -> bytes:
+def rollback_prepared(
+    prepare_end_lsn: int, end_lsn: int, prepare_ts_us: int, ts_us: int, xid: int, gid: str
+) -> bytes:
     times = (prepare_ts_us - EPOCH_US, ts_us - EPOCH_US)
-    return b"r\0" + struct.pack("!qqqqI", prepare_end_lsn, end_lsn, *times, xid) + gid.encode() + b"\0"
+    return (
+        b"r\0" + struct.pack("!qqqqI", prepare_end_lsn, end_lsn, *times, xid) + gid.encode() + b"\0"
+    )
 
 
 def _prepared(lsn: int, end_lsn: int, ts_us: int, xid: int, gid: str) -> bytes:

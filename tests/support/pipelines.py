@@ -1,4 +1,6 @@
-"""Pipelines for integration tests: a pipeline file in memory, its publication and slot on a test's database."""
+"""Pipelines for integration tests: a pipeline file in memory, its publication and slot on a test's
+database.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,18 @@ from waldelta.slot.acknowledge import confirmed_lsn
 def pipeline_file(
     lake: str, slot: str, tables: list[str] | None = None, options: dict | None = None, **overrides
 ) -> PipelineFile:
-    """A pipeline on the test database; ``options`` are the source's, ``overrides`` replace top-level keys."""
+    """A pipeline on the test database; ``options`` are the source's, ``overrides`` replace
+    top-level keys.
+    """
     publication = {"name": f"{slot}_pub", "tables": [{"name": t} for t in tables or ["public.t"]]}
     document = {
         "pipeline": slot,
-        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication], "options": options or {}},
+        "source": {
+            "conn_id": "test_source",
+            "slot": slot,
+            "publications": [publication],
+            "options": options or {},
+        },
         "target": {"root": lake},
         "quality": {"enabled": False},
     }
@@ -30,12 +39,23 @@ def bare_slot(database, pipeline: PipelineFile) -> Job:
     tables = ", ".join(entry.name for entry in source.publications[0].tables)
     database.execute(f"create publication {source.publications[0].name} for table {tables}")
     database.execute(
-        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)", (source.slot, source.options.two_phase)
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, %s)",
+        (source.slot, source.options.two_phase),
     )
-    position, lsn = read_position(database.connection), confirmed_lsn(database.connection, source.slot)
+    position, lsn = (
+        read_position(database.connection),
+        confirmed_lsn(database.connection, source.slot),
+    )
     job.ledger.append(
         SlotMove(
-            now(), "test", "created", source.slot, position.system_identifier, position.timeline, str(lsn), lsn.value
+            now(),
+            "test",
+            "created",
+            source.slot,
+            position.system_identifier,
+            position.timeline,
+            str(lsn),
+            lsn.value,
         )
     )
     return job

@@ -1,6 +1,8 @@
-"""A power cut, as far as a test can have one: what a process forced onto the disk is kept, and of all else what readers can least bear.
+"""A power cut, as far as a test can have one: what a process forced onto the disk is kept, and of
+all else what readers can least bear.
 
-Neither Spark nor delta-rs calls fsync; waldelta does, by os.fsync alone, so what that was called with is what the disk was told.
+Neither Spark nor delta-rs calls fsync; waldelta does, by os.fsync alone, so what that was called
+with is what the disk was told.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Disk:
 
     def __init__(self, monkeypatch) -> None:
         self.at_each: Callable[[], None] = lambda: None
-        self._synced: dict[int, float] = {}  # by inode: files are synced before they get their names
+        self._synced: dict[
+            int, float
+        ] = {}  # by inode: files are synced before they get their names
         monkeypatch.setattr("os.fsync", self._fsync)
 
     def _fsync(self, handle: int) -> None:
@@ -35,11 +39,15 @@ class Disk:
         return self._synced.get(path.stat().st_ino, -1.0) >= since
 
     def volatile(self, root: Path, tables: str) -> list[str]:
-        """What of some tables wouldn't survive: files not synced since they were written, folders not since a file came in."""
+        """What of some tables wouldn't survive: files not synced since they were written, folders
+        not since a file came in.
+        """
         return volatile(root, tables, self.is_kept)
 
     def after_a_cut(self, table: Path, copy: Path) -> Path:
-        """A copy of a table as a cut may leave it: files that weren't synced are there, and empty."""
+        """A copy of a table as a cut may leave it: files that weren't synced are there, and
+        empty.
+        """
         shutil.copytree(table, copy)
         for path in table.rglob("*"):
             if path.is_file() and not self.is_kept(path, path.stat().st_mtime):

@@ -1,4 +1,6 @@
-"""Seeds of the random tests: the same one in every `make test`, so that a build doesn't vary; another one in every soak."""
+"""Seeds of the random tests: the same one in every `make test`, so that a build doesn't vary;
+another one in every soak.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ def is_long() -> bool:
 
 
 def chosen_seed() -> int:
-    """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a soak."""
-    seed = int(os.environ.get("WALDELTA_SEED") or (random.randrange(1 << 30) if is_long() else ALWAYS))
+    """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a
+    soak.
+    """
+    seed = int(
+        os.environ.get("WALDELTA_SEED") or (random.randrange(1 << 30) if is_long() else ALWAYS)
+    )
     print(f"WALDELTA_SEED={seed}")
     return seed

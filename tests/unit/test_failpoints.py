@@ -35,7 +35,11 @@ def test_a_point_waits_until_what_is_armed_for_it_is_over(tmp_path, monkeypatch)
 
 def test_the_matrix_has_every_fault_point():
     sources = [*ROOT.glob("spark_jobs/*.py"), *ROOT.glob("include/waldelta/**/*.py")]
-    points = [name for path in sources for name in re.findall(r'fault_point\("([\w.]+)"\)', path.read_text())]
+    points = [
+        name
+        for path in sources
+        for name in re.findall(r'fault_point\("([\w.]+)"\)', path.read_text())
+    ]
     assert sorted(points) == sorted({step.point for step in STEPS})
 
 
@@ -54,12 +58,22 @@ def test_the_matrix_tries_every_cell_once_and_every_step_and_fault_early():
 
 def test_the_page_counts_what_was_tried():
     """Cells not reached are neither good nor bad; those of an older version are told apart."""
-    cell = {"step": "land.committed", "seconds": 3.0, "problems": [], "at": "2026-01-01", "ended": "killed by signal 9"}
+    cell = {
+        "step": "land.committed",
+        "seconds": 3.0,
+        "problems": [],
+        "at": "2026-01-01",
+        "ended": "killed by signal 9",
+    }
     results = {
         "land.committed | driver": cell | {"fault": "driver", "code": "new"},
         "land.committed | jvm": cell | {"fault": "jvm", "code": "old", "at": "2025-12-31"},
-        "land.committed | disk": cell | {"fault": "disk", "problems": ["w1: 1 rows lost"], "code": "new"},
-        "land.committed | server": cell | {"fault": "server", "ended": "not reached; succeeded", "code": "new"},
+        "land.committed | disk": (
+            cell | {"fault": "disk", "problems": ["w1: 1 rows lost"], "code": "new"}
+        ),
+        "land.committed | server": (
+            cell | {"fault": "server", "ended": "not reached; succeeded", "code": "new"}
+        ),
     }
     said = figures(results, [], "new")
     assert "| `land.committed` | ✓ | · | ✓ |  | · | – | ✗ |" in said["matrix"]

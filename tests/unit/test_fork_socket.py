@@ -1,4 +1,6 @@
-"""A request to the fork server is bounded, in length and in time: one that isn't whole keeps no other waiting."""
+"""A request to the fork server is bounded, in length and in time: one that isn't whole keeps no
+other waiting.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,16 @@ def output(tmp_path):
 
 def test_a_request_arrives_with_its_output(ends, output):
     asker, server = ends
-    asking = threading.Thread(target=send_request, args=(asker, {"arguments": ["x" * (1 << 20)]}, output))
+    asking = threading.Thread(
+        target=send_request, args=(asker, {"arguments": ["x" * (1 << 20)]}, output)
+    )
     asking.start()
     request, got = receive_request(server, 20)
     asking.join()
-    assert (len(request["arguments"][0]), os.fstat(got).st_ino) == (1 << 20, os.fstat(output).st_ino)
+    assert (len(request["arguments"][0]), os.fstat(got).st_ino) == (
+        1 << 20,
+        os.fstat(output).st_ino,
+    )
     os.close(got)
 
 
@@ -45,7 +52,9 @@ def test_one_that_is_too_long_is_refused_unread(ends, output):
     socket.send_fds(asker, [LENGTH.pack(LONGEST_REQUEST + 1)], [output])
     asker.sendall(b"x" * 1000)
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
-    with pytest.raises(ValueError, match=f"{LONGEST_REQUEST + 1} bytes, and no request needs more than"):
+    with pytest.raises(
+        ValueError, match=f"{LONGEST_REQUEST + 1} bytes, and no request needs more than"
+    ):
         receive_request(server, 20)
     assert {path.name for path in Path("/proc/self/fd").iterdir()} <= before
     assert len(server.recv(4096)) == 1000

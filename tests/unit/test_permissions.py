@@ -1,4 +1,6 @@
-"""Files for their owner alone, or as WALDELTA_UMASK says, from a process that may have any umask and several threads."""
+"""Files for their owner alone, or as WALDELTA_UMASK says, from a process that may have any umask
+and several threads.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def modes(*paths: Path) -> list[int]:
     return [stat.S_IMODE(path.stat().st_mode) for path in paths]
 
 
-@pytest.mark.parametrize("text, mask", [(None, 0o077), ("", 0o077), ("027", 0o027), ("0007", 0o007), ("022", 0o022)])
+@pytest.mark.parametrize(
+    "text, mask", [(None, 0o077), ("", 0o077), ("027", 0o027), ("0007", 0o007), ("022", 0o022)]
+)
 def test_the_lakes_umask(monkeypatch, text, mask):
     """Hadoop is told the same as the processes have."""
     monkeypatch.delenv(UMASK_VARIABLE, raising=False)
@@ -47,7 +51,9 @@ def test_a_wrong_umask_is_refused(monkeypatch, text):
 
 
 def test_a_group_can_read_a_lake_of_its_own(monkeypatch, tmp_path):
-    """A root that somebody has made for a group stays as it is, and what is made in it is the group's."""
+    """A root that somebody has made for a group stays as it is, and what is made in it is the
+    group's.
+    """
     monkeypatch.setenv(UMASK_VARIABLE, "027")
     root = tmp_path / "lake"
     root.mkdir()

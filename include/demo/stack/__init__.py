@@ -1,4 +1,5 @@
-"""The embedded stack: PostgreSQL, a warm Spark Connect server and Airflow, in one folder and on loopback only.
+"""The embedded stack: PostgreSQL, a warm Spark Connect server and Airflow, in one folder and on
+loopback only.
 
 ``python -m demo.stack up|down|status``, or as a context manager::
 

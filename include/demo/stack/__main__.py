@@ -18,9 +18,13 @@ from waldelta.errors import WaldeltaError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; exit code 0 when it did what was asked (status: when the stack is running)."""
-    parser = argparse.ArgumentParser(prog="python -m demo.stack", description="the embedded stack", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m demo.stack", description="the embedded stack", allow_abbrev=False
+    )
     parser.add_argument("command", choices=("up", "down", "status", "psql"))
-    parser.add_argument("--folder", type=Path, default=Stack.folder, help="where its data lives (default .waldelta)")
+    parser.add_argument(
+        "--folder", type=Path, default=Stack.folder, help="where its data lives (default .waldelta)"
+    )
     given, options = parser.parse_known_args(arguments)
     if options and given.command != "psql":
         parser.error(f"unrecognized arguments: {' '.join(options)}")
@@ -53,7 +57,9 @@ def down(folder: Path, console: Console) -> int:
     """Stop the stack; its data stays."""
     with console.status("stopping the stack"):
         was_running = Stack(folder).stop()
-    console.print("the stack is stopped, its data is kept" if was_running else "the stack was not running")
+    console.print(
+        "the stack is stopped, its data is kept" if was_running else "the stack was not running"
+    )
     return 0
 
 
@@ -62,7 +68,9 @@ def status(folder: Path, console: Console) -> int:
     stack = Stack(folder)
     running = stack.is_running()
     for part in stack.parts:
-        console.print(f"{part.name}: {f'process {part.pid}' if part.alive else f'dead, see {part.log}'}")
+        console.print(
+            f"{part.name}: {f'process {part.pid}' if part.alive else f'dead, see {part.log}'}"
+        )
     if running:
         _describe(stack, console)
     else:
@@ -85,7 +93,9 @@ def psql(folder: Path, console: Console, options: list[str]) -> int:
 def _describe(stack: Stack, console: Console) -> None:
     lines = {
         "Airflow": f"{stack.url}  user [bold]{stack.user}[/]  password [bold]{stack.password}[/]",
-        "source": "make psql, or one statement: make psql ARGS=\"-c 'select count(*) from flights'\"",
+        "source": (
+            "make psql, or one statement: make psql ARGS=\"-c 'select count(*) from flights'\""
+        ),
         "lake": f"{stack.lake}, a Delta table is <schema>/<table>; README shows how to read it",
         "logs": str(stack.logs),
         "stop it": "make down",

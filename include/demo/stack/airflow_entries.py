@@ -1,4 +1,6 @@
-"""What Airflow must know of the stack: its connections and the pool of each slot, entered through the REST API."""
+"""What Airflow must know of the stack: its connections and the pool of each slot, entered through
+the REST API.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ def set_connection(client: AirflowClient, report: Report, conn_id: str, **fields
     client.set_connection(conn_id, **fields)
 
 
-def create_pools(client: AirflowClient, report: Report, pipelines: Path, environment: Mapping[str, str]) -> None:
-    """Create the pool of every pipeline file's slot; a file that can't be read has its say in the UI."""
+def create_pools(
+    client: AirflowClient, report: Report, pipelines: Path, environment: Mapping[str, str]
+) -> None:
+    """Create the pool of every pipeline file's slot; a file that can't be read has its say in the
+    UI.
+    """
     with environment_of(environment):
         for path in sorted(pipelines.glob("*.yml")):
             try:
@@ -36,12 +42,16 @@ def create_pools(client: AirflowClient, report: Report, pipelines: Path, environ
             except ConfigError as err:
                 report(f"no pool for {path.name}: {err}")
                 continue
-            client.set_pool(pipeline.pool, 1, f"runs that touch the replication slot {pipeline.source.slot}")
+            client.set_pool(
+                pipeline.pool, 1, f"runs that touch the replication slot {pipeline.source.slot}"
+            )
 
 
 @contextmanager
 def environment_of(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables for the time of a block; they may hold secrets, and child processes inherit them."""
+    """These variables for the time of a block; they may hold secrets, and child processes inherit
+    them.
+    """
     before = dict(os.environ)
     os.environ.update(variables)
     try:

@@ -1,4 +1,6 @@
-"""Airflow as the embedded stack runs it: scheduler, API server, DAG processor and triggerer on a PostgreSQL metadata database."""
+"""Airflow as the embedded stack runs it: scheduler, API server, DAG processor and triggerer on a
+PostgreSQL metadata database.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ USER = "admin"
 SCHEDULER, TRIGGERER = "scheduler", "triggerer"
 PARTS = {
     "api-server": ["api-server", "--host", "127.0.0.1", "--workers", "1"],
-    # The API server reads the task logs from the same disk, so the scheduler needs no port to serve them.
+    # The API server reads the task logs from the same disk, so the scheduler needs no port to serve
+    # them.
     SCHEDULER: ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
-    # No DAG of ours needs it; without one Airflow's home page is red, and DAGs that others add may wait for ever.
+    # No DAG of ours needs it; without one Airflow's home page is red, and DAGs that others add may
+    # wait for ever.
     TRIGGERER: ["triggerer", "--skip-serve-logs"],
 }
 
@@ -58,7 +62,9 @@ class AirflowProcesses:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The variables of Airflow's processes; everything else is in airflow.cfg, which others can't read."""
+        """The variables of Airflow's processes; everything else is in airflow.cfg, which others
+        can't read.
+        """
         return {**base, "AIRFLOW_HOME": str(self.home)}
 
     def configure(self) -> None:
@@ -76,7 +82,9 @@ class AirflowProcesses:
     def migrate(self, environment: Mapping[str, str]) -> None:
         """Bring the metadata database to this version's schema; skipped when it was done before."""
         stamp = self.home / "migrated"
-        wanted = f"{version('apache-airflow-core')} {self.database.rpartition('@')[2].partition('/')[2]}"
+        wanted = (
+            f"{version('apache-airflow-core')} {self.database.rpartition('@')[2].partition('/')[2]}"
+        )
         if stamp.exists() and stamp.read_text() == wanted:
             return
         finish(self._run("db-migrate", ["db", "migrate"], environment), timeout_s=180)
@@ -85,13 +93,17 @@ class AirflowProcesses:
     def start(self, environment: Mapping[str, str]) -> list[Part]:
         """Start all but the scheduler, which follows once the API server ``answers``."""
         later = {SCHEDULER} if self.triggerer else {SCHEDULER, TRIGGERER}
-        return [self._run(name, arguments, environment) for name, arguments in PARTS.items() if name not in later]
+        return [
+            self._run(name, arguments, environment)
+            for name, arguments in PARTS.items()
+            if name not in later
+        ]
 
     def start_scheduler(self, environment: Mapping[str, str]) -> Part:
         """Start the scheduler; all is ready when ``is_healthy``.
 
-        Its tasks call the API server as soon as they start: without an answer one is killed, and tried again only
-        after its retry delay.
+        Its tasks call the API server as soon as they start: without an answer one is killed, and
+        tried again only after its retry delay.
         """
         return self._run(SCHEDULER, PARTS[SCHEDULER], environment)
 
@@ -100,11 +112,15 @@ class AirflowProcesses:
         return self._health() is not None
 
     def is_healthy(self, since: datetime) -> bool:
-        """Whether the API answers, and scheduler and DAG processor have sent a heartbeat since then."""
+        """Whether the API answers, and scheduler and DAG processor have sent a heartbeat since
+        then.
+        """
         if (health := self._health()) is None:
             return False
-        beats = (health["scheduler"]["latest_scheduler_heartbeat"],
-                 (health.get("dag_processor") or {}).get("latest_dag_processor_heartbeat"))  # fmt: skip
+        beats = (
+            health["scheduler"]["latest_scheduler_heartbeat"],
+            (health.get("dag_processor") or {}).get("latest_dag_processor_heartbeat"),
+        )
         return all(beat and datetime.fromisoformat(beat).astimezone(UTC) >= since for beat in beats)
 
     def _health(self) -> dict[str, Any] | None:

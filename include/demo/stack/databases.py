@@ -1,4 +1,6 @@
-"""The databases of the embedded PostgreSQL: Airflow's metadata, and one per source, each with a role of its own."""
+"""The databases of the embedded PostgreSQL: Airflow's metadata, and one per source, each with a
+role of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ SOURCE_ROLE = "waldelta"
 def prepare(server: EmbeddedPostgres, airflow_password: str, source_password: str) -> None:
     """Create the two roles and Airflow's database unless they exist.
 
-    The pipelines' role has what the preflight asks of a least privileged one: LOGIN, REPLICATION and the ownership of
-    its databases.
+    The pipelines' role has what the preflight asks of a least privileged one: LOGIN, REPLICATION
+    and the ownership of its databases.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         _set_role(connection, AIRFLOW, airflow_password, "login")
@@ -35,7 +37,9 @@ def _set_role(connection: psycopg.Connection, name: str, password: str, attribut
     known = connection.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone()
     verb = "alter" if known else "create"
     # Hashed here, so that the password itself is in no statement that the server might log.
-    verifier = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode()
+    verifier = connection.pgconn.encrypt_password(
+        password.encode(), name.encode(), b"scram-sha-256"
+    ).decode()
     statement = sql.SQL(f"{verb} role {{}} {attributes} password {{}}")
     connection.execute(statement.format(sql.Identifier(name), sql.Literal(verifier)))
 
@@ -43,5 +47,7 @@ def _set_role(connection: psycopg.Connection, name: str, password: str, attribut
 def _create_databases(connection: psycopg.Connection, names: Iterable[str], owner: str) -> None:
     known = {name for (name,) in connection.execute("select datname from pg_database")}
     for name in sorted(set(names) - known):
-        statement = sql.SQL("create database {} owner {}").format(sql.Identifier(name), sql.Identifier(owner))
+        statement = sql.SQL("create database {} owner {}").format(
+            sql.Identifier(name), sql.Identifier(owner)
+        )
         connection.execute(statement)

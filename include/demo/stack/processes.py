@@ -1,4 +1,6 @@
-"""Child processes of the embedded stack: started in groups of their own, waited for, ended without a trace."""
+"""Child processes of the embedded stack: started in groups of their own, waited for, ended without
+a trace.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from types import FrameType
 
 import psutil
 
-# Every process of a stack carries its folder in this variable, and so do all that it starts: that is how even an
-# orphan in another process group is found.
+# Every process of a stack carries its folder in this variable, and so do all that it starts: that
+# is how even an orphan in another process group is found.
 MARK = "WALDELTA_STACK_FOLDER"
 TAIL_LINES = 30
 # A process's start time is counted from the boot, whose time moves when the clock is set right.
@@ -66,7 +68,8 @@ def start(
     environment: Mapping[str, str],
     held: Sequence[int] = (),
 ) -> Part:
-    """Start a process in a session of its own, so that a terminal's Ctrl-C is ours to handle; files are private.
+    """Start a process in a session of its own, so that a terminal's Ctrl-C is ours to handle; files
+    are private.
 
     The descriptors in ``held`` stay open for as long as it runs.
     """
@@ -91,13 +94,19 @@ def start(
     return Part(name, child.pid, created, log, child)
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float, parts: Iterable[Part] = ()) -> None:
-    """Wait for a condition; raises StackError with the log's end when one of the parts dies or time runs out."""
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_s: float, parts: Iterable[Part] = ()
+) -> None:
+    """Wait for a condition; raises StackError with the log's end when one of the parts dies or time
+    runs out.
+    """
     parts = tuple(parts)
     deadline = time.monotonic() + timeout_s
     while not condition():
         if dead := next((part for part in parts if part.needed and not part.alive), None):
-            raise StackError(f"{dead.name} died while starting; the end of {dead.log}:\n{dead.log_tail()}")
+            raise StackError(
+                f"{dead.name} died while starting; the end of {dead.log}:\n{dead.log_tail()}"
+            )
         if time.monotonic() > deadline:
             tails = "\n".join(f"--- the end of {part.log}:\n{part.log_tail()}" for part in parts)
             raise StackError(f"{what} did not come up within {timeout_s:.0f} s\n{tails}")
@@ -105,18 +114,26 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float, parts
 
 
 def finish(part: Part, timeout_s: float) -> None:
-    """Wait for a process that ends by itself; raises StackError with the log's end when it fails."""
+    """Wait for a process that ends by itself; raises StackError with the log's end when it
+    fails.
+    """
     try:
         code = part.child.wait(timeout_s) if part.child is not None else 0
     except subprocess.TimeoutExpired:
         stop([part], grace_s=2)
-        raise StackError(f"{part.name} took longer than {timeout_s:.0f} s:\n{part.log_tail()}") from None
+        raise StackError(
+            f"{part.name} took longer than {timeout_s:.0f} s:\n{part.log_tail()}"
+        ) from None
     if code != 0:
-        raise StackError(f"{part.name} failed (exit {code}); the end of {part.log}:\n{part.log_tail()}")
+        raise StackError(
+            f"{part.name} failed (exit {code}); the end of {part.log}:\n{part.log_tail()}"
+        )
 
 
 def stop(parts: Iterable[Part], grace_s: float) -> None:
-    """End these parts and all their descendants: SIGTERM to each part, after the grace SIGKILL to whoever is left."""
+    """End these parts and all their descendants: SIGTERM to each part, after the grace SIGKILL to
+    whoever is left.
+    """
     parts = [part for part in parts if part.alive]
     family: list[psutil.Process] = []
     for part in parts:
@@ -144,11 +161,17 @@ def end(processes: Iterable[psutil.Process], grace_s: float = 5) -> None:
 
 
 def marked(folder: Path) -> list[psutil.Process]:
-    """The living processes that carry this stack's mark, whoever their parent is now; never the caller."""
+    """The living processes that carry this stack's mark, whoever their parent is now; never the
+    caller.
+    """
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARK) == str(folder) and _living(process):
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(MARK) == str(folder)
+                and _living(process)
+            ):
                 found.append(process)
     return found
 
@@ -171,7 +194,9 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that would end the program wait until the block is over: cleaning up is done once and completely."""
+    """Signals that would end the program wait until the block is over: cleaning up is done once and
+    completely.
+    """
     chosen = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, chosen)
     try:
@@ -181,7 +206,9 @@ def undisturbed() -> Iterator[None]:
 
 
 def _wait_for_end(
-    processes: Iterable[psutil.Process], timeout_s: float, each_time: Callable[[], None] = lambda: None
+    processes: Iterable[psutil.Process],
+    timeout_s: float,
+    each_time: Callable[[], None] = lambda: None,
 ) -> list[psutil.Process]:
     deadline = time.monotonic() + timeout_s
     while True:

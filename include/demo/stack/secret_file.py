@@ -1,4 +1,6 @@
-"""The embedded stack's passwords and keys: made once, kept in one file that only its owner can read."""
+"""The embedded stack's passwords and keys: made once, kept in one file that only its owner can
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _fernet_key() -> str:
 
 @dataclass(frozen=True, repr=False)
 class StackSecrets:
-    """Every secret of one stack; they live as long as its data, since the metadata database is encrypted with one."""
+    """Every secret of one stack; they live as long as its data, since the metadata database is
+    encrypted with one.
+    """
 
     admin_password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     airflow_database: str = field(default_factory=_token)
@@ -34,7 +38,9 @@ class StackSecrets:
 
     @property
     def airflow(self) -> AirflowSecrets:
-        return AirflowSecrets(self.admin_password, self.fernet_key, self.jwt_secret, self.api_secret)
+        return AirflowSecrets(
+            self.admin_password, self.fernet_key, self.jwt_secret, self.api_secret
+        )
 
     @classmethod
     def load(cls, path: Path) -> Self:

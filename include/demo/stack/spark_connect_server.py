@@ -1,4 +1,6 @@
-"""A local Spark Connect server that stays warm: bound to loopback, refusing whoever lacks its token."""
+"""A local Spark Connect server that stays warm: bound to loopback, refusing whoever lacks its
+token.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,23 @@ from pathlib import Path
 
 from demo.java import java_home
 from demo.stack.processes import Part, StackError, start
-from waldelta.spark.settings import TASK_ATTEMPTS, WORKERS_HERE, driver_settings, jars, shuffle_partitions
+from waldelta.spark.settings import (
+    TASK_ATTEMPTS,
+    WORKERS_HERE,
+    driver_settings,
+    jars,
+    shuffle_partitions,
+)
 
 MAIN_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
-# Read by the server from its environment, so that the token is in no argument, file or configuration page.
+# Read by the server from its environment, so that the token is in no argument, file or
+# configuration page.
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable
 # pyspark sends a token over a connection without TLS only to the host of exactly this name.
 HOST = "localhost"
 
-# A batch job's JVM lives for seconds and does without the second compiler; this one lives for days and wants it.
+# A batch job's JVM lives for seconds and does without the second compiler; this one lives for days
+# and wants it.
 _JVM_FLAGS = "-XX:+UseParallelGC -Dio.netty.tryReflectionSetAccessible=true"
 _LOG4J = """\
 rootLogger.level = warn
@@ -36,10 +46,11 @@ appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 
 @contextmanager
 def _port_beside(port: int) -> Iterator[Sequence[int]]:
-    """A socket on the same port of ::1, for the server to inherit: it takes no connection, and no other user can.
+    """A socket on the same port of ::1, for the server to inherit: it takes no connection, and no
+    other user can.
 
-    Many machines resolve HOST to ::1 too, and clients try that first: who listened there would be sent the token.
-    Raises StackError when a process has that port.
+    Many machines resolve HOST to ::1 too, and clients try that first: who listened there would be
+    sent the token. Raises StackError when a process has that port.
     """
     with ExitStack() as sockets:
         try:
@@ -48,8 +59,9 @@ def _port_beside(port: int) -> Iterator[Sequence[int]]:
         except OSError as err:
             if err.errno == errno.EADDRINUSE:
                 raise StackError(
-                    f"port {port} of [::1] is another process's, which clients of {HOST} would reach in the place of "
-                    "the Spark Connect server: start again, with other ports"
+                    f"port {port} of [::1] is another process's, which clients of {HOST} would"
+                    " reach in the place of the Spark Connect server: start again, with other"
+                    " ports"
                 ) from err
             yield ()  # this machine has no ::1
         else:
@@ -88,7 +100,14 @@ class SparkConnectServer:
             TOKEN_VARIABLE: self.token,
         }
         spark_submit = str(Path(self.python).with_name("spark-submit"))
-        command = [spark_submit, "--properties-file", str(properties), "--class", MAIN_CLASS, "spark-internal"]
+        command = [
+            spark_submit,
+            "--properties-file",
+            str(properties),
+            "--class",
+            MAIN_CLASS,
+            "spark-internal",
+        ]
         with _port_beside(self.port) as held:
             return start("Spark Connect server", command, folder=self.folder, log=self.log,
                          environment={**environment, **own}, held=held)  # fmt: skip
@@ -99,7 +118,9 @@ class SparkConnectServer:
         return False
 
     def settings(self) -> dict[str, str]:
-        """The server's Spark configuration: the sessions' common settings and what belongs to a server."""
+        """The server's Spark configuration: the sessions' common settings and what belongs to a
+        server.
+        """
         cores = os.cpu_count() or 2
         own = {
             "spark.master": f"local[{cores},{TASK_ATTEMPTS}]",
@@ -114,7 +135,8 @@ class SparkConnectServer:
             "spark.local.dir": str(self.folder / "tmp"),
             "spark.sql.warehouse.dir": (self.folder / "warehouse").as_uri(),
             "spark.sql.shuffle.partitions": str(shuffle_partitions()),
-            # The first of several stages is small here; adaptive execution joins what is left nearly empty.
+            # The first of several stages is small here; adaptive execution joins what is left
+            # nearly empty.
             "spark.sql.adaptive.enabled": "true",
             # Sessions of finished runs are kept no longer than they can be asked about.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",

@@ -1,4 +1,6 @@
-"""Start, find and stop the parts of the embedded stack, in the order in which they need each other."""
+"""Start, find and stop the parts of the embedded stack, in the order in which they need each
+other.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,11 @@ _DATA = ("postgres", "airflow", "spark", "lake", "logs")
 
 @dataclass
 class Stack:
-    """Everything the demo needs, below ``folder``. ``sources`` gives each source's database by Airflow conn_id.
+    """Everything the demo needs, below ``folder``. ``sources`` gives each source's database by
+    Airflow conn_id.
 
-    ``report`` hears a line whenever a part is ready. All processes but PostgreSQL's get the variables of ``environment``.
+    ``report`` hears a line whenever a part is ready. All processes but PostgreSQL's get the
+    variables of ``environment``.
     """
 
     folder: Path = REPOSITORY / ".waldelta"
@@ -98,15 +102,28 @@ class Stack:
 
     @property
     def spark(self) -> SparkConnectServer:
-        return SparkConnectServer(self.folder / "spark", self._state.spark_port, self.secrets.spark_token,
-                                  self.logs / "spark-connect.log", self.spark_memory)  # fmt: skip
+        return SparkConnectServer(
+            self.folder / "spark",
+            self._state.spark_port,
+            self.secrets.spark_token,
+            self.logs / "spark-connect.log",
+            self.spark_memory,
+        )
 
     @property
     def airflow(self) -> AirflowProcesses:
         database = (f"postgresql+psycopg2://{databases.AIRFLOW}:{self.secrets.airflow_database}"
                     f"@127.0.0.1:{self.postgres.port}/{databases.AIRFLOW}")  # fmt: skip
-        return AirflowProcesses(self.folder / "airflow", self.logs, self._state.airflow_port, database,
-                                self.secrets.airflow, self.dags, self.plugins, triggerer=self.triggerer)  # fmt: skip
+        return AirflowProcesses(
+            self.folder / "airflow",
+            self.logs,
+            self._state.airflow_port,
+            database,
+            self.secrets.airflow,
+            self.dags,
+            self.plugins,
+            triggerer=self.triggerer,
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -118,15 +135,21 @@ class Stack:
         return AirflowClient(self.url, self.user, self.password)
 
     def source_conninfo(self, conn_id: str) -> str:
-        """libpq's connection string of a source, as the pipelines' role, which owns the database."""
-        return self.postgres.conninfo(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
+        """libpq's connection string of a source, as the pipelines' role, which owns the
+        database.
+        """
+        return self.postgres.conninfo(
+            self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source
+        )
 
     def source_uri(self, conn_id: str) -> str:
         """The same as Airflow's URI."""
         return self.postgres.uri(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
 
     def psql(self, conn_id: str) -> tuple[str, dict[str, str]]:
-        """The program psql, and libpq's variables that lead it to a source: no argument holds the password."""
+        """The program psql, and libpq's variables that lead it to a source: no argument holds the
+        password.
+        """
         variables = {
             "PGHOST": "127.0.0.1",
             "PGPORT": str(self.postgres.port),
@@ -137,8 +160,12 @@ class Stack:
         return str(self.postgres.bin / "psql"), variables
 
     def job_environment(self) -> dict[str, str]:
-        """Variables for a job started by hand against this stack: sources, Spark, pipelines and lake. Holds secrets."""
-        sources = {f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources}
+        """Variables for a job started by hand against this stack: sources, Spark, pipelines and
+        lake. Holds secrets.
+        """
+        sources = {
+            f"AIRFLOW_CONN_{conn_id.upper()}": self.source_uri(conn_id) for conn_id in self.sources
+        }
         return sources | {"SPARK_REMOTE": self.spark.remote} | self.places()
 
     def places(self) -> dict[str, str]:
@@ -175,12 +202,18 @@ class Stack:
         return found
 
     def is_running(self) -> bool:
-        """Whether all parts of this folder's stack are alive; afterwards ``url``, ``spark`` and so on are right."""
+        """Whether all parts of this folder's stack are alive; afterwards ``url``, ``spark`` and so
+        on are right.
+        """
         if (state := StackState.read(self._state_file, self.parts)) is None:
             return False
         self._state = state
         self.postgres.port = state.postgres_port
-        return state.complete and all(part.alive for part in state.parts if part.needed) and self._postgres_is_alive()
+        return (
+            state.complete
+            and all(part.alive for part in state.parts if part.needed)
+            and self._postgres_is_alive()
+        )
 
     def reset(self) -> None:
         """Delete the stack's data, lake included; it must not be running."""
@@ -205,10 +238,14 @@ class Stack:
             create_pools(client, self.report, self.pipelines, self.places())
 
     def kill_scheduler(self) -> None:
-        """Kill the scheduler of a stack started by this process, its workers and their tasks: nobody is told anything."""
+        """Kill the scheduler of a stack started by this process, its workers and their tasks:
+        nobody is told anything.
+        """
         killed = [part for part in self.parts if _is_scheduler(part)]
         stop(killed, grace_s=0)
-        self._state = replace(self._state, parts=tuple(part for part in self.parts if part not in killed))
+        self._state = replace(
+            self._state, parts=tuple(part for part in self.parts if part not in killed)
+        )
         self._state.write(self._state_file)
 
     def start_scheduler(self) -> None:
@@ -227,7 +264,10 @@ class Stack:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._leave.close()
 
@@ -237,14 +277,18 @@ class Stack:
         clock = time.monotonic()
         self._state = StackState(free_port(), free_port(), free_port())
         base = self._base_environment()
-        spark_part = self.spark.start(base)  # the slowest to come up, and it needs none of the others
+        spark_part = self.spark.start(
+            base
+        )  # the slowest to come up, and it needs none of the others
         self._remember(spark_part)
         base |= self._start_fork_server(base)
         self.postgres.port = self._state.postgres_port
         self._start_postgres()
         databases.prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
         databases.prepare_sources(self.postgres, self.sources.values())
-        self.report(f"PostgreSQL {self.postgres.version} on 127.0.0.1:{self.postgres.port} {_since(clock)}")
+        self.report(
+            f"PostgreSQL {self.postgres.version} on 127.0.0.1:{self.postgres.port} {_since(clock)}"
+        )
         self._airflow_environment = environment = self.airflow.environment(base)
         self.airflow.configure()
         self.airflow.migrate(environment)
@@ -260,12 +304,20 @@ class Stack:
         self.report(f"Airflow on {self.url} {_since(clock)}")
 
     def _start_fork_server(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The variable by which tasks find it; none where a socket's path would be too long, then jobs do without."""
+        """The variable by which tasks find it; none where a socket's path would be too long, then
+        jobs do without.
+        """
         path = self.folder / "jobs.sock"
         if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
             return {}
         command = [sys.executable, "-P", "-m", "waldelta.cli.fork_server", str(path)]
-        part = start("fork server", command, folder=self.folder, log=self.logs / "fork-server.log", environment=base)
+        part = start(
+            "fork server",
+            command,
+            folder=self.folder,
+            log=self.logs / "fork-server.log",
+            environment=base,
+        )
         self._remember(replace(part, needed=False))
         return {FORK_SERVER_VARIABLE: str(path)}
 
@@ -280,14 +332,29 @@ class Stack:
         with self.client() as client:
             for conn_id in self.sources:
                 self._enter_source(client, conn_id)
-            set_connection(client, self.report, SPARK_CONN_ID, conn_type="spark_connect", host=HOST, port=spark.port,
-                           password=spark.token)  # fmt: skip
+            set_connection(
+                client,
+                self.report,
+                SPARK_CONN_ID,
+                conn_type="spark_connect",
+                host=HOST,
+                port=spark.port,
+                password=spark.token,
+            )
         self.create_pools()
 
     def _enter_source(self, client: AirflowClient, conn_id: str) -> None:
-        set_connection(client, self.report, conn_id, conn_type="postgres", host="127.0.0.1", port=self.postgres.port,
-                       login=databases.SOURCE_ROLE, password=self.secrets.source,
-                       schema=self.sources[conn_id])  # fmt: skip
+        set_connection(
+            client,
+            self.report,
+            conn_id,
+            conn_type="postgres",
+            host="127.0.0.1",
+            port=self.postgres.port,
+            login=databases.SOURCE_ROLE,
+            password=self.secrets.source,
+            schema=self.sources[conn_id],
+        )
 
     def _stop_parts(self) -> None:
         with undisturbed():
@@ -312,7 +379,11 @@ class Stack:
 
     def _postgres_is_alive(self) -> bool:
         with suppress(OSError, ValueError):
-            return bool(psutil.pid_exists(int((self.postgres.data / "postmaster.pid").read_text().splitlines()[0])))
+            return bool(
+                psutil.pid_exists(
+                    int((self.postgres.data / "postmaster.pid").read_text().splitlines()[0])
+                )
+            )
         return False
 
     def _base_environment(self) -> dict[str, str]:

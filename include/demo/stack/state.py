@@ -24,19 +24,28 @@ class StackState:
 
     def write(self, path: Path) -> None:
         parts = [
-            {"name": p.name, "pid": p.pid, "created": p.created, "log": str(p.log), "needed": p.needed}
+            {
+                "name": p.name,
+                "pid": p.pid,
+                "created": p.created,
+                "log": str(p.log),
+                "needed": p.needed,
+            }
             for p in self.parts
         ]
         write_private(path, json.dumps(self.__dict__ | {"parts": parts}, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path, own: Sequence[Part] = ()) -> Self | None:
-        """The state in this file, None when there is none; parts in ``own`` keep their handle, to be reaped by it."""
+        """The state in this file, None when there is none; parts in ``own`` keep their handle, to
+        be reaped by it.
+        """
         try:
             document = json.loads(path.read_text())
             known = {part.pid: part for part in own}
             parts = tuple(
-                known.get(p["pid"]) or Part(p["name"], p["pid"], p["created"], Path(p["log"]), needed=p["needed"])
+                known.get(p["pid"])
+                or Part(p["name"], p["pid"], p["created"], Path(p["log"]), needed=p["needed"])
                 for p in document.pop("parts")
             )
             return cls(**document, parts=parts)

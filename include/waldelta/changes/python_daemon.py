@@ -1,7 +1,9 @@
-"""Spark's daemon of Python workers, with what every task of ours needs imported before it forks the workers.
+"""Spark's daemon of Python workers, with what every task of ours needs imported before it forks the
+workers.
 
-Spark starts it instead of ``pyspark.daemon`` where executors share the driver's machine (spark.python.daemon.module):
-a worker that reads the slot ends with its task, and the next one would pay for the imports again, half a second a run.
+Spark starts it instead of ``pyspark.daemon`` where executors share the driver's machine
+(spark.python.daemon.module): a worker that reads the slot ends with its task, and the next one
+would pay for the imports again, half a second a run.
 """
 
 from __future__ import annotations

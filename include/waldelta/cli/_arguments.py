@@ -1,4 +1,6 @@
-"""The command line's grammar: each verb with the options that it knows, so that one meant for another is refused, not ignored."""
+"""The command line's grammar: each verb with the options that it knows, so that one meant for
+another is refused, not ignored.
+"""
 
 from __future__ import annotations
 
@@ -32,85 +34,227 @@ _Options = dict[str, dict[str, Any]]
 # Airflow's tasks give these to every verb.
 _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
-        "--run-id": {"metavar": "ID", "help": "the name of the run in the ledger; Airflow passes the id of its DAG run"},
+        "--run-id": {
+            "metavar": "ID",
+            "help": "the name of the run in the ledger; Airflow passes the id of its DAG run",
+        },
         "--run-type": {
-            "choices": ("scheduled", "manual", "backfill"), "default": "manual",
+            "choices": ("scheduled", "manual", "backfill"),
+            "default": "manual",
             "help": "how the run was started; the default is manual",
         },
         "--interval-start": {
-            "type": _moment, "metavar": "TIME",
-            "help": "begin of the run's data interval, in UTC unless it has an offset; replay: derive the runs from this time on",
+            "type": _moment,
+            "metavar": "TIME",
+            "help": (
+                "begin of the run's data interval, in UTC unless it has an offset; replay: derive"
+                " the runs from this time on"
+            ),
         },
         "--interval-end": {
-            "type": _moment, "metavar": "TIME",
+            "type": _moment,
+            "metavar": "TIME",
             "help": "end of the run's data interval; replay: derive the runs before this time",
         },
-        "--result": {"type": Path, "metavar": "PATH", "help": "write the run's result to this file, as JSON"},
+        "--result": {
+            "type": Path,
+            "metavar": "PATH",
+            "help": "write the run's result to this file, as JSON",
+        },
     }
-)  # fmt: skip
+)
 _NAMES = {"type": _listed, "metavar": "NAMES"}
-_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages of the verb; separate names by commas"}}
+_STAGE: _Options = {
+    "--stage": _NAMES | {"help": "run only these stages of the verb; separate names by commas"}
+}
 _TABLES: _Options = {
-    "--tables": _NAMES | {"help": "work on these tables only, as schema.table; separate names by commas"}
+    "--tables": (
+        _NAMES | {"help": "work on these tables only, as schema.table; separate names by commas"}
+    )
 }
 _COPY: _Options = {
     **_STAGE,
     **_TABLES,
     "--reason": {"metavar": "TEXT", "help": "why you run it; the ledger keeps the text"},
 }
-_BY: _Options = {"--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}}
+_BY: _Options = {
+    "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
+}
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
-        "check": ("test whether setup would work and print its plan; changes nothing", {
-            "--sql": _FLAG | {"help": "print the SQL that a DBA can run in place of setup"},
-        }),
-        "setup": ("create the publications and the slot that the pipeline file describes", {
-            "--dry-run": _FLAG | {"help": "print the plan and change nothing"},
-            "--sql": _FLAG | {"help": "print the SQL that a DBA can run in place of setup, and change nothing"},
-        }),
-        "sync": ("copy tables that were never copied (initial snapshot)", _COPY | {
-            "--due": _FLAG | {"help": "copy only those of --tables that get no changes until they are copied"},
-        }),
-        "resync": ("create a lost slot again and repair the targets", _COPY | {
-            "--accept-server": {
-                "metavar": "SYSTEM/TIMELINE",
-                "help": "accept this server, although it isn't the one that the pipeline read before",
+        "check": (
+            "test whether setup would work and print its plan; changes nothing",
+            {
+                "--sql": _FLAG | {"help": "print the SQL that a DBA can run in place of setup"},
             },
-        }),
-        "consume": ("land the changes that the slot holds, apply them to the targets and check these", _STAGE | {
-            "--hand-over": _FLAG | {"help": "leave large tables that need a new copy to a later sync"},
-            "--again": _FLAG | {"help": "these stages ran before: replay what a run that succeeded has applied"},
-        }),
-        REPLAY: ("derive the rows again, from the change log, that the runs of an interval changed", _STAGE | _TABLES),
-        "reconcile": ("compare targets with the source", _COPY | _BY | {
-            "--repair": _FLAG | {"help": "read rows that differ from the source again and correct the targets"},
-        }),
+        ),
+        "setup": (
+            "create the publications and the slot that the pipeline file describes",
+            {
+                "--dry-run": _FLAG | {"help": "print the plan and change nothing"},
+                "--sql": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "print the SQL that a DBA can run in place of setup, and change nothing"
+                        )
+                    }
+                ),
+            },
+        ),
+        "sync": (
+            "copy tables that were never copied (initial snapshot)",
+            _COPY
+            | {
+                "--due": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "copy only those of --tables that get no changes until they are copied"
+                        )
+                    }
+                ),
+            },
+        ),
+        "resync": (
+            "create a lost slot again and repair the targets",
+            _COPY
+            | {
+                "--accept-server": {
+                    "metavar": "SYSTEM/TIMELINE",
+                    "help": (
+                        "accept this server, although it isn't the one that the pipeline read"
+                        " before"
+                    ),
+                },
+            },
+        ),
+        "consume": (
+            "land the changes that the slot holds, apply them to the targets and check these",
+            _STAGE
+            | {
+                "--hand-over": (
+                    _FLAG | {"help": "leave large tables that need a new copy to a later sync"}
+                ),
+                "--again": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "these stages ran before: replay what a run that succeeded has applied"
+                        )
+                    }
+                ),
+            },
+        ),
+        REPLAY: (
+            "derive the rows again, from the change log, that the runs of an interval changed",
+            _STAGE | _TABLES,
+        ),
+        "reconcile": (
+            "compare targets with the source",
+            _COPY
+            | _BY
+            | {
+                "--repair": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "read rows that differ from the source again and correct the targets"
+                        )
+                    }
+                ),
+            },
+        ),
         "validate": ("check the expectations of every target", {}),
         "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
         "status": ("print the slot, replication lag, data gaps and targets, as JSON", {}),
-        "quarantine": ("list rows and messages that the targets lack, or decide on them", _TABLES | {
-            "--retry": _FLAG | {"help": "read the rows from the source again; rows that still fail their gate stay"},
-            "--accept": _FLAG | {"help": "read the rows of --row or --tables from the source again and write them, whatever their gates say"},
-            "--discard": _FLAG | {"help": "leave the rows of --row or --tables out of their targets for good"},
-            "--release": _FLAG | {"help": "apply the landed changes of --tables, although a gate stopped these tables"},
-            "--skip": _FLAG | {"help": "let runs go on without the messages of --row, which can't be read"},
-            "--row": {"action": "extend", "type": _listed, "metavar": "IDS", "help": "ids of rows and messages, as the list shows them; separate ids by commas"},
-            "--reason": {"metavar": "TEXT", "help": "why you decide so; every decision but --retry needs it, and the quarantine keeps it"},
-        } | _BY),
-        "teardown": ("drop the slot and the publications that this pipeline created", {
-            "--orphans": _FLAG | {"help": "list slots on the source that no pipeline file in FILE's folder names"},
-            "--drop": {"type": _listed, "metavar": "SLOTS", "help": "drop these slots without a pipeline; separate names by commas"},
-        }),
+        "quarantine": (
+            "list rows and messages that the targets lack, or decide on them",
+            _TABLES
+            | {
+                "--retry": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "read the rows from the source again; rows that still fail their gate"
+                            " stay"
+                        )
+                    }
+                ),
+                "--accept": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "read the rows of --row or --tables from the source again and write"
+                            " them, whatever their gates say"
+                        )
+                    }
+                ),
+                "--discard": (
+                    _FLAG
+                    | {"help": "leave the rows of --row or --tables out of their targets for good"}
+                ),
+                "--release": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "apply the landed changes of --tables, although a gate stopped these"
+                            " tables"
+                        )
+                    }
+                ),
+                "--skip": (
+                    _FLAG
+                    | {"help": "let runs go on without the messages of --row, which can't be read"}
+                ),
+                "--row": {
+                    "action": "extend",
+                    "type": _listed,
+                    "metavar": "IDS",
+                    "help": (
+                        "ids of rows and messages, as the list shows them; separate ids by commas"
+                    ),
+                },
+                "--reason": {
+                    "metavar": "TEXT",
+                    "help": (
+                        "why you decide so; every decision but --retry needs it, and the quarantine"
+                        " keeps it"
+                    ),
+                },
+            }
+            | _BY,
+        ),
+        "teardown": (
+            "drop the slot and the publications that this pipeline created",
+            {
+                "--orphans": (
+                    _FLAG
+                    | {
+                        "help": (
+                            "list slots on the source that no pipeline file in FILE's folder names"
+                        )
+                    }
+                ),
+                "--drop": {
+                    "type": _listed,
+                    "metavar": "SLOTS",
+                    "help": "drop these slots without a pipeline; separate names by commas",
+                },
+            },
+        ),
     }
-)  # fmt: skip
+)
 
 # For the tests that hold each verb against Airflow's options and against the documentation.
 VERBS: Final = tuple(_OWN)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The verb, the file and the verb's options by name; leaves the process with a usage message for anything else."""
+    """The verb, the file and the verb's options by name; leaves the process with a usage message
+    for anything else.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs",
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
@@ -124,7 +268,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         for group, named in ((known, own), (of_run, _RUN)):
             for name, details in named.items():
                 group.add_argument(name, **details)
-        known.set_defaults(**{option: None for option in ("stage", "tables") if f"--{option}" not in own})
+        known.set_defaults(
+            **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
+        )
     options = parser.parse_args(arguments)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)
@@ -143,22 +289,31 @@ def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespa
 
 
 def check_decision(options: argparse.Namespace) -> None:
-    """Raise ConfigError for a decision that can't be: Airflow's form lets people ask for it, and what it meets has to be told there."""
+    """Raise ConfigError for a decision that can't be: Airflow's form lets people ask for it, and
+    what it meets has to be told there.
+    """
     if options.verb != "quarantine":
         return
     if options.row and options.retry:
         raise ConfigError(
-            "single rows can't be judged again, only all that a table lacks: name the table (--tables); --accept takes single rows"
+            "single rows can't be judged again, only all that a table lacks: name the table"
+            " (--tables); --accept takes single rows"
         )
     if options.accept and not (options.row or options.tables):
-        raise ConfigError("name the rows that are to be accepted (--row), or tables whose rows all are (--tables)")
+        raise ConfigError(
+            "name the rows that are to be accepted (--row), or tables whose rows all are (--tables)"
+        )
     if options.row and options.release:
         raise ConfigError(
-            "rows aren't released but tables are, with all that has landed for them: name these (--tables)"
+            "rows aren't released but tables are, with all that has landed for them: name these"
+            " (--tables)"
         )
     if options.skip and options.tables:
         raise ConfigError("messages are skipped one by one: name these (--row), not tables")
     if options.release and not options.tables:
         raise ConfigError("name the tables whose changes are to pass (--tables)")
-    if any(getattr(options, name) for name in DECISIONS if name != "retry") and not (options.reason or "").strip():
+    if (
+        any(getattr(options, name) for name in DECISIONS if name != "retry")
+        and not (options.reason or "").strip()
+    ):
         raise ConfigError("a decision needs a reason, which the ledger keeps: say why (--reason)")

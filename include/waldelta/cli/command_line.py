@@ -1,4 +1,6 @@
-"""The command line: one verb on one pipeline file; run by people, by Airflow's tasks and by spark-submit."""
+"""The command line: one verb on one pipeline file; run by people, by Airflow's tasks and by
+spark-submit.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,14 @@ log = logging.getLogger("waldelta")
 
 
 def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run what the process was started for and end it at once, with its code, when everything is written.
+    """Run what the process was started for and end it at once, with its code, when everything is
+    written.
 
-    Arrow's threads call back into Python, since delta-rs gives it a file system written in Python. One that wants the
-    interpreter while that is being taken down is ended by pthread_exit inside C++, which aborts the process: "terminate
-    called without an active exception", after a correct answer (apache/arrow#45017, delta-io/delta-rs#2184). By now
-    sessions, locks and connections are closed, so there is nothing to take down.
+    Arrow's threads call back into Python, since delta-rs gives it a file system written in Python.
+    One that wants the interpreter while that is being taken down is ended by pthread_exit inside
+    C++, which aborts the process: "terminate called without an active exception", after a correct
+    answer (apache/arrow#45017, delta-io/delta-rs#2184). By now sessions, locks and connections are
+    closed, so there is nothing to take down.
     """
     try:
         code = main(arguments)
@@ -56,7 +60,9 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run_submitted(verb: str) -> NoReturn:
-    """Run a verb as the application that spark-submit was given: the launchers in ``spark_jobs`` call it."""
+    """Run a verb as the application that spark-submit was given: the launchers in ``spark_jobs``
+    call it.
+    """
     os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
     run_and_exit([verb, *sys.argv[1:]])
 
@@ -64,15 +70,19 @@ def run_submitted(verb: str) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions are given back.
+    # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions
+    # are given back.
     signal.signal(signal.SIGTERM, _leave)
     try:
         logging.getLogger("waldelta").setLevel(log_level())
         if log_level() != "DEBUG":
-            # A JVM that is gone is a named error. Py4J logs a stack trace for each call that finds it so, some by the root logger.
+            # A JVM that is gone is a named error. Py4J logs a stack trace for each call that finds
+            # it so, some by the root logger.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             logging.getLogger().addFilter(_is_not_of_py4j)
         check_decision(options)
@@ -101,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _verb(options: argparse.Namespace) -> Callable[[Pipeline, argparse.Namespace], None]:
     if options.verb == "quarantine" and not (options.retry or options.accept):
         return _quarantine
-    return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(options.verb, _spark_verb)
+    return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(
+        options.verb, _spark_verb
+    )
 
 
 def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
@@ -147,7 +159,9 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.release:
         found = pipeline.release(options.tables, options.reason, options.by, options.run_id)
     elif options.skip:
-        found = pipeline.skip_messages(options.row or (), options.reason, options.by, options.run_id)
+        found = pipeline.skip_messages(
+            options.row or (), options.reason, options.by, options.run_id
+        )
     elif options.discard:
         found = pipeline.discard_quarantined(
             options.row or (), options.tables, options.reason, options.by, options.run_id
@@ -162,9 +176,16 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
 def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.orphans or options.drop:
         # A file that can't be read may name any slot: that is an error here.
-        files = sorted(path for path in options.file.absolute().parent.iterdir() if path.suffix in (".yml", ".yaml"))
+        files = sorted(
+            path
+            for path in options.file.absolute().parent.iterdir()
+            if path.suffix in (".yml", ".yaml")
+        )
         named = [load_pipeline_file(path).source.slot for path in files]
-        lines, nothing = pipeline.orphans(named, options.drop or ()), "no slot on the source is without a pipeline file"
+        lines, nothing = (
+            pipeline.orphans(named, options.drop or ()),
+            "no slot on the source is without a pipeline file",
+        )
     else:
         lines = pipeline.teardown(options.run_id)
         nothing = "nothing to drop: this pipeline made neither slot nor publications"
@@ -244,9 +265,13 @@ def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:
 
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
-    """What one of whose sessions may run at a time: a stage of a verb on a slot; of replays, several at once."""
+    """What one of whose sessions may run at a time: a stage of a verb on a slot; of replays,
+    several at once.
+    """
     stages = ",".join(options.stage or ["all"])
-    replays = options.verb == REPLAY or (options.verb == "consume" and options.run_type == "backfill")
+    replays = options.verb == REPLAY or (
+        options.verb == "consume" and options.run_type == "backfill"
+    )
     verb = f"{REPLAY}:{options.run_id}" if replays else options.verb
     return f"waldelta:{pipeline.file.target.root}:{pipeline.file.source.slot}:{verb}:{stages}"
 
@@ -265,7 +290,9 @@ def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
         return
     from waldelta.pipeline.run_result import RunResult
 
-    RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(options.result)
+    RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(
+        options.result
+    )
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
@@ -273,7 +300,9 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _log_last(err: BaseException) -> None:
-    """The error that ended the process, as the last line; its stack trace before that where WALDELTA_LOG_LEVEL asks for it."""
+    """The error that ended the process, as the last line; its stack trace before that where
+    WALDELTA_LOG_LEVEL asks for it.
+    """
     log.debug("stack trace of the error:", exc_info=err)
     described = describe_error(err)
     log.error("%s: %s", described["class"], described["message"])

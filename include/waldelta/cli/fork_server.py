@@ -1,13 +1,16 @@
-"""Forks jobs from a process that has imported what they need: a job begins after 0.05 s instead of one or two seconds.
+"""Forks jobs from a process that has imported what they need: a job begins after 0.05 s instead of
+one or two seconds.
 
-``python -m waldelta.cli.fork_server SOCKET``, on a machine that runs Airflow's tasks, beside a warm Spark Connect server: then
-Python's imports are most of what is left of a small run. The tasks find it by WALDELTA_FORK_SERVER (waldelta_airflow.job_process
-is the other side) and start a process of their own where there is none. It is Python's own idea of a fork server
-(multiprocessing.forkserver) for whole jobs: each is a child in a group of its own, with the environment, folder and output of
+``python -m waldelta.cli.fork_server SOCKET``, on a machine that runs Airflow's tasks, beside a warm
+Spark Connect server: then Python's imports are most of what is left of a small run. The tasks find
+it by WALDELTA_FORK_SERVER (waldelta_airflow.job_process is the other side) and start a process of
+their own where there is none. It is Python's own idea of a fork server (multiprocessing.forkserver)
+for whole jobs: each is a child in a group of its own, with the environment, folder and output of
 whoever asked.
 
-The socket is the owner's alone, and the server answers no other user. A job ends with the task that asked for it. A server whose
-code was replaced on disk starts itself anew, so that no job runs old code.
+The socket is the owner's alone, and the server answers no other user. A job ends with the task that
+asked for it. A server whose code was replaced on disk starts itself anew, so that no job runs old
+code.
 """
 
 from __future__ import annotations
@@ -41,9 +44,17 @@ KILL_AFTER_S = 3.0
 _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
 _NEEDED = (
-    "pyspark.sql.connect.session", "waldelta.cli.command_line", "waldelta.jobs.consume", "waldelta.stages.check.check", "waldelta.stages.land.drain",
-    "waldelta.stages.apply.apply", "waldelta.stages.sync.sync", "waldelta.changes.merge.by_driver", "waldelta.changes.merge.by_file", "waldelta.pipeline.run_result",
-)  # fmt: skip
+    "pyspark.sql.connect.session",
+    "waldelta.cli.command_line",
+    "waldelta.jobs.consume",
+    "waldelta.stages.check.check",
+    "waldelta.stages.land.drain",
+    "waldelta.stages.apply.apply",
+    "waldelta.stages.sync.sync",
+    "waldelta.changes.merge.by_driver",
+    "waldelta.changes.merge.by_file",
+    "waldelta.pipeline.run_result",
+)
 
 
 @dataclass(slots=True)
@@ -70,7 +81,9 @@ class ForkServer:
         self._stale = False
 
     def serve(self) -> bool:
-        """Fork jobs until SIGTERM, with which they end too, or until the code on disk is another: then it's True."""
+        """Fork jobs until SIGTERM, with which they end too, or until the code on disk is another:
+        then it's True.
+        """
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._leave)
         signal.signal(signal.SIGINT, self._leave)
@@ -120,7 +133,9 @@ class ForkServer:
         try:
             other_end(asker)
             if code_stamp() != self._code:
-                log.warning("the code on disk is another now: started anew when the last job has ended")
+                log.warning(
+                    "the code on disk is another now: started anew when the last job has ended"
+                )
                 self._ending = self._stale = True
                 self.close()
                 asker.sendall(b"stale\n")
@@ -129,7 +144,10 @@ class ForkServer:
             request, output = receive_request(asker, _REQUEST_TIMEOUT_S)
             if request["code"] != code_place():
                 os.close(output)
-                raise ValueError(f"it is for the code in {request['code']}, and this server's is in {code_place()}")
+                raise ValueError(
+                    f"it is for the code in {request['code']}, and this server's is in"
+                    f" {code_place()}"
+                )
         except (OSError, ValueError, KeyError) as err:
             log.warning("a request is refused: %s", err)
             asker.close()
@@ -144,7 +162,8 @@ class ForkServer:
             asker.sendall(f"started {pid} {os.getpid()}\n".encode())
 
     def _fork(self, asker: socket.socket, request: dict[str, Any], output: int) -> int | None:
-        # A signal in here would find no entry of the job, or in the child the handler that ends the others' jobs.
+        # A signal in here would find no entry of the job, or in the child the handler that ends the
+        # others' jobs.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             pid = os.fork()
@@ -159,7 +178,9 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
-    def _become_job(self, request: dict[str, Any], output: int, signals: set[int | signal.Signals]) -> NoReturn:
+    def _become_job(
+        self, request: dict[str, Any], output: int, signals: set[int | signal.Signals]
+    ) -> NoReturn:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -202,7 +223,9 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            if (job := self._jobs.pop(pid, None)) is None:  # an orphan's, where this is process 1 of a container
+            if (
+                job := self._jobs.pop(pid, None)
+            ) is None:  # an orphan's, where this is process 1 of a container
                 continue
             if job.deadline is not None:  # what it started may not have listened
                 _signal(pid, signal.SIGKILL)
@@ -233,14 +256,20 @@ class ForkServer:
 
 
 def code_stamp() -> str:
-    """Changes with any of our modules, and whenever anything is installed beside them or removed."""
+    """Changes with any of our modules, and whenever anything is installed beside them or
+    removed.
+    """
     folders = [Path(package.__file__ or "").parent for package in (waldelta,)]
     installed = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
     found = hashlib.sha256()
-    for path in sorted({*folders, *installed, *(p for folder in folders for p in folder.rglob("*.py"))}):
+    for path in sorted(
+        {*folders, *installed, *(p for folder in folders for p in folder.rglob("*.py"))}
+    ):
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            found.update(f"{path} {status.st_mtime_ns} {status.st_size if path.is_file() else 0}\n".encode())
+            found.update(
+                f"{path} {status.st_mtime_ns} {status.st_size if path.is_file() else 0}\n".encode()
+            )
     return found.hexdigest()
 
 
@@ -250,7 +279,9 @@ def code_place() -> str:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Appear at ``path`` once connections are taken, and not before: who finds it connects at once."""
+    """Appear at ``path`` once connections are taken, and not before: who finds it connects at
+    once.
+    """
     if path.exists() and (not path.is_socket() or _answers(path)):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -294,12 +325,16 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Import, then serve on the socket named."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     code = code_stamp()  # first: an upgrade while the modules are being imported must show
     for name in _NEEDED:
         importlib.import_module(name)
-    importlib.import_module("waldelta.stages.check.great_expectations.lazy_import").import_everything()
+    importlib.import_module(
+        "waldelta.stages.check.great_expectations.lazy_import"
+    ).import_everything()
     if threading.active_count() > 1:
         log.error("a module has started threads, which no fork survives: %s", threading.enumerate())
         return 1
@@ -309,7 +344,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         server = ForkServer(Path(arguments[0]), code)
     except OSError as err:
-        log.error("no socket can be made at %s (%s): make its folder, or choose another path", arguments[0], err)
+        log.error(
+            "no socket can be made at %s (%s): make its folder, or choose another path",
+            arguments[0],
+            err,
+        )
         return 1
     log.info("jobs are forked on %s", arguments[0])
     if server.serve():

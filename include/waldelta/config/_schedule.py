@@ -1,4 +1,6 @@
-"""Schedules in the pipeline file: cron expressions, taken as the DAGs' timetable takes them, where no Airflow is installed."""
+"""Schedules in the pipeline file: cron expressions, taken as the DAGs' timetable takes them, where
+no Airflow is installed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ _PRESETS = {"@quarterly": "0 0 1 */3 *"}
 # croniter draws another time for it whenever the expression is read.
 _RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 _REMEDY = (
-    "write five fields such as '*/10 * * * *', or @hourly, @daily, @weekly, @monthly, @quarterly, @yearly; null: the DAG is "
-    "triggered by hand"
+    "write five fields such as '*/10 * * * *', or @hourly, @daily, @weekly, @monthly, @quarterly,"
+    " @yearly; null: the DAG is triggered by hand"
 )
 
 

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 
 def read_yaml(text: str) -> Any:
-    """The document of a YAML file; raises yaml.YAMLError, also for keys that are written twice, of which YAML takes the last."""
+    """The document of a YAML file; raises yaml.YAMLError, also for keys that are written twice, of
+    which YAML takes the last.
+    """
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -26,7 +28,9 @@ def read_yaml(text: str) -> Any:
 
 
 def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) -> Iterator[str]:
-    """The place and the lines of each key that its mapping has twice; ``seen`` are nodes that aliases name again."""
+    """The place and the lines of each key that its mapping has twice; ``seen`` are nodes that
+    aliases name again.
+    """
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -50,7 +54,11 @@ def problems(err: ValidationError, model: type[BaseModel]) -> str:
     """A line for each problem that validation by the model found."""
     found: list[dict[str, Any]] = [dict(error) for error in err.errors()]
     # Of a list whose only entry is refused pydantic says too that it is empty.
-    found = [e for e in found if e["type"] != "too_short" or not any(_lies_below(o["loc"], e["loc"]) for o in found)]
+    found = [
+        e
+        for e in found
+        if e["type"] != "too_short" or not any(_lies_below(o["loc"], e["loc"]) for o in found)
+    ]
     return "\n".join(f"  - {_place(e['loc'])}: {_remedy(e, model)}" for e in found)
 
 
@@ -70,11 +78,15 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
         return "missing: add it"
     message = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
-    return f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message
+    return (
+        f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message
+    )
 
 
 def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:
-    """What to do about an unknown key: where a key of that name belongs, else the nearest key of its place."""
+    """What to do about an unknown key: where a key of that name belongs, else the nearest key of
+    its place.
+    """
     key, known = str(loc[-1]), _keys(model, loc[:-1])
     if places := [place for place in _places(model, key) if place != key]:
         return f"unknown key here: write it as {' or '.join(places)}"
@@ -89,11 +101,16 @@ def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
     for part in loc:
         of = _model_of(kind)
         if of is not None:
-            kind = next((f.annotation for name, f in of.model_fields.items() if part in (name, f.alias)), None)
+            kind = next(
+                (f.annotation for name, f in of.model_fields.items() if part in (name, f.alias)),
+                None,
+            )
         else:  # an entry of a list or mapping
             kind = next((a for a in reversed(get_args(kind)) if a is not Ellipsis), None)
     found = _model_of(kind)
-    return [] if found is None else [field.alias or name for name, field in found.model_fields.items()]
+    return (
+        [] if found is None else [field.alias or name for name, field in found.model_fields.items()]
+    )
 
 
 def _places(model: type[BaseModel], key: str, above: str = "") -> Iterator[str]:
@@ -113,5 +130,7 @@ def _places(model: type[BaseModel], key: str, above: str = "") -> Iterator[str]:
 def _model_of(kind: Any) -> type[BaseModel] | None:
     """The model of a field, also of one that may be left out."""
     if get_origin(kind) in (Union, UnionType):
-        return next((found for arg in get_args(kind) if (found := _model_of(arg)) is not None), None)
+        return next(
+            (found for arg in get_args(kind) if (found := _model_of(arg)) is not None), None
+        )
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

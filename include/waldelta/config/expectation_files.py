@@ -2,15 +2,18 @@
 
 ::
 
-    # include/expectations/flights/public.flights.yml   (or flights.yml, while one schema has such a table)
+    # include/expectations/flights/public.flights.yml   (or flights.yml, while one schema has such a
+    table)
     expectations:
       - type: expect_column_values_to_be_between
         kwargs: {column: dep_delay, min_value: -120, max_value: 2000}
         severity: warning          # critical (default) fails the run, warning is only reported
-        gate: warn                 # warn (default): judged after the merge; stop, quarantine: before it as well (gate.py)
+        gate: warn                 # warn (default): judged after the merge; stop, quarantine:
+        before it as well (gate.py)
         notes: longest delay ever seen is 1301 minutes
 
-Reading a file checks its shape; names and arguments are checked by Great Expectations when the suite is built.
+Reading a file checks its shape; names and arguments are checked by Great Expectations when the
+suite is built.
 """
 
 from __future__ import annotations
@@ -40,18 +43,24 @@ class OwnExpectation(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    type: str = Field(min_length=1, description="expect_column_values_to_be_between, or ExpectColumnValuesToBeBetween")
+    type: str = Field(
+        min_length=1,
+        description="expect_column_values_to_be_between, or ExpectColumnValuesToBeBetween",
+    )
     kwargs: dict[str, Any] = {}
     severity: Severity = "critical"
     gate: Gate = Field(
-        "warn", description="what to do with a batch that fails; quarantine and stop act before the merge"
+        "warn",
+        description="what to do with a batch that fails; quarantine and stop act before the merge",
     )
     notes: str | None = None
 
     @field_validator("kwargs")
     @classmethod
     def _sets_of_values(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Without a null in ``value_set``: Spark would take no other value for certainly outside of the set, and none would fail."""
+        """Without a null in ``value_set``: Spark would take no other value for certainly outside of
+        the set, and none would fail.
+        """
         values = kwargs.get("value_set")
         if not isinstance(values, (list, tuple, set)) or None not in values:
             return kwargs
@@ -61,8 +70,8 @@ class OwnExpectation(BaseModel):
     def meaning(self) -> str:
         """What it is called: its notes, else its type and the columns that it is about.
 
-        >>> OwnExpectation(type="expect_x", kwargs={"column_A": "a", "column_B": "b", "column_index": 1}).meaning
-        'expect_x on a, b'
+        >>> OwnExpectation(type="expect_x", kwargs={"column_A": "a", "column_B": "b",
+        "column_index": 1}).meaning 'expect_x on a, b'
         """
         if self.notes:
             return self.notes
@@ -92,7 +101,9 @@ class OwnSuiteFile:
         return f"{self.path}: expectations[{number}]"
 
     def meaning(self, number: int) -> str:
-        """What that expectation is called, as no other of the file is: its results are told from theirs by it."""
+        """What that expectation is called, as no other of the file is: its results are told from
+        theirs by it.
+        """
         meanings = [item.meaning for item in self.suite.expectations]
         is_alone = meanings.count(meanings[number]) == 1
         return meanings[number] if is_alone else f"{meanings[number]} (expectations[{number}])"
@@ -100,7 +111,9 @@ class OwnSuiteFile:
 
 @dataclass(frozen=True, slots=True)
 class OwnSuites:
-    """The suites of tables, why those of others are refused, and what is to be said of files that fit no table."""
+    """The suites of tables, why those of others are refused, and what is to be said of files that
+    fit no table.
+    """
 
     by_table: Mapping[str, OwnSuiteFile] = field(default_factory=dict)
     refused: Mapping[str, ConfigError] = field(default_factory=dict)
@@ -108,14 +121,17 @@ class OwnSuites:
 
 
 def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = SYNCED) -> OwnSuites:
-    """Read the suites of these tables, and say ``which`` they are of files that fit none; raises ConfigError when there is no folder.
+    """Read the suites of these tables, and say ``which`` they are of files that fit none; raises
+    ConfigError when there is no folder.
 
     A file that is refused is that of its table alone.
     """
     if folder is None:
         return OwnSuites()
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder} for own expectations (quality.suites): create it")
+        raise ConfigError(
+            f"there is no folder {folder} for own expectations (quality.suites): create it"
+        )
     return assign_suites(read_each(folder), tables, which)
 
 
@@ -160,8 +176,14 @@ def assign_suites(
             refused.setdefault(name, ConfigError(several))
         elif isinstance(file := files[paths[0]], ConfigError):
             refused.setdefault(name, file)
-    by_table = {name: file for name, (path, *_) in fitting.items() if isinstance(file := files[path], OwnSuiteFile)}
-    return OwnSuites({name: file for name, file in by_table.items() if name not in refused}, refused, unused)
+    by_table = {
+        name: file
+        for name, (path, *_) in fitting.items()
+        if isinstance(file := files[path], OwnSuiteFile)
+    }
+    return OwnSuites(
+        {name: file for name, file in by_table.items() if name not in refused}, refused, unused
+    )
 
 
 def _read_suite(path: Path) -> OwnSuite:
@@ -185,7 +207,11 @@ def _place(loc: tuple[int | str, ...]) -> str:
 
 def _remedy(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
-        return "unknown key: use type, kwargs, severity, gate, notes" if len(error["loc"]) > 1 else "unknown key"
+        return (
+            "unknown key: use type, kwargs, severity, gate, notes"
+            if len(error["loc"]) > 1
+            else "unknown key"
+        )
     if error["type"] == "missing":
         return "missing: add it"
     return str(error["msg"])

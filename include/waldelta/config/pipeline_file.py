@@ -26,11 +26,14 @@ from waldelta.remedies import ANY, ERRORS
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]
-TableName = Annotated[str, Field(description="schema-qualified name, as PostgreSQL prints it: public.flights")]
+TableName = Annotated[
+    str, Field(description="schema-qualified name, as PostgreSQL prints it: public.flights")
+]
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
-# URLs drop or encode these, Hadoop takes some for patterns: a lake in two folders, or in somebody else's.
+# URLs drop or encode these, Hadoop takes some for patterns: a lake in two folders, or in somebody
+# else's.
 _UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
 # What a slow server's statement timeout is raised to, unless the file says more.
 LONGEST_TIMEOUT_S = 3 * 3600
@@ -38,10 +41,10 @@ _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
 
 
 def split_table_name(name: str) -> tuple[str, str]:
-    """Split ``schema.table`` into its parts; parts with dots or upper case are double-quoted as in SQL.
+    """Split ``schema.table`` into its parts; parts with dots or upper case are double-quoted as in
+    SQL.
 
-    >>> split_table_name('public."odd.name"')
-    ('public', 'odd.name')
+    >>> split_table_name('public."odd.name"') ('public', 'odd.name')
     """
     parts = _NAME_PART.findall(name)
     if len(parts) != 2 or ".".join(parts) != name:
@@ -58,8 +61,12 @@ class TableEntry(_Model):
     """A table of a publication."""
 
     name: TableName
-    where: str | None = Field(None, description="row filter, evaluated by the publisher (PostgreSQL expression)")
-    columns: tuple[str, ...] | None = Field(None, min_length=1, description="column list; all columns without it")
+    where: str | None = Field(
+        None, description="row filter, evaluated by the publisher (PostgreSQL expression)"
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, min_length=1, description="column list; all columns without it"
+    )
 
     @field_validator("name")
     @classmethod
@@ -81,12 +88,17 @@ class Publication(_Model):
     publish_via_partition_root: bool = False
     publish_generated_columns: Literal["none", "stored"] = Field(
         "none",
-        description="stored: stored generated columns are published too, where no column list says so (PostgreSQL 18)",
+        description=(
+            "stored: stored generated columns are published too, where no column list says so"
+            " (PostgreSQL 18)"
+        ),
     )
     tables: tuple[TableEntry, ...] = ()
     all_tables: bool = False
     schemas: tuple[str, ...] = ()
-    manage: bool = Field(True, description="false: the publication exists already and is never altered")
+    manage: bool = Field(
+        True, description="false: the publication exists already and is never altered"
+    )
     accept_future_tables: bool = Field(
         False, description="needed for all_tables or schemas that publish updates or deletes"
     )
@@ -96,7 +108,9 @@ class Publication(_Model):
         if self.all_tables and (self.tables or self.schemas):
             raise ValueError("all_tables stands alone: remove tables and schemas")
         if self.manage and not (self.all_tables or self.tables or self.schemas):
-            raise ValueError("name what it publishes: tables, schemas or all_tables (or manage: false)")
+            raise ValueError(
+                "name what it publishes: tables, schemas or all_tables (or manage: false)"
+            )
         names = [t.name for t in self.tables]
         if doubled := sorted({n for n in names if names.count(n) > 1}):
             raise ValueError(f"listed twice: {', '.join(doubled)}")
@@ -123,22 +137,32 @@ class Options(_Model):
 class Source(_Model):
     """The PostgreSQL server, its slot and publications."""
 
-    conn_id: str = Field(min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>")
+    conn_id: str = Field(
+        min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>"
+    )
     read_from: str | None = Field(
         None,
         min_length=1,
-        description="Airflow connection of a standby of conn_id's server (PostgreSQL 16) that has the slot and is read in the "
-        "primary's place; copies and comparisons stay on the primary",
+        description=(
+            "Airflow connection of a standby of conn_id's server (PostgreSQL 16) that has the slot"
+            " and is read in the primary's place; copies and comparisons stay on the primary"
+        ),
     )
     slot: str = Field(description="name of the logical replication slot")
     adopt_slot: bool = Field(
         False,
-        description="true: take over a slot that exists and that somebody else has read; nobody else may read it then",
+        description=(
+            "true: take over a slot that exists and that somebody else has read; nobody else may"
+            " read it then"
+        ),
     )
     failover: bool | None = Field(
         None,
-        description="true: PostgreSQL keeps the slot on standbys too, so that it outlives a failover (PostgreSQL 17); "
-        "default: a slot that exists stays as it is, a new one isn't kept there",
+        description=(
+            "true: PostgreSQL keeps the slot on standbys too, so that it outlives a failover"
+            " (PostgreSQL 17); default: a slot that exists stays as it is, a new one isn't kept"
+            " there"
+        ),
     )
     publications: tuple[Publication, ...] = Field(min_length=1)
     options: Options = Options()
@@ -163,17 +187,21 @@ class Source(_Model):
             return self
         if self.failover is not None:
             raise ValueError(
-                "read_from and failover exclude each other: a standby's own slot is kept on no other server"
+                "read_from and failover exclude each other: a standby's own slot is kept on no"
+                " other server"
             )
         if self.read_from == self.conn_id:
             raise ValueError(
-                "read_from is conn_id: name the standby's connection, or leave it out to read from the primary"
+                "read_from is conn_id: name the standby's connection, or leave it out to read from"
+                " the primary"
             )
         return self
 
     @property
     def conn_ids(self) -> list[str]:
-        """The connections that a run needs: the primary's, and that of the standby it reads from, if any."""
+        """The connections that a run needs: the primary's, and that of the standby it reads from,
+        if any.
+        """
         return [self.conn_id, *([self.read_from] if self.read_from is not None else [])]
 
     @property
@@ -188,34 +216,46 @@ class TargetTable(_Model):
     source: TableName | None = Field(
         None,
         alias="from",
-        description="the published table that feeds this target; default: the one of its name. With the name of one of that "
-        "table's partitions, the target holds what the partition holds",
+        description=(
+            "the published table that feeds this target; default: the one of its name. With the"
+            " name of one of that table's partitions, the target holds what the partition holds"
+        ),
     )
     partition_root: bool = Field(
-        False, description="true: gather the published leaves of this partitioned table in one target"
+        False,
+        description="true: gather the published leaves of this partitioned table in one target",
     )
     mode: TargetMode = Field(
         "mirror",
-        description="mirror: the source's rows; soft_delete: deleted rows stay, marked; history: every version of a row with "
-        "the time that it was valid; changelog: every change is appended",
+        description=(
+            "mirror: the source's rows; soft_delete: deleted rows stay, marked; history: every"
+            " version of a row with the time that it was valid; changelog: every change is appended"
+        ),
     )
     copied: bool = Field(
         True,
         alias="copy",
-        description="false: existing rows aren't copied, as with PostgreSQL's copy_data = false: the target begins empty and "
-        "gets changes only",
+        description=(
+            "false: existing rows aren't copied, as with PostgreSQL's copy_data = false: the target"
+            " begins empty and gets changes only"
+        ),
     )
     schema_changes: SchemaPolicy | None = Field(
         None, description="what to do when the source's columns change, for this table"
     )
-    types: TableTypeOptions = Field(TableTypeOptions(), description="types of the lake for this table")
+    types: TableTypeOptions = Field(
+        TableTypeOptions(), description="types of the lake for this table"
+    )
     deletion_vectors: bool | None = Field(
-        None, description="mark changed rows as gone instead of writing their files anew, for this table"
+        None,
+        description="mark changed rows as gone instead of writing their files anew, for this table",
     )
     where: str | None = Field(
         None,
         min_length=1,
-        description="filter of this target, evaluated in Spark as PostgreSQL would (PostgreSQL expression)",
+        description=(
+            "filter of this target, evaluated in Spark as PostgreSQL would (PostgreSQL expression)"
+        ),
     )
 
     @field_validator("source")
@@ -228,14 +268,18 @@ class TargetTable(_Model):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.source is not None and self.partition_root:
-            raise ValueError("from and partition_root exclude each other: a gathered target is fed by its leaves")
+            raise ValueError(
+                "from and partition_root exclude each other: a gathered target is fed by its leaves"
+            )
         if self.mode != "mirror" and self.partition_root:
             raise ValueError(
-                f"mode {self.mode} and partition_root exclude each other: publish the table via its root "
-                "(publish_via_partition_root: true), and leave partition_root out"
+                f"mode {self.mode} and partition_root exclude each other: publish the table via its"
+                " root (publish_via_partition_root: true), and leave partition_root out"
             )
         if self.mode != "mirror" and not self.copied:
-            raise ValueError(f"mode {self.mode} and copy: false exclude each other: leave one of them out")
+            raise ValueError(
+                f"mode {self.mode} and copy: false exclude each other: leave one of them out"
+            )
         return self
 
 
@@ -243,31 +287,53 @@ class Target(_Model):
     """The lake."""
 
     root: str = Field(
-        description="URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${WALDELTA_NAME}: from the environment"
+        description=(
+            "URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${WALDELTA_NAME}: from"
+            " the environment"
+        )
     )
     accept_unsafe_store: bool = Field(
         False,
-        description="true: take an s3a:// root although Spark's log store may overwrite commits of other writers",
+        description=(
+            "true: take an s3a:// root although Spark's log store may overwrite commits of other"
+            " writers"
+        ),
     )
     tables: dict[str, TargetTable] = {}
     schema_changes: SchemaPolicy = Field(
         "evolve",
-        description="evolve: the target follows, copied again where the stream doesn't tell; fail: it stops; ignore: it "
-        "keeps its columns",
+        description=(
+            "evolve: the target follows, copied again where the stream doesn't tell; fail: it"
+            " stops; ignore: it keeps its columns"
+        ),
     )
     copy_within_run_mb: int = Field(
-        64, ge=0, description="up to which size a table that has to be copied again is copied by the CDC run itself"
+        64,
+        ge=0,
+        description=(
+            "up to which size a table that has to be copied again is copied by the CDC run itself"
+        ),
     )
     drift: Literal["repair", "report"] | None = Field(
         None,
-        description="when a filter, a column list or the partitions changed: repair mends the table, report tells; "
-        "default: repair what the pipeline file changed, report what changed in publications with manage: false",
+        description=(
+            "when a filter, a column list or the partitions changed: repair mends the table, report"
+            " tells; default: repair what the pipeline file changed, report what changed in"
+            " publications with manage: false"
+        ),
     )
-    metadata_columns: bool = Field(True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets")
-    types: TypeOptions = Field(TypeOptions(), description="types of the lake where there is a choice")
+    metadata_columns: bool = Field(
+        True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets"
+    )
+    types: TypeOptions = Field(
+        TypeOptions(), description="types of the lake where there is a choice"
+    )
     deletion_vectors: bool = Field(
         False,
-        description="mark changed rows as gone instead of writing their files anew: cheaper runs, but not every reader can",
+        description=(
+            "mark changed rows as gone instead of writing their files anew: cheaper runs, but not"
+            " every reader can"
+        ),
     )
 
     _written_root: str = ""
@@ -281,7 +347,9 @@ class Target(_Model):
 
     @property
     def written_root(self) -> str:
-        """The root as the file has it: variables of the environment are not replaced by their values."""
+        """The root as the file has it: variables of the environment are not replaced by their
+        values.
+        """
         return self._written_root
 
     @field_validator("root")
@@ -291,9 +359,12 @@ class Target(_Model):
         check_folder_uri(value)
         if "://" not in value:
             raise ValueError(f"root is a URI: write file://{Path(value).absolute()}")
-        if unfit := sorted(char for char in set(value) if char in _UNFIT_IN_ROOT or not char.isprintable()):
+        if unfit := sorted(
+            char for char in set(value) if char in _UNFIT_IN_ROOT or not char.isprintable()
+        ):
             raise ValueError(
-                f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently: rename the folder"
+                f"root contains {''.join(unfit)!r}, which Spark and delta-rs read differently:"
+                " rename the folder"
             )
         return value.rstrip("/")
 
@@ -302,7 +373,8 @@ class Target(_Model):
         chosen = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
         if not self.metadata_columns and any(options.need_raw for options in chosen):
             raise ValueError(
-                "types other than string need metadata_columns: true, since what they can't hold stands in _wd_raw"
+                "types other than string need metadata_columns: true, since what they can't hold"
+                " stands in _wd_raw"
             )
         return self
 
@@ -311,7 +383,8 @@ class Target(_Model):
         kept = sorted(name for name, table in self.tables.items() if table.mode != "mirror")
         if kept and not self.metadata_columns:
             raise ValueError(
-                f"only mirrors do without metadata columns: set metadata_columns: true for {', '.join(kept)}"
+                "only mirrors do without metadata columns: set metadata_columns: true for"
+                f" {', '.join(kept)}"
             )
         return self
 
@@ -330,7 +403,11 @@ class Target(_Model):
     def deletion_vectors_of(self, table: str) -> bool:
         """Whether this table's commits mark rows as gone."""
         own = self.tables.get(table)
-        return self.deletion_vectors if own is None or own.deletion_vectors is None else own.deletion_vectors
+        return (
+            self.deletion_vectors
+            if own is None or own.deletion_vectors is None
+            else own.deletion_vectors
+        )
 
     def mode_of(self, table: str) -> TargetMode:
         """What this table's target keeps of rows that are changed or deleted."""
@@ -364,7 +441,9 @@ class Batch(_Model):
     wal_window_mb: int = Field(512, ge=16, description="WAL decoded by one call at the most")
     statement_timeout_s: int = Field(600, ge=1)
     apply_timeout_minutes: int = Field(
-        60, ge=1, description="Airflow's limit for the task apply, behind which the next landing waits"
+        60,
+        ge=1,
+        description="Airflow's limit for the task apply, behind which the next landing waits",
     )
 
     @property
@@ -379,25 +458,39 @@ class Maintenance(_Model):
     schedule: Schedule | None = "17 3 * * *"
     keep_changes_days: int = Field(30, ge=1, description="how far back the change log reaches")
     keep_versions_hours: int = Field(
-        168, ge=168, description="time travel and consistent cuts reach back so far; Delta refuses less than a week"
+        168,
+        ge=168,
+        description=(
+            "time travel and consistent cuts reach back so far; Delta refuses less than a week"
+        ),
     )
 
     @property
     def keeps_rows(self) -> timedelta:
         """How far back the ledger's rows reach."""
-        return max(timedelta(days=self.keep_changes_days), timedelta(hours=self.keep_versions_hours))
+        return max(
+            timedelta(days=self.keep_changes_days), timedelta(hours=self.keep_versions_hours)
+        )
 
 
 class SlotLimits(_Model):
-    """When the slot's backlog is worth a warning: by the WAL it holds back, and by the time until its limit is reached."""
+    """When the slot's backlog is worth a warning: by the WAL it holds back, and by the time until
+    its limit is reached.
+    """
 
     warn_mb: int = Field(5_000, ge=1)
     critical_mb: int = Field(50_000, ge=1)
     disk_budget_mb: int | None = Field(
-        None, ge=1, description="WAL that the slot may hold back at most; for forecasts, where the server sets no limit"
+        None,
+        ge=1,
+        description=(
+            "WAL that the slot may hold back at most; for forecasts, where the server sets no limit"
+        ),
     )
     warn_hours: float = Field(
-        4, ge=0, description="warn when the limit will be reached sooner, should the slot stand still"
+        4,
+        ge=0,
+        description="warn when the limit will be reached sooner, should the slot stand still",
     )
     critical_hours: float = Field(1, ge=0)
 
@@ -408,10 +501,13 @@ class Notification(_Model):
     # Not "on", which YAML reads as true.
     errors: tuple[str, ...] = Field(
         min_length=1,
-        description="classes of errors, each with those below it (SlotError); any: every failure of a task",
+        description=(
+            "classes of errors, each with those below it (SlotError); any: every failure of a task"
+        ),
     )
     notifier: str = Field(
-        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", description="Airflow's notifier: the class with its module"
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$",
+        description="Airflow's notifier: the class with its module",
     )
     arguments: dict[str, Any] = Field(
         {}, description="its arguments; templates find the failure as {{ failure.message }}"
@@ -439,14 +535,19 @@ class PipelineFile(_Model):
     )
     owner: str = "data-engineering"
     tags: tuple[str, ...] = ()
-    spark_conn_id: str = Field("waldelta_spark", description="Airflow connection of type spark or spark_connect")
+    spark_conn_id: str = Field(
+        "waldelta_spark", description="Airflow connection of type spark or spark_connect"
+    )
     batch: Batch = Batch()
     quality: Quality = Quality()
     maintenance: Maintenance = Maintenance()
     slot_limits: SlotLimits = SlotLimits()
     row_values: Literal["read", "trigger", "edit"] = Field(
         "read",
-        description="which permission on the CDC DAG shows values of rows on Airflow's pages: in quarantine, that differ, in reports",
+        description=(
+            "which permission on the CDC DAG shows values of rows on Airflow's pages: in"
+            " quarantine, that differ, in reports"
+        ),
     )
     notify: tuple[Notification, ...] = Field(
         (), description="who is told of a task's failure, by the class of its error"
@@ -456,7 +557,9 @@ class PipelineFile(_Model):
     @classmethod
     def _name(cls, value: str) -> str:
         if not _IDENTIFIER.match(value):
-            raise ValueError("a pipeline's name has lower-case letters, digits and underscores, a letter first")
+            raise ValueError(
+                "a pipeline's name has lower-case letters, digits and underscores, a letter first"
+            )
         return value
 
     @property
@@ -466,7 +569,8 @@ class PipelineFile(_Model):
 
 
 def load_pipeline_file(path: str | Path) -> PipelineFile:
-    """Read and validate a pipeline file; raises ConfigError that lists every problem with its place.
+    """Read and validate a pipeline file; raises ConfigError that lists every problem with its
+    place.
 
     Folders in it are absolute afterwards.
     """
@@ -474,28 +578,39 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     try:
         document = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise ConfigError(f"pipeline file {path} can't be read ({err.strerror}): check the path") from err
+        raise ConfigError(
+            f"pipeline file {path} can't be read ({err.strerror}): check the path"
+        ) from err
     except UnicodeDecodeError as err:
-        raise ConfigError(f"pipeline file {path} is not text in UTF-8 (byte {err.start}): check the path") from err
+        raise ConfigError(
+            f"pipeline file {path} is not text in UTF-8 (byte {err.start}): check the path"
+        ) from err
     except yaml.YAMLError as err:
         raise ConfigError(f"pipeline file {path} is not valid YAML: {err}") from err
     if not isinstance(document, dict):
-        raise ConfigError(f"pipeline file {path} is empty or not a mapping: start with 'pipeline: <name>'")
+        raise ConfigError(
+            f"pipeline file {path} is empty or not a mapping: start with 'pipeline: <name>'"
+        )
     try:
         pipeline = PipelineFile.model_validate(document)
     except ValidationError as err:
-        raise ConfigError(f"pipeline file {path} is refused:\n{problems(err, PipelineFile)}") from err
+        raise ConfigError(
+            f"pipeline file {path} is refused:\n{problems(err, PipelineFile)}"
+        ) from err
     return pipeline.model_copy(update={"quality": _placed(pipeline, path.absolute().parent)})
 
 
 def _placed(pipeline: PipelineFile, folder: Path) -> Quality:
-    """With absolute folders: who reads the file stands elsewhere, Airflow's tasks in a folder of Airflow's."""
+    """With absolute folders: who reads the file stands elsewhere, Airflow's tasks in a folder of
+    Airflow's.
+    """
     quality = pipeline.quality
     default = folder.parent / "expectations" / pipeline.pipeline
     suites = folder / quality.suites if quality.suites else default if default.is_dir() else None
     if suites is not None and not suites.is_dir():
         raise ConfigError(
-            f"quality.suites of pipeline {pipeline.pipeline!r}: there is no folder {suites}: create it, or remove the key"
+            f"quality.suites of pipeline {pipeline.pipeline!r}: there is no folder {suites}: create"
+            " it, or remove the key"
         )
     docs = quality.data_docs
     if docs is not None and "://" not in docs:

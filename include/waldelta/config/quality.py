@@ -1,4 +1,6 @@
-"""The pipeline file's ``quality``: what is checked after each run, and from when on it is worth a warning."""
+"""The pipeline file's ``quality``: what is checked after each run, and from when on it is worth a
+warning.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _BUCKET = re.compile(r"//[^/@:]+(@[^/@:]+)?(:\d+)?(/|$)")
 
 
 def check_folder_uri(value: str) -> None:
-    """Raises ValueError for a URI that names no folder: one without a bucket, a file: URI without an absolute path.
+    """Raises ValueError for a URI that names no folder: one without a bucket, a file: URI without
+    an absolute path.
 
     In file://tmp/x the folder tmp is a host, so that /x would be written. Other values pass.
     """
@@ -36,13 +39,17 @@ def check_folder_uri(value: str) -> None:
         return
     # What begins no absolute path: a host, this folder, a home that only a shell knows.
     parts = [part for part in rest.split("/") if part]
-    path = "/" + "/".join(dropwhile(lambda part: part in ("localhost", ".", "..") or part.startswith("~"), parts))
+    path = "/" + "/".join(
+        dropwhile(lambda part: part in ("localhost", ".", "..") or part.startswith("~"), parts)
+    )
     if posixpath.normpath(path) == "/":
-        raise ValueError("it names no folder below the file system's root: write file:// and an absolute path")
+        raise ValueError(
+            "it names no folder below the file system's root: write file:// and an absolute path"
+        )
     if not _FILE_URI.match(value):
         raise ValueError(
-            f"a file URI is file:// and an absolute path, so that three slashes begin it: write file://{path}, "
-            "if that is the folder"
+            "a file URI is file:// and an absolute path, so that three slashes begin it: write"
+            f" file://{path}, if that is the folder"
         )
 
 
@@ -55,13 +62,19 @@ class Reconcile(_Model):
 
 
 class Freshness(_Model):
-    """How far the targets may be behind the source when a run checks them; null: that isn't judged."""
+    """How far the targets may be behind the source when a run checks them; null: that isn't
+    judged.
+    """
 
     warn_seconds: int | None = Field(
-        3600, ge=1, description="warn when the moment up to which a target holds every commit is older"
+        3600,
+        ge=1,
+        description="warn when the moment up to which a target holds every commit is older",
     )
     critical_seconds: int | None = Field(None, ge=1)
-    warn_mb: int | None = Field(None, ge=1, description="warn when more MB of the source's WAL wait to be read")
+    warn_mb: int | None = Field(
+        None, ge=1, description="warn when more MB of the source's WAL wait to be read"
+    )
     critical_mb: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
@@ -78,22 +91,33 @@ class Drift(_Model):
 
     enabled: bool = True
     after_runs: int = Field(
-        10, ge=3, description="so many runs must have measured a table before anything is said of it"
+        10,
+        ge=3,
+        description="so many runs must have measured a table before anything is said of it",
     )
     of_runs: int = Field(20, ge=3, le=100, description="the latest runs that are compared with")
     factor: float = Field(
         6.0,
         gt=0,
-        description="how many times as far from the median as the earlier runs' usual distance (MAD) is drift",
+        description=(
+            "how many times as far from the median as the earlier runs' usual distance (MAD) is"
+            " drift"
+        ),
     )
     tolerance: float = Field(
-        0.5, gt=0, description="what is never drift: this share of the rows, or of a column's standard deviation"
+        0.5,
+        gt=0,
+        description=(
+            "what is never drift: this share of the rows, or of a column's standard deviation"
+        ),
     )
 
     @model_validator(mode="after")
     def _can_be_reached(self) -> Self:
         if self.of_runs < self.after_runs:
-            raise ValueError("of_runs is less than after_runs, so that nothing would ever be said: raise it")
+            raise ValueError(
+                "of_runs is less than after_runs, so that nothing would ever be said: raise it"
+            )
         return self
 
 
@@ -103,13 +127,17 @@ class Quality(_Model):
     enabled: bool = True
     suites: str | None = Field(
         None,
-        description="folder of the engineer's own suites, relative to the pipeline file; default: "
-        "../expectations/<pipeline> where there is one",
+        description=(
+            "folder of the engineer's own suites, relative to the pipeline file; default: "
+            "../expectations/<pipeline> where there is one"
+        ),
     )
     data_docs: str | None = Field(
         None,
-        description="folder of the HTML reports, relative to the pipeline file; default: <root>/_waldelta/data_docs; "
-        "none are made where that is in an object store",
+        description=(
+            "folder of the HTML reports, relative to the pipeline file; default:"
+            " <root>/_waldelta/data_docs; none are made where that is in an object store"
+        ),
     )
     keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
     reconcile: Reconcile = Reconcile()
@@ -122,6 +150,7 @@ class Quality(_Model):
         check_folder_uri(place or "")
         if place is not None and "://" in place and not place.startswith("file://"):
             raise ValueError(
-                "reports are HTML files, which can't be written there: name a local folder, or remove the key"
+                "reports are HTML files, which can't be written there: name a local folder, or"
+                " remove the key"
             )
         return place

@@ -1,7 +1,8 @@
-"""Target modes: what a target keeps of rows that the source changed or deleted, and which columns of ours tell it.
+"""Target modes: what a target keeps of rows that the source changed or deleted, and which columns
+of ours tell it.
 
-``mirror`` keeps nothing, ``soft_delete`` the last state of deleted rows, ``history`` every state that a transaction left (a
-slowly changing dimension of type 2), ``changelog`` every change. Pure.
+``mirror`` keeps nothing, ``soft_delete`` the last state of deleted rows, ``history`` every state
+that a transaction left (a slowly changing dimension of type 2), ``changelog`` every change. Pure.
 """
 
 from __future__ import annotations
@@ -33,16 +34,22 @@ CHANGELOG: TargetMode = "changelog"
 _COLUMNS: Mapping[TargetMode, Mapping[str, str]] = {
     MIRROR: {},
     SOFT_DELETE: {DELETED: "boolean", DELETED_AT: "timestamp"},
-    HISTORY: {VALID_FROM: "timestamp", VALID_TO: "timestamp", VALID_FROM_LSN: "bigint", VALID_TO_LSN: "bigint"},
+    HISTORY: {
+        VALID_FROM: "timestamp",
+        VALID_TO: "timestamp",
+        VALID_FROM_LSN: "bigint",
+        VALID_TO_LSN: "bigint",
+    },
     CHANGELOG: {OP: "string", SEQ: "bigint", XID: "bigint", UNCHANGED: "array<string>"},
 }
 
 
 def mode_columns(mode: TargetMode, key: Mapping[str, str]) -> dict[str, str]:
-    """The columns that a target of this mode has besides a mirror's, with their Spark types; ``key`` are its key's.
+    """The columns that a target of this mode has besides a mirror's, with their Spark types;
+    ``key`` are its key's.
 
-    >>> mode_columns("soft_delete", {"id": "int"})
-    {'_wd_deleted': 'boolean', '_wd_deleted_at': 'timestamp'}
+    >>> mode_columns("soft_delete", {"id": "int"}) {'_wd_deleted': 'boolean', '_wd_deleted_at':
+    'timestamp'}
     """
     columns = dict(_COLUMNS[mode])
     if mode == CHANGELOG and key:
@@ -55,20 +62,22 @@ def check_key(mode: TargetMode, table: str, key: Sequence[str]) -> None:
     """Raises ModeRefused when rows of this mode couldn't be told apart."""
     if mode in (SOFT_DELETE, HISTORY) and not key:
         raise ModeRefused(
-            f"{table} has no key, so the states of its rows can't be told apart: mode {mode} needs a primary key or a replica "
-            "identity; without one write mode: changelog or mirror"
+            f"{table} has no key, so the states of its rows can't be told apart: mode {mode} needs"
+            " a primary key or a replica identity; without one write mode: changelog or mirror"
         )
 
 
 def check_change(table: str, held: str | None, wanted: TargetMode) -> None:
-    """Raises ModeRefused when another mode would take away what the target has kept; a mirror has kept nothing.
+    """Raises ModeRefused when another mode would take away what the target has kept; a mirror has
+    kept nothing.
 
     >>> check_change("public.t", None, "history")
     """
     if held not in (None, MIRROR, wanted):
         raise ModeRefused(
-            f"{table} is kept as {held}, and the pipeline file says {wanted}: what it has kept would be lost: write mode: {held} "
-            f"again, or feed a target of another name (from: {table}), or move its folder away and sync it"
+            f"{table} is kept as {held}, and the pipeline file says {wanted}: what it has kept"
+            f" would be lost: write mode: {held} again, or feed a target of another name (from:"
+            f" {table}), or move its folder away and sync it"
         )
 
 

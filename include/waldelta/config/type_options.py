@@ -1,4 +1,6 @@
-"""Type options: which types in the lake an engineer chooses for values that have no single obvious one there."""
+"""Type options: which types in the lake an engineer chooses for values that have no single obvious
+one there.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,25 @@ _DECIMAL = re.compile(r"\Adecimal\(38,([0-9]|[12][0-9]|3[0-8])\)\Z")
 def _numeric(value: str) -> str:
     plain = value.replace(" ", "").lower()
     if plain not in ("string", "double") and not _DECIMAL.match(plain):
-        raise ValueError("string, double or decimal(38,s), where s from 0 to 38 is the digits behind the point")
+        raise ValueError(
+            "string, double or decimal(38,s), where s from 0 to 38 is the digits behind the point"
+        )
     return plain
 
 
 NumericType: TypeAlias = Annotated[str, AfterValidator(_numeric)]
 JsonType: TypeAlias = Literal["string", "variant"]
 
-_NUMERIC_HELP = "numeric without limits or with more than 38 digits: string, double or decimal(38,s)"
-_JSON_HELP = "json and jsonb: string, or Spark's variant (not in key columns, nor in tables without a key)"
-_TEXT_HELP = "names of columns that are strings in the lake whatever their type, as PostgreSQL prints their values"
+_NUMERIC_HELP = (
+    "numeric without limits or with more than 38 digits: string, double or decimal(38,s)"
+)
+_JSON_HELP = (
+    "json and jsonb: string, or Spark's variant (not in key columns, nor in tables without a key)"
+)
+_TEXT_HELP = (
+    "names of columns that are strings in the lake whatever their type, as PostgreSQL prints their"
+    " values"
+)
 
 
 class _Options(BaseModel):

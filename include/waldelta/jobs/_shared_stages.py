@@ -1,4 +1,6 @@
-"""The stages that several jobs end with: check the targets, and report how far behind the lake is."""
+"""The stages that several jobs end with: check the targets, and report how far behind the lake
+is.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,31 @@ if TYPE_CHECKING:
 
 
 def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Check the targets that the run changed; raises QualityFailed when a critical expectation failed.
+    """Check the targets that the run changed; raises QualityFailed when a critical expectation
+    failed.
 
     Where rows in quarantine were decided on, that alone may change what is found.
     """
     decided = result.verb == "quarantine"
-    # Without a changed row, too, rows may have entered quarantine or left it: one that was deleted, or all of an earlier copy's.
-    unchanged = {name: table for name, table in result.tables.items() if not (table.changed or decided)}
-    quiet = [name for name, table in unchanged.items() if table.passed_by or result.verb != "consume"]
+    # Without a changed row, too, rows may have entered quarantine or left it: one that was deleted,
+    # or all of an earlier copy's.
+    unchanged = {
+        name: table for name, table in result.tables.items() if not (table.changed or decided)
+    }
+    quiet = [
+        name for name, table in unchanged.items() if table.passed_by or result.verb != "consume"
+    ]
     if not job.pipeline.quality.enabled:  # no check tells it of the others
         quiet += result.tables.keys() - unchanged.keys()
     if quiet:
         tell_anew(job, quiet)
-    check_tables(spark, job, result, stage, [name for name, table in result.tables.items() if table.changed or decided])
+    check_tables(
+        spark,
+        job,
+        result,
+        stage,
+        [name for name, table in result.tables.items() if table.changed or decided],
+    )
 
 
 def check_tables(
@@ -44,7 +58,9 @@ def check_tables(
     stage: StageResult,
     tables: Sequence[str],
 ) -> None:
-    """Check these targets and add what was found to the result; raises QualityFailed when a critical expectation failed."""
+    """Check these targets and add what was found to the result; raises QualityFailed when a
+    critical expectation failed.
+    """
     from waldelta.stages.check.check import Left, check
     from waldelta.stages.check.quick_targets import quick_targets
     from waldelta.stages.check.suite.source_constraints import read_rules
@@ -56,7 +72,9 @@ def check_tables(
         result.passed = sorted(fine)
         stage.detail = "switched off"
         return
-    versions = {name: table.version for name, table in result.tables.items() if table.version is not None}
+    versions = {
+        name: table.version for name, table in result.tables.items() if table.version is not None
+    }
     quick = quick_targets(job, result, tables)
     # What was copied is all new: none of it is known from an earlier run.
     touched = () if result.verb == "sync" else quick
@@ -78,7 +96,8 @@ def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResul
         slot = read_slot(connection, job.pipeline.source.slot)
         unreadable = read_unreadable(connection, job.pipeline.source)
     result.warnings += [text for text in unreadable if text not in result.warnings]
-    # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a WAL file.
+    # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a
+    # WAL file.
     read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
     result.lag_bytes = position.lag_of(read)
     result.slot_after = None if slot is None else reading(slot, result.lag_bytes, now())

@@ -1,4 +1,6 @@
-"""Runs the stages of a job in order and records what each did; every job of this package is made of stages."""
+"""Runs the stages of a job in order and records what each did; every job of this package is made of
+stages.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,30 @@ if TYPE_CHECKING:
 Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
 log = logging.getLogger(__name__)
 
-# What a stage builds on; without it the stage is left out. What apply did to the other tables is worth checking.
+# What a stage builds on; without it the stage is left out. What apply did to the other tables is
+# worth checking.
 _BUILDS_ON = {"apply": {"land"}, "check": {"land"}}
 
 
 @private_files()
 def run_stages(
-    spark: SparkSession, job: Job, result: RunResult, stages: Mapping[str, Stage], only: Collection[str] | None
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    stages: Mapping[str, Stage],
+    only: Collection[str] | None,
 ) -> RunResult:
-    """Run stages in order, or some of them, and record the result in the ledger; a failure raises RunFailed then.
+    """Run stages in order, or some of them, and record the result in the ledger; a failure raises
+    RunFailed then.
 
-    After a failure the stages that don't build on what failed still run: what the run did is checked and reported. A
-    run stays failed whatever succeeds after a failed stage, also in another process.
+    After a failure the stages that don't build on what failed still run: what the run did is
+    checked and reported. A run stays failed whatever succeeds after a failed stage, also in another
+    process.
     """
     if unknown := sorted(set(only or ()) - set(stages)):
-        raise StateError(f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}")
+        raise StateError(
+            f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
+        )
     result.begun = result.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     failures: dict[str, Exception] = {}
@@ -51,10 +62,14 @@ def run_stages(
         except Exception as err:
             # The process ends by the first one's message; it isn't logged twice.
             log.error(
-                "stage %s failed%s", name, ": {class}: {message}".format(**describe_error(err)) if failures else ""
+                "stage %s failed%s",
+                name,
+                ": {class}: {message}".format(**describe_error(err)) if failures else "",
             )
             failures[name] = err
-    result.error = next((stage.error for stage in result.stages.values() if stage.status == "failed"), None)
+    result.error = next(
+        (stage.error for stage in result.stages.values() if stage.status == "failed"), None
+    )
     _report_unread(job, result)
     if chosen[-1:] != list(stages)[-1:]:
         result.status = "running"
@@ -76,7 +91,9 @@ def run_stages(
 
 
 def _report_unread(job: Job, result: RunResult) -> None:
-    """Each run says which messages can't be read, and which were skipped, until what their tables lack is settled."""
+    """Each run says which messages can't be read, and which were skipped, until what their tables
+    lack is settled.
+    """
     try:
         result.warnings += [notice for notice in notices(job) if notice not in result.warnings]
     except (WaldeltaError, OSError) as err:
@@ -84,13 +101,17 @@ def _report_unread(job: Job, result: RunResult) -> None:
 
 
 def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
-    """What later stages found is no longer so once this one is run again: its retry may have changed other tables."""
+    """What later stages found is no longer so once this one is run again: its retry may have
+    changed other tables.
+    """
     for later in stages[stages.index(name) + 1 :]:
         result.stages.pop(later, None)
 
 
 def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None) -> RunResult:
-    """A run's result as its earlier stages recorded it, or a new one; the attempt begins now, unless it has ``begun``."""
+    """A run's result as its earlier stages recorded it, or a new one; the attempt begins now,
+    unless it has ``begun``.
+    """
     # First: what another attempt tells from here on is a later one's.
     begun = begun or job.ledger.begin_run(job.run_id, verb)
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
@@ -103,7 +124,9 @@ def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
     """One error for the failures of several tables, by name."""
     if len(failures) == 1:
         return next(iter(failures.values()))
-    error = ApplyError("several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values()))
+    error = ApplyError(
+        "several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values())
+    )
     error.causes = tuple(failures.values())
     error.retryable = all(err.retryable for err in failures.values())
     return error

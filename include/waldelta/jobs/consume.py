@@ -3,15 +3,19 @@
 ::
 
     land    slot -> change log, and the slot consumed up to what has landed   (waldelta.stages.land)
-            of a large backlog, apply batches run concurrently                (waldelta.stages.apply.concurrent)
-    apply   change log -> targets, one commit each                            (waldelta.stages.apply)
+            of a large backlog, apply batches run concurrently
+            (waldelta.stages.apply.concurrent)
+    apply   change log -> targets, one commit each
+    (waldelta.stages.apply)
             and, where the pipeline file asks for it, logical messages -> their own table
-    check   targets -> expectations -> Data Docs                              (waldelta.stages.check)
+    check   targets -> expectations -> Data Docs
+    (waldelta.stages.check)
     report  replication lag and what the run did -> ledger, summary
 
 A backfill, or a run that is cleared after it succeeded, is a replay instead (waldelta.jobs.replay).
 
-A stage imports its modules itself: in Airflow each stage is a process, and loads only what it needs.
+A stage imports its modules itself: in Airflow each stage is a process, and loads only what it
+needs.
 """
 
 from __future__ import annotations
@@ -46,13 +50,15 @@ log = logging.getLogger(__name__)
 
 _MESSAGES = "the table of messages"
 _LEFT = (
-    "isn't published any more: its target stays as it is; if it should be, run setup, then the initial sync, since what "
-    "changes meanwhile is sent to nobody"
+    "isn't published any more: its target stays as it is; if it should be, run setup, then the"
+    " initial sync, since what changes meanwhile is sent to nobody"
 )
 
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Land and consume everything up to the server's present position; whole steps of a backlog are applied meanwhile."""
+    """Land and consume everything up to the server's present position; whole steps of a backlog are
+    applied meanwhile.
+    """
     from waldelta.stages.apply.concurrent import applying
     from waldelta.stages.apply.outcome import Applied
 
@@ -60,13 +66,16 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     with applying(spark, job, meanwhile, partial(_tell_looked, result, meanwhile)) as overlap:
         land_to_now(spark, job, result, stage, overlap.landed)
     if result.unreadable is not None:
-        stage.detail += "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
+        stage.detail += (
+            "; PostgreSQL can't decode what comes next: the run fails once all before it is applied"
+        )
     if steps := sum(any(one.changed for one in cut.targets) for cut in meanwhile.steps):
         stage.detail += f"; {counted(steps, 'step')} applied meanwhile"
 
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Apply what has landed; raises ApplyError naming the tables that failed, after all others are done.
+    """Apply what has landed; raises ApplyError naming the tables that failed, after all others are
+    done.
 
     So SlotUnreadable, which landing met: no table gets what was committed behind that.
     """
@@ -86,24 +95,32 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
             result.warnings.append(
-                f"{name}: {counted(table.quarantined, 'row')} came without values that the source no longer has, or fail an expectation with "
-                f"gate: quarantine; the lake's table {BOOKKEEPING}/{IncompleteRow.table} has what the target lacks"
+                f"{name}: {counted(table.quarantined, 'row')} came without values that the source"
+                " no longer has, or fail an expectation with gate: quarantine; the lake's table"
+                f" {BOOKKEEPING}/{IncompleteRow.table} has what the target lacks"
             )
         if table.verbatim and not job.pipeline.target.metadata_columns:
             result.warnings.append(
-                f"{name}: {counted(table.verbatim, 'row has', 'rows have')} values that their types can't hold; metadata_columns is off, so these are null: "
-                "name such columns under types.text"
+                f"{name}: {counted(table.verbatim, 'row has', 'rows have')} values that their types"
+                " can't hold; metadata_columns is off, so these are null: name such columns under"
+                " types.text"
             )
-    result.warnings += [f"{name} {_LEFT}" for name in applied.removed if name not in applied.unpublished]
+    result.warnings += [
+        f"{name} {_LEFT}" for name in applied.removed if name not in applied.unpublished
+    ]
     result.unpublished = applied.unpublished
     if result.unpublished:
         result.warnings.append(not_published(result.unpublished))
     failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
-    stopped = [state.table_name for state in synced_states(job)] if result.unreadable is not None else []
+    stopped = (
+        [state.table_name for state in synced_states(job)] if result.unreadable is not None else []
+    )
     result.not_applied = sorted({*failures, *result.not_applied, *stopped})
     changed = sum(table.changed for table in result.tables.values())
     stage.detail = f"{counted(len(applied.steps), 'step')}, {counted(changed, 'table')} changed"
-    of_slot = {"the slot": SlotUnreadable(result.unreadable)} if result.unreadable is not None else {}
+    of_slot = (
+        {"the slot": SlotUnreadable(result.unreadable)} if result.unreadable is not None else {}
+    )
     if failures := failures | of_messages | of_slot:
         raise all_failures(failures)
 
@@ -114,7 +131,9 @@ def _tell_looked(result: RunResult, applied: Applied) -> None:
 
 
 def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
-    """Write logical messages, when asked for; an error, by what it concerns, is told once the tables have got their changes."""
+    """Write logical messages, when asked for; an error, by what it concerns, is told once the
+    tables have got their changes.
+    """
     if not job.pipeline.source.options.messages:
         return {}
     from waldelta.stages.apply.logical_messages import write_messages
@@ -141,9 +160,11 @@ CONSUME: dict[str, Stage] = {
 
 
 def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) -> RunResult:
-    """Run the stages of a CDC run, or some of them; a failed check doesn't keep the report from being made.
+    """Run the stages of a CDC run, or some of them; a failed check doesn't keep the report from
+    being made.
 
-    A run's stages may be run by several processes one after the other: each continues the result in the ledger.
+    A run's stages may be run by several processes one after the other: each continues the result in
+    the ledger.
     """
     begun = job.ledger.begin_run(job.run_id, "consume")
     if is_replay(job, only):

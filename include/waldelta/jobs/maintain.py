@@ -1,4 +1,6 @@
-"""Maintain: compact targets, forget what is older than the promised retention, prune the ledger and reports."""
+"""Maintain: compact targets, forget what is older than the promised retention, prune the ledger and
+reports.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.changes.merge.by_driver import is_known
 from waldelta.changes.merge.statements import session_settings
-from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention, writes_deletion_vectors
+from waldelta.changes.merge.target_table import (
+    set_deletion_vectors,
+    set_retention,
+    writes_deletion_vectors,
+)
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.jobs._stages import Stage, all_failures, run_stages
@@ -21,7 +27,13 @@ from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
-from waldelta.lake.storage import NO_HOOKS, files_of, has_deletion_vectors, remove_folder, sync_behind
+from waldelta.lake.storage import (
+    NO_HOOKS,
+    files_of,
+    has_deletion_vectors,
+    remove_folder,
+    sync_behind,
+)
 from waldelta.pgoutput.transactions import Prepared
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
@@ -56,10 +68,10 @@ _STAGED_FOR = timedelta(hours=24)
 def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
-    A target that another run holds is left for the next time. Only when all of them are held has nothing been done,
-    and the run fails with LockHeld. One that can't be maintained fails the run once all others are done. Targets that have
-    changed since they were last judged by all of their rows are checked; a critical expectation that fails turns the run red
-    once all else is done.
+    A target that another run holds is left for the next time. Only when all of them are held has
+    nothing been done, and the run fails with LockHeld. One that can't be maintained fails the run
+    once all others are done. Targets that have changed since they were last judged by all of their
+    rows are checked; a critical expectation that fails turns the run red once all else is done.
     """
     stages: dict[str, Stage] = {
         "targets": _targets,
@@ -82,9 +94,13 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         except LockHeld as err:
             log.warning("table=%s left for the next time: %s", name, err)
             return err
-        except Exception as err:  # one that was removed or damaged must not keep the others from being done
+        except (
+            Exception
+        ) as err:  # one that was removed or damaged must not keep the others from being done
             log.exception("table=%s not maintained", name)
-            return of_table(err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name)
+            return of_table(
+                err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name
+            )
         return None
 
     with SessionPool(spark, len(names)) as pool:  # compacting has the session's settings for itself
@@ -94,7 +110,9 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
     result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
     fault_point("maintain.cleaned")
     result.warnings += renew_cut(job)
-    stage.detail = f"{counted(len(result.tables), 'target')} compacted, versions older than {hours} h vacuumed"
+    stage.detail = (
+        f"{counted(len(result.tables), 'target')} compacted, versions older than {hours} h vacuumed"
+    )
     if held:
         stage.detail += f"; in use by other runs and left: {', '.join(held)}"
         result.warnings.append(f"maintenance left out {', '.join(held)}: in use by another run")
@@ -112,23 +130,31 @@ def _maintain(spark: SparkSession, job: Job, name: str) -> None:
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
         _compact(spark, uri, table)
-        # The next commit would make the log durable, and a cut name what a power cut could take back.
+        # The next commit would make the log durable, and a cut name what a power cut could take
+        # back.
         version = sync_behind(uri, version)
-    # What it deletes was done with a week ago at least: nobody has to wait for its listing of the table's folder.
+    # What it deletes was done with a week ago at least: nobody has to wait for its listing of the
+    # table's folder.
     _vacuum(spark, uri, table, hours)
     sync_behind(uri, version)
 
 
 def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
-    """Delete files that no version younger than ``hours`` consists of, those of killed writers included.
+    """Delete files that no version younger than ``hours`` consists of, those of killed writers
+    included.
 
-    By delta-rs where it knows all that the table asks of its writers: Spark's VACUUM of a small table takes seconds of CPU.
+    By delta-rs where it knows all that the table asks of its writers: Spark's VACUUM of a small
+    table takes seconds of CPU.
     """
     table.update_incremental()
     if is_known(table):
         try:
             table.vacuum(
-                hours, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS, full=True
+                hours,
+                dry_run=False,
+                enforce_retention_duration=False,
+                post_commithook_properties=NO_HOOKS,
+                full=True,
             )
         except (DeltaError, OSError) as err:  # another user's files, say
             log.info("%s is vacuumed by Spark: %s", uri, err)
@@ -137,8 +163,12 @@ def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> Non
     spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
 
 
-def _keep_as_chosen(spark: SparkSession, uri: str, table: DeltaTable, deletion_vectors: bool) -> None:
-    """Follow the pipeline file's choice; switched off, the marks themselves go, so that every reader may come again."""
+def _keep_as_chosen(
+    spark: SparkSession, uri: str, table: DeltaTable, deletion_vectors: bool
+) -> None:
+    """Follow the pipeline file's choice; switched off, the marks themselves go, so that every
+    reader may come again.
+    """
     if writes_deletion_vectors(table) == deletion_vectors:
         return
     if not deletion_vectors:
@@ -157,7 +187,9 @@ def _compact(spark: SparkSession, uri: str, table: DeltaTable) -> None:
 
 
 def _has_work(table: DeltaTable) -> bool:
-    """Whether OPTIMIZE may have something to do: Spark takes a second or more to find that it hasn't."""
+    """Whether OPTIMIZE may have something to do: Spark takes a second or more to find that it
+    hasn't.
+    """
     asked = table.protocol().writer_features or ()
     if has_deletion_vectors(table) or "clustering" in asked or table.metadata().partition_columns:
         return True
@@ -166,7 +198,9 @@ def _has_work(table: DeltaTable) -> bool:
 
 
 def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
-    """Remove what killed runs had staged: by age, since a server may go on for a while, and never what may be in use."""
+    """Remove what killed runs had staged: by age, since a server may go on for a while, and never
+    what may be in use.
+    """
     root = job.pipeline.target.root
     known = {state.table_name for state in job.ledger.table_rows()}
     quarantine, removed = Quarantine(root, job.storage_options), 0
@@ -174,7 +208,8 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
         try:
             with ExitStack() as locks:
                 for table in leftover.tables:
-                    # As whoever takes the target over does: nothing tells the next run any more that somebody may be late.
+                    # As whoever takes the target over does: nothing tells the next run any more
+                    # that somebody may be late.
                     quarantine.fence(locks.enter_context(target_lock(job, table)).check)
                 removed += remove_folder(leftover.uri)
         except LockHeld as err:
@@ -183,21 +218,30 @@ def _leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
 
 def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
-    """Delete batches that every target has applied and that are older than the change log must reach back."""
+    """Delete batches that every target has applied and that are older than the change log must
+    reach back.
+    """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     if change_log.last_batch() is None:
         stage.detail = "no change log yet"
         return
-    # First: a copy that ends from here on counts among those that are synced, and one that begins sees what is old enough to go.
+    # First: a copy that ends from here on counts among those that are synced, and one that begins
+    # sees what is old enough to go.
     if waiting := copies_under_way(job):
-        stage.detail = f"nothing removed: {', '.join(waiting)} will need what came since the copy under way began"
+        stage.detail = (
+            f"nothing removed: {', '.join(waiting)} will need what came since the copy under way"
+            " began"
+        )
         return
     states = synced_states(job)
     watermarks = Watermarks(job, identity)
     safe = min((_applied_upto(watermarks, state, result) for state in states), default=0)
     oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
-    expired = max((cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe), default=0)
+    expired = max(
+        (cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe),
+        default=0,
+    )
     if job.pipeline.source.options.messages:
         expired = min(expired, messages_applied(job, identity))
     # Another life of the slot never hears how a transaction prepared in an earlier one was decided.
@@ -214,20 +258,27 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
 
 def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) -> int:
-    """The last batch that a target holds; of one that can't be read, none: brought back, it may need all of this life's."""
+    """The last batch that a target holds; of one that can't be read, none: brought back, it may
+    need all of this life's.
+    """
     try:
         return watermarks.of(state)
     except Exception as err:
         log.warning("table=%s keeps the change log from being pruned: %s", state.table_name, err)
         result.warnings.append(
-            f"the change log keeps all batches, since it can't be told which {state.table_name} holds"
+            f"the change log keeps all batches, since it can't be told which {state.table_name}"
+            " holds"
         )
         return watermarks.floor
 
 
 def _is_needed(prepared: Prepared, expired: int) -> bool:
-    """Whether a prepared transaction's changes may still be asked for once batches up to ``expired`` are gone."""
-    return prepared.batch <= expired and (prepared.decided_in is None or prepared.decided_in > expired)
+    """Whether a prepared transaction's changes may still be asked for once batches up to
+    ``expired`` are gone.
+    """
+    return prepared.batch <= expired and (
+        prepared.decided_in is None or prepared.decided_in > expired
+    )
 
 
 def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
@@ -241,9 +292,11 @@ def _ledger(spark: SparkSession, job: Job, result: RunResult, stage: StageResult
 
 
 def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Judge by all of their rows what runs with few changes leave to it: targets that have changed since that was last done.
+    """Judge by all of their rows what runs with few changes leave to it: targets that have changed
+    since that was last done.
 
-    Of the others what depends on more than their rows. Raises QualityFailed when a critical expectation failed.
+    Of the others what depends on more than their rows. Raises QualityFailed when a critical
+    expectation failed.
     """
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"

@@ -1,4 +1,6 @@
-"""Pipeline: the verbs of a pipeline as a Python object; the command line and other people's code use it."""
+"""Pipeline: the verbs of a pipeline as a Python object; the command line and other people's code
+use it.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,9 @@ class Pipeline:
     def check(self, spark: SparkSession | None = None) -> SetupPlan:
         """Look at source and lake without changing anything: findings, and what setup would do.
 
-        A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object store isn't asked. Raises
-        PreflightFailed for a lake on S3 where Spark may overwrite commits.
+        A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object
+        store isn't asked. Raises PreflightFailed for a lake on S3 where Spark may overwrite
+        commits.
         """
         from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
@@ -58,12 +61,16 @@ class Pipeline:
             from waldelta.spark.writable import find_unwritable_in_task
 
             problems.append(find_unwritable_in_task(spark, root))
-        return replace(plan, findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)))
+        return replace(
+            plan,
+            findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)),
+        )
 
     def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent.
 
-        Where the lake is on S3, ``spark`` is asked for its log store; without one a session is opened for that.
+        Where the lake is on S3, ``spark`` is asked for its log store; without one a session is
+        opened for that.
         """
         from waldelta.changes.decode.route import translate
         from waldelta.stages.setup.setup import apply_setup
@@ -99,12 +106,16 @@ class Pipeline:
         run_id: str | None = None,
         accept_server: str | None = None,
     ) -> RunResult:
-        """Go on after the slot was lost, or the source is another: a new slot, and targets mended by the rows that differ."""
+        """Go on after the slot was lost, or the source is another: a new slot, and targets mended
+        by the rows that differ.
+        """
         from waldelta.jobs.resync import run_resync
 
         return run_resync(spark, self.job(run_id), tables, reason, accept_server=accept_server)
 
-    def consume(self, spark: SparkSession, run_id: str | None = None, stage: str | None = None) -> RunResult:
+    def consume(
+        self, spark: SparkSession, run_id: str | None = None, stage: str | None = None
+    ) -> RunResult:
         """Land, consume, apply and check everything up to the server's present position."""
         from waldelta.jobs.consume import consume
 
@@ -118,10 +129,11 @@ class Pipeline:
         tables: Sequence[str] | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Derive anew, from the change log, the keys that the runs of the interval from ``start`` to ``end`` changed.
+        """Derive anew, from the change log, the keys that the runs of the interval from ``start``
+        to ``end`` changed.
 
-        Of all tables or of these; a row that differs is mended, whatever else the targets hold stays. Raises StateError when
-        the change log no longer reaches back that far.
+        Of all tables or of these; a row that differs is mended, whatever else the targets hold
+        stays. Raises StateError when the change log no longer reaches back that far.
         """
         from waldelta.jobs.replay import replay
 
@@ -143,13 +155,17 @@ class Pipeline:
         reason: str | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Compare all targets, or these, with what a snapshot of the source shows, while writers go on.
+        """Compare all targets, or these, with what a snapshot of the source shows, while writers go
+        on.
 
-        With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else the user of this process.
+        With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else
+        the user of this process.
         """
         from waldelta.jobs.reconcile import Order, run_reconcile
 
-        return run_reconcile(spark, self.job(run_id), Order.of(tables, repair=repair, by=by, reason=reason))
+        return run_reconcile(
+            spark, self.job(run_id), Order.of(tables, repair=repair, by=by, reason=reason)
+        )
 
     def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
         """Compact targets, drop what is older than the promised retention, prune reports."""
@@ -164,7 +180,9 @@ class Pipeline:
         return read_status(self.job())
 
     def quarantined(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """The rows that all targets, or these, lack, as ``quarantine`` prints them; without Spark."""
+        """The rows that all targets, or these, lack, as ``quarantine`` prints them; without
+        Spark.
+        """
         from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
         return list_quarantined(self.job(), tables)
@@ -177,7 +195,9 @@ class Pipeline:
         run_id: str | None = None,
         reason: str | None = None,
     ) -> RunResult:
-        """Read these rows from the source again and judge them again; ``by``: who asks, else the user of this process."""
+        """Read these rows from the source again and judge them again; ``by``: who asks, else the
+        user of this process.
+        """
         from waldelta.jobs.retry_quarantined import run_retry
 
         return run_retry(spark, self.job(run_id), tables, by, reason)
@@ -192,7 +212,9 @@ class Pipeline:
         by: str | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Read these rows (ids), or all of these tables, again, and write them whatever their gates say."""
+        """Read these rows (ids), or all of these tables, again, and write them whatever their gates
+        say.
+        """
         from waldelta.jobs.retry_quarantined import run_accept
 
         return run_accept(spark, self.job(run_id), rows, tables, by, reason)
@@ -205,32 +227,48 @@ class Pipeline:
         by: str | None = None,
         run_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Say of these rows (ids), or of all of these tables, that the targets are to lack them; without Spark."""
+        """Say of these rows (ids), or of all of these tables, that the targets are to lack them;
+        without Spark.
+        """
         from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
 
         return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
 
     def skip_messages(
-        self, messages: Collection[str], reason: str | None, by: str | None = None, run_id: str | None = None
+        self,
+        messages: Collection[str],
+        reason: str | None,
+        by: str | None = None,
+        run_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Let runs go on without these messages that can't be read (ids of ``quarantined``), which stay in quarantine. Without Spark."""
+        """Let runs go on without these messages that can't be read (ids of ``quarantined``), which
+        stay in quarantine. Without Spark.
+        """
         from waldelta.pipeline.targets.unreadable_messages import skip_messages
         from waldelta.stages.check.gate.quarantined_rows import current_user
 
         return skip_messages(self.job(run_id), messages, by=by or current_user(), reason=reason)
 
     def release(
-        self, tables: Collection[str], reason: str | None = None, by: str | None = None, run_id: str | None = None
+        self,
+        tables: Collection[str],
+        reason: str | None = None,
+        by: str | None = None,
+        run_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Let what has landed for these tables pass their gates with ``stop``; the next run merges it. Without Spark."""
+        """Let what has landed for these tables pass their gates with ``stop``; the next run merges
+        it. Without Spark.
+        """
         from waldelta.stages.check.gate.release import release_tables
 
         return release_tables(self.job(run_id), tables, by=by, reason=reason)
 
     def cut(self) -> dict[str, int]:
-        """The newest consistent cut: each target's Delta version as of one batch, to be read together; empty before the first.
+        """The newest consistent cut: each target's Delta version as of one batch, to be read
+        together; empty before the first.
 
-        From the lake alone, without Spark and the source. Raises StateError when no cut can be read any more.
+        From the lake alone, without Spark and the source. Raises StateError when no cut can be read
+        any more.
         """
         from waldelta.pipeline.targets.consistent_cuts import readable_cut
 
@@ -238,7 +276,9 @@ class Pipeline:
         return {} if cut is None else {target.table_name: target.version for target in cut.targets}
 
     def teardown(self, run_id: str | None = None) -> list[str]:
-        """Drop the slot and the publications that this pipeline made; the lake stays. Says what was dropped."""
+        """Drop the slot and the publications that this pipeline made; the lake stays. Says what was
+        dropped.
+        """
         from waldelta.stages.setup.setup import teardown
 
         job = self.job(run_id)
@@ -246,11 +286,16 @@ class Pipeline:
             return teardown(connection, job)
 
     def orphans(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
-        """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``, on what was dropped of them."""
+        """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``,
+        on what was dropped of them.
+        """
         from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
 
         job = self.job()
-        with job.connect("orphans") as connection, job.connect_slot("orphans", connection) as slot_connection:
+        with (
+            job.connect("orphans") as connection,
+            job.connect_slot("orphans", connection) as slot_connection,
+        ):
             found = find_orphans(connection, {*named, self.file.source.slot}, slot_connection)
             if drop:
                 return drop_orphans(connection, job.conninfo, found, drop, slot_connection)

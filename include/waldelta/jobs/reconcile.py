@@ -1,6 +1,8 @@
-"""Reconcile: whether targets hold what the source does, at a position that both sides are known at; and repair, when asked for.
+"""Reconcile: whether targets hold what the source does, at a position that both sides are known at;
+and repair, when asked for.
 
-Nothing is written on the source. What its snapshot sees is landed first, as by any run; writers go on.
+Nothing is written on the source. What its snapshot sees is landed first, as by any run; writers go
+on.
 """
 
 from __future__ import annotations
@@ -44,7 +46,13 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder
 from waldelta.stages.check.gate.quarantined_rows import current_user, tell_anew
 from waldelta.stages.land.drain import Drained
 from waldelta.stages.land.land_until import land_backlog, land_through
-from waldelta.stages.repair.reconcile.compare_table import Feeding, Found, compare, needs_spark, why_not_compared
+from waldelta.stages.repair.reconcile.compare_table import (
+    Feeding,
+    Found,
+    compare,
+    needs_spark,
+    why_not_compared,
+)
 from waldelta.stages.repair.repair import Again, reread_rows
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
@@ -61,7 +69,9 @@ _BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "8192")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for; ``by`` asks for it, ``reason`` goes into the ledger with what is repaired."""
+    """What is asked for; ``by`` asks for it, ``reason`` goes into the ledger with what is
+    repaired.
+    """
 
     tables: frozenset[str] | None = None
     repair: bool = False
@@ -78,7 +88,12 @@ class Order:
         reason: str | None = None,
     ) -> Order:
         """As people give it: by default by the user of this process."""
-        return cls(None if tables is None else frozenset(tables), repair, by or current_user(), reason or None)
+        return cls(
+            None if tables is None else frozenset(tables),
+            repair,
+            by or current_user(),
+            reason or None,
+        )
 
 
 @dataclass
@@ -95,23 +110,35 @@ class _Work:
     def put(self, table_name: str, status: str, reason: str) -> None:
         """Say of a table why there is no answer."""
         by = self.order.by
-        self.found[table_name] = Reconciliation(now(), self.job.run_id, table_name, status, reason, by=by)
+        self.found[table_name] = Reconciliation(
+            now(), self.job.run_id, table_name, status, reason, by=by
+        )
         log.warning("table=%s %s: %s", table_name, status, reason)
 
     def fail(self, table_name: str, err: Exception) -> None:
         """Note a failure, which doesn't stop the other tables."""
-        named = err if isinstance(err, WaldeltaError) else WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+        named = (
+            err
+            if isinstance(err, WaldeltaError)
+            else WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+        )
         self.failures[table_name] = of_table(named, table_name)
         self.put(table_name, FAILED, f"{type(named).__name__}: {named}")
 
 
-def run_reconcile(spark: SparkSession, job: Job, order: Order, only: Collection[str] | None = None) -> RunResult:
-    """Compare targets with the source; with ``repair`` the rows that differ are read again, and put right.
+def run_reconcile(
+    spark: SparkSession, job: Job, order: Order, only: Collection[str] | None = None
+) -> RunResult:
+    """Compare targets with the source; with ``repair`` the rows that differ are read again, and put
+    right.
 
-    What was found is in ``_waldelta/reconciliations``. Raises RunFailed when a target differs and isn't repaired.
+    What was found is in ``_waldelta/reconciliations``. Raises RunFailed when a target differs and
+    isn't repaired.
     """
 
-    def reconcile_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
+    def reconcile_stage(
+        spark: SparkSession, job: Job, result: RunResult, stage: StageResult
+    ) -> None:
         began, work = now(), _Work(spark, job, order, result)
         try:
             _compare_all(work)
@@ -119,7 +146,11 @@ def run_reconcile(spark: SparkSession, job: Job, order: Order, only: Collection[
             found = [work.found[name] for name in sorted(work.found)]
             # Others may have compared, or repaired, one of many tables meanwhile.
             Reconciliations(job.pipeline.target.root, job.storage_options).add(found, began)
-            are_equal = [row.table_name for row in found if row.status in (EQUAL, REPAIRED) and not row.left_out]
+            are_equal = [
+                row.table_name
+                for row in found
+                if row.status in (EQUAL, REPAIRED) and not row.left_out
+            ]
             close_compared(job, are_equal, began)
             _tell(result, stage, found)
             result.report = _write_report(job, found)
@@ -138,7 +169,8 @@ def _compare_all(work: _Work) -> None:
     with job.connect("reconcile") as connection:
         if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
             raise NotPrimary(
-                f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: compare with the primary"
+                f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions"
+                " out: compare with the primary"
             )
         check_source(connection, job)
         feeds, targets, _ = read_unbarred(connection, job.pipeline)
@@ -147,13 +179,21 @@ def _compare_all(work: _Work) -> None:
     for cut in ended.values():
         work.result.add_repair(cut)
     chosen = list(_chosen(standings, work.order))
-    for name in sorted((work.order.tables or frozenset()) - {found.table_name for found in standings}):
+    for name in sorted(
+        (work.order.tables or frozenset()) - {found.table_name for found in standings}
+    ):
         work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
     for standing in chosen:
         if standing.due != Due.FEED:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
-    fed = {found.table_name: found.state for found in chosen if found.due == Due.FEED and found.state is not None}
-    for name, why in {name: why for name, state in fed.items() if (why := _why_other_rows(state))}.items():
+    fed = {
+        found.table_name: found.state
+        for found in chosen
+        if found.due == Due.FEED and found.state is not None
+    }
+    for name, why in {
+        name: why for name, state in fed.items() if (why := _why_other_rows(state))
+    }.items():
         del fed[name]
         work.put(name, NOT_COMPARED, why)
     keys: dict[str, tuple[Feeding, Found]] = {}
@@ -170,12 +210,18 @@ def _why_other_rows(state: TableState) -> str | None:
     """Why a target holds other rows than its source on purpose; None when it doesn't."""
     if state.copy_skipped:
         return "it was taken without a copy (copy: false), so that it lacks rows on purpose"
-    return None if state.kept_as == MIRROR else f"its target keeps more than the source has (mode {state.kept_as})"
+    return (
+        None
+        if state.kept_as == MIRROR
+        else f"its target keeps more than the source has (mode {state.kept_as})"
+    )
 
 
 @contextmanager
 def _batches(spark: SparkSession) -> Iterator[None]:
-    """Batches of rows that stay in the processor's cache: Spark takes time by their square over lists."""
+    """Batches of rows that stay in the processor's cache: Spark takes time by their square over
+    lists.
+    """
     before = cast("str", spark.conf.get(_BATCH_ROWS[0]))  # Spark knows a default
     spark.conf.set(*_BATCH_ROWS)
     try:
@@ -191,8 +237,13 @@ def _chosen(standings: Sequence[Standing], order: Order) -> Iterator[Standing]:
     if unknown and len(unknown) == len(asked):
         raise ConfigError(f"not known: {', '.join(unknown)}: status says which tables there are")
     for name, found in sorted(known.items()):
-        # What isn't published any more, or was never copied, has nothing to be compared unless somebody asks for it.
-        if name in order.tables if order.tables is not None else found.due not in (Due.REMOVED, Due.FIRST):
+        # What isn't published any more, or was never copied, has nothing to be compared unless
+        # somebody asks for it.
+        if (
+            name in order.tables
+            if order.tables is not None
+            else found.due not in (Due.REMOVED, Due.FIRST)
+        ):
             yield found
 
 
@@ -218,12 +269,15 @@ def _compare_group(work: _Work, states: Sequence[TableState]) -> dict[str, tuple
     spark, job = work.spark, work.job
     try:
         _count_landed(work, land_backlog(spark, job))
-        # Before the snapshot: what a target gets meanwhile is behind the batch that it is compared at.
+        # Before the snapshot: what a target gets meanwhile is behind the batch that it is compared
+        # at.
         marks = Watermarks(job, job.slot_identity())
         batches = {state.table_name: marks.of(state) for state in states}
         with (
             named_loss(job.conninfo),
-            SnapshotHolder(job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}") as holder,
+            SnapshotHolder(
+                job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
+            ) as holder,
         ):
             feedings = _feedings(work, holder, states, batches, marks.versions)
             if feedings:
@@ -248,11 +302,19 @@ def _count_landed(work: _Work, drained: Drained) -> None:
 
 
 def _feedings(
-    work: _Work, holder: SnapshotHolder, states: Sequence[TableState], batches: dict[str, int], versions: dict[str, int]
+    work: _Work,
+    holder: SnapshotHolder,
+    states: Sequence[TableState],
+    batches: dict[str, int],
+    versions: dict[str, int],
 ) -> list[Feeding]:
-    """The tables that can be compared, as the snapshot sees what feeds them; of the others it is told why not."""
+    """The tables that can be compared, as the snapshot sees what feeds them; of the others it is
+    told why not.
+    """
     job, found = work.job, []
-    feeds, read, barred = read_unbarred(holder.connection, job.pipeline)  # the snapshot holds vacuum back meanwhile
+    feeds, read, barred = read_unbarred(
+        holder.connection, job.pipeline
+    )  # the snapshot holds vacuum back meanwhile
     targets = {str(target.id): target for target in read}
     # Leaves that have joined those gathered since a run looked: their rows are in flight.
     states = [with_leaves(state, feeds) for state in states]
@@ -260,7 +322,9 @@ def _feedings(
     for state in states:
         name, target = state.table_name, targets.get(state.table_name)
         if target is None or target.problem is not None:
-            work.put(name, NOT_COMPARED, target.problem or "" if target else "it is no longer published")
+            work.put(
+                name, NOT_COMPARED, target.problem or "" if target else "it is no longer published"
+            )
             continue
         if target.is_unread or not barred.relations.isdisjoint(
             {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
@@ -268,7 +332,9 @@ def _feedings(
             work.put(name, NOT_COMPARED, str(barred.busy(name)))
             continue
         try:
-            fed = fed_as_copied(job.pipeline, *of_partition(state, present[name], feeds.get(name)), target)
+            fed = fed_as_copied(
+                job.pipeline, *of_partition(state, present[name], feeds.get(name)), target
+            )
             feeding = Feeding(fed, batches[name], versions[name])
             why = why_not_compared(job, feeding)
         except NeedsSync as err:
@@ -280,7 +346,9 @@ def _feedings(
     return found
 
 
-def _compare_one(work: _Work, holder: SnapshotHolder, feeding: Feeding) -> tuple[Feeding, Found | None]:
+def _compare_one(
+    work: _Work, holder: SnapshotHolder, feeding: Feeding
+) -> tuple[Feeding, Found | None]:
     name = feeding.state.table_name
     try:
         found = compare(work.spark, work.job, holder, feeding)
@@ -299,18 +367,25 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
     """Read the rows that differ again, as of a snapshot from which the stream goes on."""
     row, job, order = work.found[name], work.job, work.order
     if (why := _obstacle(found)) is not None:
-        work.found[name] = replace(row, reason=f"not repaired: {why}: sync --tables {name} copies it anew")
+        work.found[name] = replace(
+            row, reason=f"not repaired: {why}: sync --tables {name} copies it anew"
+        )
         return
     reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
         f": {order.reason}" if order.reason else ""
     )
-    # Keys in flight and columns that were left out weren't compared: what others wrote there is still to be told.
+    # Keys in flight and columns that were left out weren't compared: what others wrote there is
+    # still to be told.
     compared = None if row.in_flight or row.left_out else feeding.version
     try:
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
-        done = reread_rows(work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared))
+        done = reread_rows(
+            work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared)
+        )
     except NeedsSync as err:
-        work.found[name] = replace(row, reason=f"not repaired: {err}: sync --tables {name} copies it anew")
+        work.found[name] = replace(
+            row, reason=f"not repaired: {err}: sync --tables {name} copies it anew"
+        )
         return
     except Exception as err:
         if not isinstance(err, WaldeltaError):
@@ -324,7 +399,10 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
     work.result.add_repair(cut)
     mended = cut.inserted + cut.updated + cut.deleted
     work.found[name] = replace(
-        row, status=REPAIRED, repaired=mended, reason=f"the target's version {cut.version} holds them"
+        row,
+        status=REPAIRED,
+        repaired=mended,
+        reason=f"the target's version {cut.version} holds them",
     )
     tell_anew(job, [name])  # quarantined rows came along
 
@@ -332,7 +410,10 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
 def _obstacle(found: Found) -> str | None:
     """Why rows can't be mended by their keys."""
     if not found.row.is_complete:
-        return f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to look at each row"
+        return (
+            f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to"
+            " look at each row"
+        )
     if found.row.doubled:
         return "its target has rows with the same key"
     if not found.keys:
@@ -341,7 +422,9 @@ def _obstacle(found: Found) -> str | None:
 
 
 def _write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
-    """Where its pages are listed; None when there is nothing to tell, or no folder for them on this machine."""
+    """Where its pages are listed; None when there is nothing to tell, or no folder for them on this
+    machine.
+    """
     from waldelta.stages.check.reports.data_docs import list_reconciliation
 
     try:
@@ -367,23 +450,34 @@ def _tell(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]
             result.warnings.append(f"{row.table_name}: left out: columns {', '.join(row.left_out)}")
         if row.lacking:
             result.warnings.append(
-                f"{row.table_name}: {counted(row.lacking, 'row')} that it is known to lack left out (quarantine)"
+                f"{row.table_name}: {counted(row.lacking, 'row')} that it is known to lack left out"
+                " (quarantine)"
             )
     result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
     compared = [row for row in found if row.compared]
-    rows, differing = (sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared)))
+    rows, differing = (
+        sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))
+    )
     stage.detail = (
-        f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')}, {differing:,} with differences, "
-        f"{sum(row.in_flight for row in compared):,} in flight, {sum(row.repaired for row in compared):,} repaired"
+        f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')},"
+        f" {differing:,} with differences, {sum(row.in_flight for row in compared):,} in flight,"
+        f" {sum(row.repaired for row in compared):,} repaired"
     )
 
 
 def _told(different: Sequence[Reconciliation], *, repair: bool) -> str:
     lines = "".join(
-        f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing, {row.extra:,} extra, "
-        f"{row.different:,} different, {row.doubled:,} with a key twice"
+        f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing,"
+        f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with a key twice"
         for row in different
     )
-    remedy = "" if repair else "; reconcile --repair (in Airflow: the param repair) reads these rows again"
+    remedy = (
+        ""
+        if repair
+        else "; reconcile --repair (in Airflow: the param repair) reads these rows again"
+    )
     failed = counted(len(different), "target doesn't", "targets don't")
-    return f"{failed} hold what the source does, which their pages in the report and _waldelta/reconciliations show{remedy}:{lines}"
+    return (
+        f"{failed} hold what the source does, which their pages in the report and"
+        f" _waldelta/reconciliations show{remedy}:{lines}"
+    )

@@ -3,7 +3,8 @@
 ::
 
     land    the range of the runs that is replayed; nothing lands, and the slot stays as it is
-    apply   keys changed in that range -> rows that differ are mended   (waldelta.stages.repair.replay)
+    apply   keys changed in that range -> rows that differ are mended
+    (waldelta.stages.repair.replay)
     check, report: as job consume
 """
 
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
 
 
 def replay(
-    spark: SparkSession, job: Job, only: Collection[str] | None = None, tables: Collection[str] | None = None
+    spark: SparkSession,
+    job: Job,
+    only: Collection[str] | None = None,
+    tables: Collection[str] | None = None,
 ) -> RunResult:
-    """Run the stages of a replay, or some of them: of the job's interval, or of what its own run consumed.
+    """Run the stages of a replay, or some of them: of the job's interval, or of what its own run
+    consumed.
 
-    The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold afterwards what the
-    change log says of the keys changed in that range, as of each target's watermark. Raises RunFailed.
+    The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold
+    afterwards what the change log says of the keys changed in that range, as of each target's
+    watermark. Raises RunFailed.
     """
 
     def plan_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -51,7 +57,8 @@ def replay(
         result.not_applied = sorted(done.failures)
         rows = sum(cut.inserted + cut.updated + cut.deleted for cut in done.cuts)
         stage.detail = (
-            f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')}, {counted(rows, 'row')} mended"
+            f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')},"
+            f" {counted(rows, 'row')} mended"
         )
         if done.failures:
             raise all_failures(done.failures)

@@ -1,8 +1,10 @@
-"""Job resync: makes a lost slot anew and mends the targets by the rows that differ, then checks them.
+"""Job resync: makes a lost slot anew and mends the targets by the rows that differ, then checks
+them.
 
 ::
 
-    resync  a new slot where the old one is lost or can't be read   (waldelta.stages.setup.renew_slot)
+    resync  a new slot where the old one is lost or can't be read
+    (waldelta.stages.setup.renew_slot)
             a snapshot of the source -> rows that differ            (waldelta.stages.sync)
             what has waited in the slot -> change log               (waldelta.stages.land)
     check, report: as job consume
@@ -37,10 +39,11 @@ def run_resync(
     *,
     accept_server: str | None = None,
 ) -> RunResult:
-    """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ, then check them.
+    """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ,
+    then check them.
 
-    Of all tables that the slot's present life has no copy of, or of these. With a slot that is fine, only the tables.
-    A slot is fine when what waits in it could be read, and has landed.
+    Of all tables that the slot's present life has no copy of, or of these. With a slot that is
+    fine, only the tables. A slot is fine when what waits in it could be read, and has landed.
     ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
     """
     from waldelta.changes.decode.route import translate
@@ -57,15 +60,19 @@ def run_resync(
                 gap = renew_slot(job, translate, accept_server=accept_server, broken=err)
         if gap is not None:
             result.warnings.append(
-                f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}: {gap.detail}"
+                f"the slot was made anew, changes in {describe(gap)} were lost to it: {gap.cause}:"
+                f" {gap.detail}"
             )
         if gap is not None and accept_server is not None:
             result.warnings.append(
-                f"slot {gap.slot!r} of the server of before (system {gap.system_identifier}, timeline {gap.timeline}) holds its "
-                "WAL until somebody drops it there"
+                f"slot {gap.slot!r} of the server of before (system {gap.system_identifier},"
+                f" timeline {gap.timeline}) holds its WAL until somebody drops it there"
             )
         if gap is not None:
-            with job.connect("resync") as primary, job.connect_slot("resync", primary) as connection:
+            with (
+                job.connect("resync") as primary,
+                job.connect_slot("resync", primary) as connection,
+            ):
                 result.warnings += left_on_primary(primary, connection, gap.slot)
         done, failed = copied_tables(
             lambda: sync(spark, job, tables, reason or (gap.cause if gap else None), by_diff=True)
@@ -74,16 +81,25 @@ def run_resync(
             name = str(table.table)
             result.source.add(table.bill)
             result.add_copy(table)
-            result.warnings += [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
+            result.warnings += (
+                [f"{name} was copied as a whole: {table.whole}"] if table.whole else []
+            )
             result.warnings += [f"{name} was {table.skipped}"] if table.skipped else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
         written = sum(table.rows if table.diff is None else table.diff.written for table in done)
-        stage.detail = f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot {'made anew' if gap else 'as it was'}"
+        stage.detail = (
+            f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed; slot"
+            f" {'made anew' if gap else 'as it was'}"
+        )
         if failed is not None:
             raise failed
         with suppress(LockHeld):  # by a run, which reads it
             land_backlog(spark, job)
 
     result = continued(job, "resync", fresh=False)
-    stages: dict[str, Stage] = {"resync": resync_stage, "check": check_stage, "report": report_stage}
+    stages: dict[str, Stage] = {
+        "resync": resync_stage,
+        "check": check_stage,
+        "report": report_stage,
+    }
     return run_stages(spark, job, result, stages, only)

@@ -1,8 +1,10 @@
-"""Retry and accept: reads quarantined rows from the source again and puts their targets right, or records why it can't.
+"""Retry and accept: reads quarantined rows from the source again and puts their targets right, or
+records why it can't.
 
-A retry judges the rows by their gates again, and those that fail stay in quarantine with the values that they have now. Accepted
-rows are written whatever a gate says: an operator's decision, recorded with who and why. Both take the steps of a repair: what the
-source holds of a key now is exact only as of a snapshot from which the stream goes on.
+A retry judges the rows by their gates again, and those that fail stay in quarantine with the values
+that they have now. Accepted rows are written whatever a gate says: an operator's decision, recorded
+with who and why. Both take the steps of a repair: what the source holds of a key now is exact only
+as of a snapshot from which the stream goes on.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ def run_retry(
 ) -> RunResult:
     """Read the quarantined rows of all targets, or of these, again, and judge them again.
 
-    A table that can't be mended doesn't stop the others: its rows stay in quarantine, and the failure names it. The others are checked,
-    as a run's are, also those that an earlier attempt at this run put right. ``by`` is who asked for it, by default the user of this
-    process; the ledger, with ``reason``, and the rows that were put right say so. Raises RunFailed.
+    A table that can't be mended doesn't stop the others: its rows stay in quarantine, and the
+    failure names it. The others are checked, as a run's are, also those that an earlier attempt at
+    this run put right. ``by`` is who asked for it, by default the user of this process; the ledger,
+    with ``reason``, and the rows that were put right say so. Raises RunFailed.
     """
     by = by or current_user()
     again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
@@ -67,10 +70,11 @@ def run_accept(
     by: str | None,
     reason: str,
 ) -> RunResult:
-    """Read these quarantined rows (ids), or all of these tables, again, and write them whatever their gates say.
+    """Read these quarantined rows (ids), or all of these tables, again, and write them whatever
+    their gates say.
 
-    The other rows in quarantine of the same tables are judged again, as by a retry. Raises RunFailed, of which the cause is a
-    ConfigError for rows that aren't in quarantine.
+    The other rows in quarantine of the same tables are judged again, as by a retry. Raises
+    RunFailed, of which the cause is a ConfigError for rows that aren't in quarantine.
     """
     by = by or current_user()
     told = f"quarantine --accept by {by}: {reason}"
@@ -78,12 +82,19 @@ def run_accept(
     def wanted(fed: Mapping[str, TableState]) -> dict[str, Again]:
         if not rows:
             quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-            lacking = [name for name in tables or () if watched_rows(quarantine.outlines(name, fed[name].generation))]
+            lacking = [
+                name
+                for name in tables or ()
+                if watched_rows(quarantine.outlines(name, fed[name].generation))
+            ]
             return dict.fromkeys(lacking, Again(told, by, accepts_all=True, why=reason))
         chosen: dict[str, set[str]] = {}
         for row in rows_to_accept(job, rows, tables):
             chosen.setdefault(row.table_name, set()).add(row.id)
-        return {name: Again(told, by, accepted=frozenset(ids), why=reason) for name, ids in chosen.items()}
+        return {
+            name: Again(told, by, accepted=frozenset(ids), why=reason)
+            for name, ids in chosen.items()
+        }
 
     return _run(spark, job, "accept", wanted, tables)
 
@@ -107,26 +118,35 @@ def _run(
             result.add_repair(cut)
         if unknown := sorted(set(tables or ()) - fed.keys()):
             raise ConfigError(
-                f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables there are"
+                f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables"
+                " there are"
             )
         mended, kept = 0, 0
         for name, again in sorted(wanted(fed).items()):
             try:
                 if name not in fed:
-                    raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
+                    raise NeedsSync(
+                        f"{name}: it gets no changes now: status says what it waits for"
+                    )
                 if name in targets and targets[name].is_unread:
                     raise barred.busy(name)
                 there = of_partition(fed[name], present[name], feeds.get(name))
-                passed, failing = _read_again(spark, job, result, (*there, targets.get(name)), again)
+                passed, failing = _read_again(
+                    spark, job, result, (*there, targets.get(name)), again
+                )
                 mended, kept = mended + passed, kept + failing
             except WaldeltaError as err:
                 log.error("table=%s %s", name, err)
                 failures[name] = of_table(err, name)
         result.not_applied = sorted(failures)
-        stage.detail = f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} put right"
+        stage.detail = (
+            f"{counted(mended, 'row')} of {counted(len(result.tables), 'table')} put right"
+        )
         if kept:
             still = counted(
-                kept, "row still fails a gate and stays in quarantine", "rows still fail a gate and stay in quarantine"
+                kept,
+                "row still fails a gate and stays in quarantine",
+                "rows still fail a gate and stay in quarantine",
             )
             stage.detail += f"; {still}"
             result.warnings.append(still)
@@ -151,14 +171,19 @@ def _read_again(
     name = state.table_name
     if target is None or target.problem is not None:
         raise NeedsSync(
-            f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in quarantine"
+            f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in"
+            " quarantine"
         )
     fed = fed_as_copied(job.pipeline, state, present, target)
-    before = Quarantine(job.pipeline.target.root, job.storage_options).open_counts({name: state.generation})
+    before = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(
+        {name: state.generation}
+    )
     try:
         done = reread_rows(spark, job, fed, again)
     except NeedsSync as err:
-        raise NeedsSync(f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew") from err
+        raise NeedsSync(
+            f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew"
+        ) from err
     result.changes += done.drained.changes
     result.source.add(done.drained.bill)
     result.add_repair(done.cut)

@@ -33,7 +33,9 @@ def run_sync(
     *,
     only_due: bool = False,
 ) -> RunResult:
-    """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for it), then check them."""
+    """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for
+    it), then check them.
+    """
     from waldelta.stages.sync.sync import sync
     from waldelta.stages.sync.verbatim_count import count_verbatim
 
@@ -41,12 +43,20 @@ def run_sync(
         copied, failed = copied_tables(lambda: sync(spark, job, tables, reason, only_due=only_due))
         for done in copied:
             name = str(done.table)
-            verbatim = count_verbatim(spark, job, name, done.version) if done.verbatim is None else done.verbatim
-            result.tables[name] = TableResult(rows=done.rows, version=done.version, verbatim=verbatim)
+            verbatim = (
+                count_verbatim(spark, job, name, done.version)
+                if done.verbatim is None
+                else done.verbatim
+            )
+            result.tables[name] = TableResult(
+                rows=done.rows, version=done.version, verbatim=verbatim
+            )
             result.source.add(done.bill)
             result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []
         result.not_applied = sorted(failed.failures) if failed is not None else []
-        stage.detail = f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
+        stage.detail = (
+            f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
+        )
         if failed is not None:
             raise failed
 
@@ -56,7 +66,9 @@ def run_sync(
     return run_stages(spark, job, result, stages, only)
 
 
-def copied_tables(copy: Callable[[], list[SyncResult]]) -> tuple[list[SyncResult], SyncFailed | None]:
+def copied_tables(
+    copy: Callable[[], list[SyncResult]],
+) -> tuple[list[SyncResult], SyncFailed | None]:
     """What was copied, and the error that names the rest."""
     try:
         return copy(), None

@@ -1,4 +1,6 @@
-"""A data file of a Delta table, written part by part with Arrow, with the statistics that the commit tells of it."""
+"""A data file of a Delta table, written part by part with Arrow, with the statistics that the
+commit tells of it.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ from waldelta.lake.file_statistics import FileStatistics, bounded_columns
 from waldelta.lake.storage import rooted
 
 _COMPRESSION, _LEVEL = "zstd", 1
-# Of so many rows at the beginning, a column's values recur if they are half as many at the most: a dictionary pays then.
+# Of so many rows at the beginning, a column's values recur if they are half as many at the most: a
+# dictionary pays then.
 _SAMPLED_ROWS = 10_000
 
 
 class DataFile:
-    """A file under way, in the folder that ``files`` is rooted at, which goes again unless it is closed; there is none without rows.
+    """A file under way, in the folder that ``files`` is rooted at, which goes again unless it is
+    closed; there is none without rows.
 
     Its name begins with ``prefix``.
     """
@@ -55,11 +59,20 @@ class DataFile:
 
     def _opened(self, first: pa.Table) -> pq.ParquetWriter:
         return pq.ParquetWriter(
-            self._path, self._schema, filesystem=self._files, compression=_COMPRESSION, compression_level=_LEVEL,
+            self._path,
+            self._schema,
+            filesystem=self._files,
+            compression=_COMPRESSION,
+            compression_level=_LEVEL,
             use_dictionary=recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
-            # Arrow leaves NaN out of a column's bounds, and Spark, for which it is the greatest, would skip rows by them.
-            write_statistics=[f.name for f in self._schema if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))],
-        )  # fmt: skip
+            # Arrow leaves NaN out of a column's bounds, and Spark, for which it is the greatest,
+            # would skip rows by them.
+            write_statistics=[
+                f.name
+                for f in self._schema
+                if not (pa.types.is_floating(f.type) or pa.types.is_nested(f.type))
+            ],
+        )
 
     def close(self) -> dict[str, Any]:
         """Finish it; its ``path``, ``size`` and ``stats``, nothing when there is no file."""
@@ -71,10 +84,14 @@ class DataFile:
         return {"path": self._path, "size": size, "stats": self._statistics.text()}
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._writer is not None and not self._is_closed:
-            # A disk that is full has no room for the footer either; what ends the file is told, not what comes of it.
+            # A disk that is full has no room for the footer either; what ends the file is told, not
+            # what comes of it.
             with suppress(OSError):
                 self._writer.close()
             with suppress(OSError):
@@ -87,7 +104,9 @@ def new_prefix() -> str:
 
 
 def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> None:
-    """Remove an attempt's files from a table that names none of them, those of tasks that told of none included; VACUUM does so otherwise."""
+    """Remove an attempt's files from a table that names none of them, those of tasks that told of
+    none included; VACUUM does so otherwise.
+    """
     with suppress(OSError, DeltaError):
         files = rooted(uri, storage_options)
         for found in files.get_file_info(FileSelector("", allow_not_found=True)):
@@ -99,16 +118,23 @@ def discard(uri: str, storage_options: dict[str, str] | None, prefix: str) -> No
 def replacement(
     removed: Iterable[tuple[str, int]], added: Iterable[tuple[str, int, str]]
 ) -> list[AddAction | RemoveAction]:
-    """Delta's actions by which files (path, bytes, statistics) take the place of others (path, bytes) of a table without partitions."""
+    """Delta's actions by which files (path, bytes, statistics) take the place of others (path,
+    bytes) of a table without partitions.
+    """
     at = int(time.time() * 1000)
     return [
         *(RemoveAction(path, True, at, size, {}) for path, size in removed),
-        *(AddAction(path, size, {}, at, data_change=True, stats=stats) for path, size, stats in added),
+        *(
+            AddAction(path, size, {}, at, data_change=True, stats=stats)
+            for path, size, stats in added
+        ),
     ]
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:
-    """The columns whose values recur, by a sample: of others Arrow would fill a dictionary only to throw it away."""
+    """The columns whose values recur, by a sample: of others Arrow would fill a dictionary only to
+    throw it away.
+    """
     return [
         field.name
         for field in sample.schema

@@ -1,7 +1,8 @@
-"""A Delta table's log, commit by commit: whose a commit is, whether it changes data, which files it adds and removes.
+"""A Delta table's log, commit by commit: whose a commit is, whether it changes data, which files it
+adds and removes.
 
-Read as the files they are: neither delta-rs's nor Spark's history says whether a commit changes data, and both read commits that
-nobody asked for.
+Read as the files they are: neither delta-rs's nor Spark's history says whether a commit changes
+data, and both read commits that nobody asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from waldelta.lake.storage import deletion_vector_path, is_within, rooted
 
 @dataclass(frozen=True)
 class Commit:
-    """One version of a table, by the lines of its log entry; they are parsed when they are asked for."""
+    """One version of a table, by the lines of its log entry; they are parsed when they are asked
+    for.
+    """
 
     version: int
     lines: list[bytes]
@@ -39,8 +42,13 @@ class Commit:
 
     @property
     def changes_data(self) -> bool:
-        """Whether rows may be others afterwards; OPTIMIZE, VACUUM and changes of properties leave them as they are."""
-        return any(action.get("dataChange", True) for action in [*self._actions("add"), *self._actions("remove")])
+        """Whether rows may be others afterwards; OPTIMIZE, VACUUM and changes of properties leave
+        them as they are.
+        """
+        return any(
+            action.get("dataChange", True)
+            for action in [*self._actions("add"), *self._actions("remove")]
+        )
 
     @property
     def added(self) -> set[str]:
@@ -49,7 +57,9 @@ class Commit:
 
     @property
     def named(self) -> Iterator[str]:
-        """The paths of the files that it brings, as they are written: also those that lead elsewhere."""
+        """The paths of the files that it brings, as they are written: also those that lead
+        elsewhere.
+        """
         return (path for action in self._actions("add") for path in _named(action))
 
     @property
@@ -73,7 +83,9 @@ class DeltaLog:
         return rooted(self.uri, self._options)
 
     def read(self, version: int) -> Commit | None:
-        """One commit; None when it was never made, or its entry is gone with the log's retention."""
+        """One commit; None when it was never made, or its entry is gone with the log's
+        retention.
+        """
         try:
             with self._files.open_input_file(f"_delta_log/{version:020d}.json") as file:
                 return Commit(version, file.read().splitlines())
@@ -94,7 +106,8 @@ class DeltaLog:
         return version
 
     def can_be_read_at(self, version: int) -> bool:
-        """Whether all that a version consists of is still there; without listing the table's folder.
+        """Whether all that a version consists of is still there; without listing the table's
+        folder.
 
         What the newest version consists of is taken to be there: nothing may delete that.
         """

@@ -1,8 +1,9 @@
 """Delta's statistics of a data file, gathered part by part while it is written.
 
-Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclude what they look for; a column without bounds is
-never skipped by. So what a reader might compare in another way has none: floats (NaN), and decimals but whole ones of as many
-digits as doubles have (delta-rs reads them so). Long texts are cut as Spark cuts them.
+Delta's protocol, "Per-file Statistics": readers skip a file whose bounds exclude what they look
+for; a column without bounds is never skipped by. So what a reader might compare in another way has
+none: floats (NaN), and decimals but whole ones of as many digits as doubles have (delta-rs reads
+them so). Long texts are cut as Spark cuts them.
 """
 
 from __future__ import annotations
@@ -55,20 +56,29 @@ class FileStatistics:
 
     def text(self) -> str:
         """As an ``add`` action has them."""
-        told = [name for name in self._least if _has_bounds(self._types[name], self._least[name], self._most[name])]
+        told = [
+            name
+            for name in self._least
+            if _has_bounds(self._types[name], self._least[name], self._most[name])
+        ]
         statistics = {
             "numRecords": self.rows,
             "minValues": {name: _least_text(self._types[name], self._least[name]) for name in told},
             "maxValues": {name: _most_text(self._types[name], self._most[name]) for name in told},
             "nullCount": self._nulls,
         }
-        # Of an escaped character beyond 16 bits delta-rs (arrow-json) loses one, and then skips what it looks for.
+        # Of an escaped character beyond 16 bits delta-rs (arrow-json) loses one, and then skips
+        # what it looks for.
         return json.dumps(statistics, ensure_ascii=False)
 
 
 def bounded_columns(schema: pa.Schema) -> list[str]:
-    """The columns that statistics are kept of: of Spark's first ones those that hold single values."""
-    return [field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)]
+    """The columns that statistics are kept of: of Spark's first ones those that hold single
+    values.
+    """
+    return [
+        field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)
+    ]
 
 
 def _comparable(column: Any) -> Any:
@@ -91,7 +101,9 @@ def _has_bounds(kind: pa.DataType, least: Any, most: Any) -> bool:
     if pa.types.is_date(kind):
         return bool(least >= _LEAST_DAY and most <= _MOST_DAY)
     if pa.types.is_timestamp(kind):
-        return bool(least // _DAY_MICROSECONDS >= _LEAST_DAY and most // _DAY_MICROSECONDS < _MOST_DAY)
+        return bool(
+            least // _DAY_MICROSECONDS >= _LEAST_DAY and most // _DAY_MICROSECONDS < _MOST_DAY
+        )
     return True
 
 
@@ -105,7 +117,8 @@ def _most_text(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_string(kind):
         cut = value[_LONGEST_TEXT : _LONGEST_TEXT + 1]
         return value[:_LONGEST_TEXT] + (cut and (_LAST_ASCII if cut < _LAST_ASCII else _LAST))
-    # Delta's timestamps here are whole milliseconds; readers that don't add one would skip what lies within the last.
+    # Delta's timestamps here are whole milliseconds; readers that don't add one would skip what
+    # lies within the last.
     return _told(kind, value + -value % 1000 if pa.types.is_timestamp(kind) else value)
 
 
@@ -113,6 +126,10 @@ def _told(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_date(kind):
         return (_EPOCH + timedelta(days=value)).date().isoformat()
     if pa.types.is_timestamp(kind):
-        text = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None).isoformat(timespec="milliseconds")
+        text = (
+            (_EPOCH + timedelta(microseconds=value))
+            .replace(tzinfo=None)
+            .isoformat(timespec="milliseconds")
+        )
         return f"{text}Z" if kind.tz else text
     return value

@@ -1,4 +1,6 @@
-"""Leftovers: staged changes in ``_waldelta/staging`` that a run which was killed, or lost its target's lock, never removed."""
+"""Leftovers: staged changes in ``_waldelta/staging`` that a run which was killed, or lost its
+target's lock, never removed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A folder of staged changes, and the tables one of which it was staged for: one's name may begin like another's."""
+    """A folder of staged changes, and the tables one of which it was staged for: one's name may
+    begin like another's.
+    """
 
     uri: str
     tables: tuple[str, ...]
@@ -55,12 +59,15 @@ def staging_folder(root: str, table_name: str, generation: int, batch: int, run_
 def find_leftovers(root: str, tables: Iterable[str], before: datetime) -> list[Leftover]:
     """Folders in which nothing was written since ``before``.
 
-    Whoever removes one holds the locks of its tables: a run at work on one of them may still read it.
+    Whoever removes one holds the locks of its tables: a run at work on one of them may still read
+    it.
     """
     names = sorted(tables)
     folders = list_folders(bookkeeping_uri(root, STAGING))
     return [
-        Leftover(uri, tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name))))
+        Leftover(
+            uri, tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name)))
+        )
         for uri, written in sorted(folders.items())
         if written < before
     ]
@@ -70,17 +77,21 @@ def staged_for(root: str, table_name: str) -> list[str]:
     """The folders of changes that are staged for a target."""
     prefix = _prefix(table_name)
     found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(bookkeeping_uri(root, STAGING))]
-    return [uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))]
+    return [
+        uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))
+    ]
 
 
 def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str]:
-    """Remove whatever is staged for a target, before anything is committed to it, and ``fence`` who staged it; the folders that were.
+    """Remove whatever is staged for a target, before anything is committed to it, and ``fence`` who
+    staged it; the folders that were.
 
-    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost the lock, or were killed. A
-    statement of theirs that starts late fails, since its source is gone; one that began before, by what the fence commits to the
-    target, as a conflict. So the fence comes last; until it has returned, a folder of ours stands for those that are gone, so
-    that whoever follows a kill in between fences, too. Raises TargetNotWritable for a folder that can't be removed: while it is
-    there, nobody can be known to come too late.
+    The caller holds the target's lock and has staged nothing yet: all of it is of runs that lost
+    the lock, or were killed. A statement of theirs that starts late fails, since its source is
+    gone; one that began before, by what the fence commits to the target, as a conflict. So the
+    fence comes last; until it has returned, a folder of ours stands for those that are gone, so
+    that whoever follows a kill in between fences, too. Raises TargetNotWritable for a folder that
+    can't be removed: while it is there, nobody can be known to come too late.
     """
     found = staged_for(root, table_name)
     if not found:
@@ -95,8 +106,8 @@ def take_over(root: str, table_name: str, fence: Callable[[], None]) -> list[str
         log.warning("table=%s what another run had staged is removed: %s", table_name, uri)
         if not remove_folder(uri):
             error = TargetNotWritable(
-                f"{table_name}: {uri} can't be removed, and a late statement of another run could still apply it: make it "
-                "removable, or remove it; the next run goes on"
+                f"{table_name}: {uri} can't be removed, and a late statement of another run could"
+                " still apply it: make it removable, or remove it; the next run goes on"
             )
             error.retryable = True  # nothing was read for it yet, and a store may answer again
             raise error

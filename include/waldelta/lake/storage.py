@@ -25,7 +25,14 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyarrow.fs import (
+    FileSelector,
+    FileSystem,
+    FileType,
+    LocalFileSystem,
+    PyFileSystem,
+    SubTreeFileSystem,
+)
 
 from waldelta.errors import TargetNotWritable
 
@@ -55,7 +62,9 @@ def target_uri(root: str, schema: str, table: str) -> str:
 
 
 def bookkeeping_uri(root: str, name: str) -> str:
-    """URI of one of the pipeline's own tables: changes, messages, batches, tables, slot_moves, runs, quarantine."""
+    """URI of one of the pipeline's own tables: changes, messages, batches, tables, slot_moves,
+    runs, quarantine.
+    """
     return f"{root}/{BOOKKEEPING}/{name}"
 
 
@@ -66,15 +75,18 @@ def local_path(uri: str) -> Path | None:
 
 
 def sync_commit(uri: str, version: int) -> None:
-    """Force one Delta commit and the files it added onto the disk; object stores have done so when they answer.
+    """Force one Delta commit and the files it added onto the disk; object stores have done so when
+    they answer.
 
-    Neither Spark nor delta-rs calls fsync, so without this a power cut can take a commit back that we built on.
+    Neither Spark nor delta-rs calls fsync, so without this a power cut can take a commit back that
+    we built on.
     """
     folder = local_path(uri)
     if folder is None:
         return
-    # The earlier ones, too, that nobody is known to have cared for: other people's, a killed run's, and those that only changed
-    # properties or columns. A table whose log has a gap, or names a file that is gone, can't be read.
+    # The earlier ones, too, that nobody is known to have cared for: other people's, a killed run's,
+    # and those that only changed properties or columns. A table whose log has a gap, or names a
+    # file that is gone, can't be read.
     known = _synced.get(uri, version)
     for earlier in range(known + 1 if known < version else max(0, version - _EARLIER), version):
         _sync_if_there(folder, earlier)
@@ -82,13 +94,17 @@ def sync_commit(uri: str, version: int) -> None:
     # Every table lies two folders below the lake's root, which may be as new as the table.
     for path in (folder / "_delta_log", folder, *folder.parents[:2]):
         _fsync(path)
-    with suppress(PermissionError):  # a folder that isn't ours: whoever made the lake's root in it looks after it
+    with suppress(
+        PermissionError
+    ):  # a folder that isn't ours: whoever made the lake's root in it looks after it
         _fsync(folder.parents[2])
     _synced[uri] = version
 
 
 def sync_commits(uri: str, versions: Iterable[int]) -> None:
-    """Likewise commits that may be anybody's: what of their files is gone again, or isn't ours to open, nobody builds on."""
+    """Likewise commits that may be anybody's: what of their files is gone again, or isn't ours to
+    open, nobody builds on.
+    """
     folder = local_path(uri)
     if folder is not None and (there := list(versions)):
         for version in there:
@@ -111,11 +127,19 @@ def _sync_if_there(folder: Path, version: int) -> None:
 
 
 def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> None:
-    """What a commit added, then its entry in the log; and the checkpoint that Spark wrote behind it, then what points to that."""
+    """What a commit added, then its entry in the log; and the checkpoint that Spark wrote behind
+    it, then what points to that.
+    """
     entry = _entry(folder, version)
-    added = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]]
+    added = [
+        json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]
+    ]
     names = [unquote(add["path"]) for add in added]
-    names += [marks for add in added if (marks := deletion_vector_path(add.get("deletionVector"))) is not None]
+    names += [
+        marks
+        for add in added
+        if (marks := deletion_vector_path(add.get("deletionVector"))) is not None
+    ]
     # What an external writer names elsewhere is no file of this table.
     files = [folder / name for name in names if is_within(name)]
     for path in [*files, *sorted({f.parent for f in files})]:
@@ -131,32 +155,42 @@ def _entry(folder: Path, version: int) -> Path:
 
 
 def only_if_unchanged(app_id: str, number: int, metadata: str) -> dict[str, Any]:
-    """Options of a commit by delta-rs that is a compare-and-swap on the version that was read, under Delta's transaction id.
+    """Options of a commit by delta-rs that is a compare-and-swap on the version that was read,
+    under Delta's transaction id.
 
-    ``metadata`` is its userMetadata. Checkpoints are checkpoint()'s, which makes them durable, and old logs maintenance's.
+    ``metadata`` is its userMetadata. Checkpoints are checkpoint()'s, which makes them durable, and
+    old logs maintenance's.
     """
     transaction = Transaction(app_id, number, int(time.time() * 1000))
     return {
         "commit_properties": CommitProperties(
-            custom_metadata={"userMetadata": metadata}, max_commit_retries=0, app_transactions=[transaction]
+            custom_metadata={"userMetadata": metadata},
+            max_commit_retries=0,
+            app_transactions=[transaction],
         ),
         "post_commithook_properties": NO_HOOKS,
     }
 
 
 def checkpoint(table: DeltaTable, interval: int) -> None:
-    """Write a checkpoint with every so many versions; one that can't be written undoes no commit, and there will be a next one."""
+    """Write a checkpoint with every so many versions; one that can't be written undoes no commit,
+    and there will be a next one.
+    """
     if table.version() % interval == 0:
         write_checkpoint(table)
 
 
 def write_checkpoint(table: DeltaTable) -> bool:
-    """Write a checkpoint that is durable before anything names it, behind all that it names; whether there is one now.
+    """Write a checkpoint that is durable before anything names it, behind all that it names;
+    whether there is one now.
 
-    Readers trust a checkpoint without looking at the commits before it, and fail when the one that they are pointed to is torn.
+    Readers trust a checkpoint without looking at the commits before it, and fail when the one that
+    they are pointed to is torn.
     """
     uri, version = table.table_uri.rstrip("/"), table.version()
-    if uri.startswith("file:"):  # as delta-rs writes it; a folder's own name has no % (pipeline_file)
+    if uri.startswith(
+        "file:"
+    ):  # as delta-rs writes it; a folder's own name has no % (pipeline_file)
         uri = unquote(uri)
     try:
         if (folder := local_path(uri)) is None:
@@ -167,7 +201,9 @@ def write_checkpoint(table: DeltaTable) -> bool:
         if (newest := _newest_checkpoint(entries)) == version:
             return True
         with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
-            made = _checkpoint_beside(entries, version, newest if newest < version else -1, Path(beside))
+            made = _checkpoint_beside(
+                entries, version, newest if newest < version else -1, Path(beside)
+            )
             for name in (f"{version:020d}.checkpoint.parquet", _HINT):
                 _put(made / name, entries / name)
     except (DeltaError, OSError) as err:
@@ -177,7 +213,9 @@ def write_checkpoint(table: DeltaTable) -> bool:
 
 
 def _checkpoint_beside(entries: Path, version: int, newest: int, folder: Path) -> Path:
-    """A log of the same commits in another folder, with a checkpoint: delta-rs writes it and what points to it in one go."""
+    """A log of the same commits in another folder, with a checkpoint: delta-rs writes it and what
+    points to it in one go.
+    """
     there = folder / "_delta_log"
     there.mkdir()
     for entry in entries.iterdir():
@@ -212,30 +250,37 @@ def _put(made: Path, path: Path) -> None:
 
 
 def is_within(path: str) -> bool:
-    """Whether a path of a table's log stays in the table's folder; a clone's leads to another table's by a URI.
+    """Whether a path of a table's log stays in the table's folder; a clone's leads to another
+    table's by a URI.
 
-    >>> [is_within(path) for path in ("part-1.parquet", "day=a:b/part-1.parquet", "file:/t/x", "/etc/x", "a/../../x")]
-    [True, True, False, False, False]
+    >>> [is_within(path) for path in ("part-1.parquet", "day=a:b/part-1.parquet", "file:/t/x",
+    "/etc/x", "a/../../x")] [True, True, False, False, False]
     """
     first, *others = path.split("/")
     return bool(first) and ".." not in (first, *others) and not _SCHEME.match(path)
 
 
 def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
-    """The file, relative to the table, that marks rows of a data file as gone; None for marks within the commit itself.
+    """The file, relative to the table, that marks rows of a data file as gone; None for marks
+    within the commit itself.
 
-    Delta's protocol, "Deletion Vector Descriptor Schema": an optional folder, then a UUID in 20 characters of Z85.
+    Delta's protocol, "Deletion Vector Descriptor Schema": an optional folder, then a UUID in 20
+    characters of Z85.
     """
     if vector is None or vector["storageType"] != "u":
         return None
     folder, encoded = vector["pathOrInlineDv"][:-20], vector["pathOrInlineDv"][-20:]
     words = [encoded[i : i + 5] for i in range(0, 20, 5)]
-    number = b"".join(sum(_Z85.index(c) * 85 ** (4 - i) for i, c in enumerate(w)).to_bytes(4, "big") for w in words)
+    number = b"".join(
+        sum(_Z85.index(c) * 85 ** (4 - i) for i, c in enumerate(w)).to_bytes(4, "big")
+        for w in words
+    )
     return f"{folder}/" * bool(folder) + f"deletion_vector_{uuid.UUID(bytes=number)}.bin"
 
 
 def check_writable(root: str) -> None:
-    """Make the lake's root; raises TargetNotWritable when it, or the change log in it, is on this machine and can't be written.
+    """Make the lake's root; raises TargetNotWritable when it, or the change log in it, is on this
+    machine and can't be written.
 
     Object stores aren't asked: they tell with the first write.
     """
@@ -251,7 +296,9 @@ def check_writable(root: str) -> None:
 
 
 def find_unwritable(root: str) -> str | None:
-    """Why a folder of the lake can't be written, or made, from here; makes nothing. None for object stores, which aren't asked."""
+    """Why a folder of the lake can't be written, or made, from here; makes nothing. None for object
+    stores, which aren't asked.
+    """
     folder = local_path(root)
     if folder is None:
         return None
@@ -264,11 +311,16 @@ def find_unwritable(root: str) -> str | None:
 
 
 def _unwritable(root: str, err: OSError) -> str:
-    return f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever runs the job"
+    return (
+        f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever"
+        " runs the job"
+    )
 
 
 def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
-    """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is there (else TargetNotWritable)."""
+    """Write a table as a Parquet file of a folder; with part 0, as its only one, replacing what is
+    there (else TargetNotWritable).
+    """
     if part == 0 and not remove_folder(folder):
         raise TargetNotWritable(
             f"{folder} can't be removed, and what it holds would be read along: see the log for why"
@@ -281,16 +333,22 @@ def write_parquet(folder: str, table: pa.Table, part: int = 0) -> None:
 def open_parquet(folder: str) -> ds.Dataset:
     """The Parquet files of a folder, whether Spark or Arrow wrote them."""
     files, path = _file_system(folder)
-    return ds.dataset(path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS))
+    return ds.dataset(
+        path, filesystem=files, format=ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+    )
 
 
 def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds.Dataset:
-    """The same rows, or those parts of it that may hold chosen ones, as fragments of a row group each.
+    """The same rows, or those parts of it that may hold chosen ones, as fragments of a row group
+    each.
 
-    A scanner reads ahead by fragments, and within one by rows: of a file of large rows that is all of it.
+    A scanner reads ahead by fragments, and within one by rows: of a file of large rows that is all
+    of it.
     """
     groups = [
-        group for part in dataset.get_fragments(chosen) for group in part.split_by_row_group(chosen, dataset.schema)
+        group
+        for part in dataset.get_fragments(chosen)
+        for group in part.split_by_row_group(chosen, dataset.schema)
     ]
     return ds.FileSystemDataset(groups, dataset.schema, dataset.format, dataset.filesystem)
 
@@ -298,7 +356,8 @@ def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds
 def remove_folder(uri: str) -> bool:
     """Remove a folder and what is in it; whether it is gone, or wasn't there.
 
-    One that can't be removed is told in the log, and ends nobody's work: it is a leftover, which maintenance tries again.
+    One that can't be removed is told in the log, and ends nobody's work: it is a leftover, which
+    maintenance tries again.
     """
     folder = local_path(uri)
     try:
@@ -333,7 +392,9 @@ def files_of(table: DeltaTable) -> pa.Table:
 
 
 def row_count(files: pa.Table) -> int | None:
-    """How many rows the files hold, deleted ones among them; None where not every file's statistics say."""
+    """How many rows the files hold, deleted ones among them; None where not every file's statistics
+    say.
+    """
     if not len(files):
         return 0
     if "num_records" not in files.column_names or files["num_records"].null_count:
@@ -342,14 +403,18 @@ def row_count(files: pa.Table) -> int | None:
 
 
 def has_deletion_vectors(table: DeltaTable) -> bool:
-    """Whether files of a table may hold rows that it doesn't: what the log says of a file counts them, and doesn't tell."""
+    """Whether files of a table may hold rows that it doesn't: what the log says of a file counts
+    them, and doesn't tell.
+    """
     return "deletionVectors" in (table.protocol().reader_features or ())
 
 
 def remove_empty_log(uri: str) -> None:
-    """Remove a Delta log without any commit, as a run leaves it that is killed while it makes the table.
+    """Remove a Delta log without any commit, as a run leaves it that is killed while it makes the
+    table.
 
-    Spark takes such a table to be there, makes none in its place, and nobody can read it; object stores know no empty folders.
+    Spark takes such a table to be there, makes none in its place, and nobody can read it; object
+    stores know no empty folders.
     """
     folder = local_path(uri)
     if folder is None or not (log_folder := folder / "_delta_log").is_dir():
@@ -359,7 +424,8 @@ def remove_empty_log(uri: str) -> None:
     if any(_VERSIONED.match(path.name) or path.name == _HINT for path in left):
         return
     log.warning("%s: its making was broken off, and it has no commit: it is made anew", uri)
-    # Whoever makes the table at this moment may have committed by now: the folder isn't empty then, and stays.
+    # Whoever makes the table at this moment may have committed by now: the folder isn't empty then,
+    # and stays.
     with suppress(OSError):
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -367,7 +433,9 @@ def remove_empty_log(uri: str) -> None:
 
 
 def list_folders(uri: str) -> dict[str, datetime]:
-    """The folders right below a folder, by URI, and when anything in each was written last; none when it isn't there."""
+    """The folders right below a folder, by URI, and when anything in each was written last; none
+    when it isn't there.
+    """
     files, path = _file_system(uri)
     written: dict[str, datetime] = {}
     for info in files.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
@@ -385,7 +453,9 @@ def folders_in(uri: str) -> list[str]:
 
 
 def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSystem:
-    """A folder of the lake as a file system of its own, wherever it is asked: tasks may lack the credentials of whoever runs the job."""
+    """A folder of the lake as a file system of its own, wherever it is asked: tasks may lack the
+    credentials of whoever runs the job.
+    """
     folder = local_path(uri)
     if folder is not None:
         return SubTreeFileSystem(str(folder), LocalFileSystem())
@@ -393,7 +463,9 @@ def rooted(uri: str, storage_options: dict[str, str] | None = None) -> FileSyste
 
 
 def _file_system(uri: str) -> tuple[FileSystem, str]:
-    """Where a URI leads; Hadoop's schemes have other names in Arrow, and a local path is taken as it stands."""
+    """Where a URI leads; Hadoop's schemes have other names in Arrow, and a local path is taken as
+    it stands.
+    """
     folder = local_path(uri)
     if folder is not None:
         return LocalFileSystem(), str(folder)
@@ -418,13 +490,17 @@ def _fsync_if_there(path: Path) -> None:
 
 
 def encode_segment(name: str) -> str:
-    """A name as one path segment: every byte that isn't plainly safe as ``~XX``, so that no name can leave its folder.
+    """A name as one path segment: every byte that isn't plainly safe as ``~XX``, so that no name
+    can leave its folder.
 
-    Not percent-encoded: Spark takes a percent sign in a path as it stands, delta-rs decodes it, so that they would
-    look into different folders. A leading underscore would hide the folder from Spark.
+    Not percent-encoded: Spark takes a percent sign in a path as it stands, delta-rs decodes it, so
+    that they would look into different folders. A leading underscore would hide the folder from
+    Spark.
 
-    >>> encode_segment("odd name"), encode_segment("_t.x"), encode_segment("orders")
-    ('odd~20name', '~5Ft~2Ex', 'orders')
+    >>> encode_segment("odd name"), encode_segment("_t.x"), encode_segment("orders") ('odd~20name',
+    '~5Ft~2Ex', 'orders')
     """
-    encoded = "".join(chr(byte) if chr(byte) in _PLAIN else f"~{byte:02X}" for byte in name.encode())
+    encoded = "".join(
+        chr(byte) if chr(byte) in _PLAIN else f"~{byte:02X}" for byte in name.encode()
+    )
     return "~5F" + encoded[1:] if encoded.startswith("_") else encoded

@@ -7,41 +7,61 @@ import re
 
 from waldelta.errors import TargetNotWritable
 
-# As the operating system's error number is printed by delta-rs ("os error 28", "Os { code: 28"), and by pyarrow and Python.
+# As the operating system's error number is printed by delta-rs ("os error 28", "Os { code: 28"),
+# and by pyarrow and Python.
 _NUMBER = re.compile(r"(?:\bos error |\berrno |\bOs \{ code: )(\d+)", re.IGNORECASE)
 _REMEDIES = {
     (errno.ENOSPC,): "make space there (bytes, or inodes)",
     (errno.EDQUOT,): "make space there, or raise the quota of whoever runs {who}",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f) of whoever runs {who}",
-    (errno.EACCES, errno.EPERM): "give whoever runs {who} the right to write there, or correct target.root",
+    (
+        errno.EACCES,
+        errno.EPERM,
+    ): "give whoever runs {who} the right to write there, or correct target.root",
     (errno.EROFS,): "mount it for writing, or correct target.root",
-    (errno.ENOTDIR, errno.EISDIR, errno.EEXIST): "remove the file that is in the way, or correct target.root",
+    (
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+    ): "remove the file that is in the way, or correct target.root",
     (errno.EMFILE, errno.ENFILE): "raise the limit on open files (ulimit -n) of whoever runs {who}",
     (errno.EIO, errno.ESTALE): "see to the disk, or to the mount: the kernel's log says more",
 }
 # What object stores answer, by what delta-rs and Arrow say of it.
 _REFUSED = re.compile(
-    r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary privileges|valid authentication credentials"
+    r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary"
+    r" privileges|valid authentication credentials"
     r"|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed|AuthorizationPermissionMismatch"
 )
 _ABSENT = re.compile(r"NoSuchBucket|ContainerNotFound|\b404 Not Found")
 _NO_ANSWER = re.compile(
-    r"\b(?:429|5\d\d) [A-Z][a-z]+|SlowDown|dns error|error sending request|operation timed out|connection closed"
+    r"\b(?:429|5\d\d) [A-Z][a-z]+|SlowDown|dns error|error sending request|operation timed"
+    r" out|connection closed"
     r"|Connection refused|Connection reset"
     # Of Hadoop's file systems, and of Spark Connect.
-    r"|Status Code: 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException|\bUNAVAILABLE\b|ExecutorLostFailure",
+    r"|Status Code:"
+    r" 5\d\d|UnknownHostException|SocketTimeoutException|NoHttpResponseException|\bUNAVAILABLE\b|ExecutorLostFailure",  # noqa: E501
 )
 _ANSWERS = (
-    (_REFUSED, "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and what they may do with target.root"),
+    (
+        _REFUSED,
+        (
+            "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and what they may"
+            " do with target.root"
+        ),
+    ),
     (_ABSENT, "make the bucket or container, or correct target.root"),
-)  # fmt: skip
+)
 # How delta-rs lays out a chain of causes; and what of an address may be a signature.
 _LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
 _QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 
 
-def unwritable(uri: str, err: Exception, who: str = "the job", besides: str = "") -> TargetNotWritable:
-    """The error to raise for what delta-rs, Arrow or the system said: what is known, and the remedy that fits.
+def unwritable(
+    uri: str, err: Exception, who: str = "the job", besides: str = ""
+) -> TargetNotWritable:
+    """The error to raise for what delta-rs, Arrow or the system said: what is known, and the remedy
+    that fits.
 
     ``who`` writes there; ``besides`` is what else is to be said. Retryable where an object store
     didn't answer, and where nobody can tell why.
@@ -54,7 +74,9 @@ def unwritable(uri: str, err: Exception, who: str = "the job", besides: str = ""
 
 
 def not_written(message: str, err: BaseException) -> TargetNotWritable:
-    """The error with this message for what Spark said: retryable where a store, or who was to write there, didn't answer."""
+    """The error with this message for what Spark said: retryable where a store, or who was to write
+    there, didn't answer.
+    """
     error = TargetNotWritable(message)
     error.retryable = _NO_ANSWER.search(str(err)) is not None
     return error

@@ -1,4 +1,6 @@
-"""What runs found that no table's line tells: others that write to targets, tables without a copy, suites without a table."""
+"""What runs found that no table's line tells: others that write to targets, tables without a copy,
+suites without a table.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +17,68 @@ from waldelta.monitoring.run_history import RunLine
 from waldelta.monitoring.table_freshness import CopyState
 from waldelta.postgres.unpublished_tables import listed
 
-# Runs that are looked through for one that came so far: when none of them did, that is what is told.
+# Runs that are looked through for one that came so far: when none of them did, that is what is
+# told.
 _MOST_RESULTS = 5
 
 
 def of_runs(
-    results: Results, landing: Sequence[RunLine], states: Sequence[CopyState], compared: Compared, source: Source
+    results: Results,
+    landing: Sequence[RunLine],
+    states: Sequence[CopyState],
+    compared: Compared,
+    source: Source,
 ) -> Iterator[Attention]:
-    """From the targets' states and the latest results; ``landing`` are the runs that land changes, newest first."""
+    """From the targets' states and the latest results; ``landing`` are the runs that land changes,
+    newest first.
+    """
     yield from _of_others(states, compared)
     run, result = _newest_with(results, landing, "apply") or (None, {})
-    touched = {state.table_name for state in states if run and state.at > run.at - timedelta(seconds=run.seconds)}
+    touched = {
+        state.table_name
+        for state in states
+        if run and state.at > run.at - timedelta(seconds=run.seconds)
+    }
     yield from _of_unpublished(
         states, source, [name for name in result.get("unpublished") or () if name not in touched]
     )
     if run is None:
         return
     if never := [name for name in result.get("never_copied") or () if name not in touched]:
-        yield Attention("warning", f"{names(never)}: published, but never copied: run the initial sync")
+        yield Attention(
+            "warning", f"{names(never)}: published, but never copied: run the initial sync"
+        )
     if unused := [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]:
-        yield Attention("warning", f"expectations that judge nothing: {names(unused)}", ("run", run.verb, run.run_id))
+        yield Attention(
+            "warning",
+            f"expectations that judge nothing: {names(unused)}",
+            ("run", run.verb, run.run_id),
+        )
 
 
-def _of_unpublished(states: Sequence[CopyState], source: Source, told: Sequence[str]) -> Iterator[Attention]:
-    """What the file lists and a look found to have left, which no run need have followed, or what a run has told."""
+def _of_unpublished(
+    states: Sequence[CopyState], source: Source, told: Sequence[str]
+) -> Iterator[Attention]:
+    """What the file lists and a look found to have left, which no run need have followed, or what a
+    run has told.
+    """
     known = {str(table) for _, table in listed(source)}
-    if lacking := {*told, *(s.table_name for s in states if s.status == REMOVED and s.table_name in known)}:
+    if lacking := {
+        *told,
+        *(s.table_name for s in states if s.status == REMOVED and s.table_name in known),
+    }:
         found = names(sorted(lacking))
         yield Attention(
-            "failed", f"{found}: in the pipeline file, but not in its publication: what changes there is sent to nobody"
+            "failed",
+            f"{found}: in the pipeline file, but not in its publication: what changes there is sent"
+            " to nobody",
         )
 
 
 def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Attention]:
-    """Until a copy has made the target a mirror again, or a comparison of all its columns found that it is one."""
+    """Until a copy has made the target a mirror again, or a comparison of all its columns found
+    that it is one.
+    """
     written = [
         state.table_name
         for state in states
@@ -66,7 +96,9 @@ def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Atte
 
 
 def _is_outlived(commit: ForeignCommit, name: str, compared: Compared) -> bool:
-    """Whether an answer has seen the commit; by both, since the versions of a target that was removed begin anew."""
+    """Whether an answer has seen the commit; by both, since the versions of a target that was
+    removed begin anew.
+    """
     answer = compared.answers.get(name)
     if answer is None or answer.version is None:
         return False
@@ -74,7 +106,9 @@ def _is_outlived(commit: ForeignCommit, name: str, compared: Compared) -> bool:
     return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
-def _newest_with(results: Results, runs: Sequence[RunLine], stage: str) -> tuple[RunLine, dict[str, Any]] | None:
+def _newest_with(
+    results: Results, runs: Sequence[RunLine], stage: str
+) -> tuple[RunLine, dict[str, Any]] | None:
     """The newest run that came to this stage, and its result."""
     for run in [run for run in runs if run.status != "running"][:_MOST_RESULTS]:
         if stage in ((result := results(run)).get("stages") or {}):

@@ -17,8 +17,12 @@ from waldelta.monitoring.run_history import RunLine
 Results = Callable[[RunLine], dict[str, Any]]
 
 
-def read_result(lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None) -> dict[str, Any] | None:
-    """The latest result of a run; None when the ledger has none. ``since`` makes the search shorter."""
+def read_result(
+    lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None
+) -> dict[str, Any] | None:
+    """The latest result of a run; None when the ledger has none. ``since`` makes the search
+    shorter.
+    """
     chosen = (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
     rows = lake.scan(Run, ("at", "result"), since, chosen)
     return parsed(rows["result"][-1].as_py()) if rows.num_rows else None

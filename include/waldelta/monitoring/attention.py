@@ -14,7 +14,8 @@ _MOST_SHOWN = 600
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One thing that somebody should look at; ``page`` is where, as parts of an address below the pipeline's, if anywhere.
+    """One thing that somebody should look at; ``page`` is where, as parts of an address below the
+    pipeline's, if anywhere.
 
     "tables" is a part of the pipeline's own page.
     """
@@ -37,8 +38,8 @@ def names(found: Sequence[str]) -> str:
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:
     """A message in one line; of a long one the middle is left out, since the remedy is at its end.
 
-    >>> shortened("2 tables not synced:\\n  - a: run setup"), shortened("the slot is lost: run resync", 20)
-    ('2 tables not synced: - a: run setup', 'the slot … un resync')
+    >>> shortened("2 tables not synced:\\n  - a: run setup"), shortened("the slot is lost: run
+    resync", 20) ('2 tables not synced: - a: run setup', 'the slot … un resync')
     """
     line = " ".join(message.split())
     if len(line) <= most:

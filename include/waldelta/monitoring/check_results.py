@@ -11,20 +11,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, NO_CHECKS, ON_OTHERS, ExpectationResult
+from waldelta.lake.ledger.expectation_results import (
+    CAN_BE_JUDGED,
+    NO_CHECKS,
+    ON_OTHERS,
+    ExpectationResult,
+)
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.quantities import counted
 
 R = TypeVar("R")
 Verdict = Literal["failed", "unknown", "warning", "passed"]
 WORST_FIRST: tuple[Verdict, ...] = ("failed", "unknown", "warning", "passed")
-# How far back is looked for the columns of a heat map, step by step; None: as far as results are kept.
+# How far back is looked for the columns of a heat map, step by step; None: as far as results are
+# kept.
 _STEPS = (timedelta(days=1), timedelta(days=8), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One table's check in one run; ``failed`` counts critical expectations that weren't met, ``unknown`` those not evaluated.
+    """One table's check in one run; ``failed`` counts critical expectations that weren't met,
+    ``unknown`` those not evaluated.
 
     ``version`` is the latest of the target's that something was said of.
     """
@@ -49,8 +56,15 @@ class Check:
         """In words, without values."""
         if self.verdict == "passed":
             return f"{self.expectations} met"
-        parts = ((self.failed, "failed"), (self.unknown, "not evaluated"), (self.warnings, "not met (warning)"))
-        return f"{', '.join(f'{count} {what}' for count, what in parts if count)} of {self.expectations}"
+        parts = (
+            (self.failed, "failed"),
+            (self.unknown, "not evaluated"),
+            (self.warnings, "not met (warning)"),
+        )
+        return (
+            f"{', '.join(f'{count} {what}' for count, what in parts if count)} of"
+            f" {self.expectations}"
+        )
 
 
 _CHECK = tuple(Check.__dataclass_fields__)
@@ -90,14 +104,20 @@ class HeatMap:
 
     @property
     def shows_seconds(self) -> bool:
-        """Whether two of the runs checked within the same minute, so that seconds are what tells them apart."""
+        """Whether two of the runs checked within the same minute, so that seconds are what tells
+        them apart.
+        """
         return len({run.at.replace(second=0, microsecond=0) for run in self.runs}) < len(self.runs)
 
 
-def read_checks(lake: Bookkeeping, since: datetime | None, run_id: str | None = None) -> list[Check]:
+def read_checks(
+    lake: Bookkeeping, since: datetime | None, run_id: str | None = None
+) -> list[Check]:
     """The checks since then, or of one run, oldest first."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = _without_retried(_read(lake, since, ("severity", "meaning", "expectation", "version"), chosen))
+    rows = _without_retried(
+        _read(lake, since, ("severity", "meaning", "expectation", "version"), chosen)
+    )
     # A check that was tried again told all once more.
     return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
 
@@ -118,33 +138,52 @@ def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
         [*lasts, ("version", "max"), ([], "count_all"), *((name, "sum") for name in counts)]
     )
     names = ["expectations" if name == "count_all" else name for name in _without_suffix(grouped)]
-    return [Check(**row) for row in grouped.rename_columns(names).sort_by("at").select(list(_CHECK)).to_pylist()]
+    return [
+        Check(**row)
+        for row in grouped.rename_columns(names).sort_by("at").select(list(_CHECK)).to_pylist()
+    ]
 
 
 def _without_suffix(table: pa.Table) -> list[str]:
-    return [name.removesuffix("_last").removesuffix("_sum").removesuffix("_max") for name in table.column_names]
+    return [
+        name.removesuffix("_last").removesuffix("_sum").removesuffix("_max")
+        for name in table.column_names
+    ]
 
 
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """What was entered last of each group, in order; in results of earlier versions own expectations without notes are of one meaning, so that it can be several rows."""
+    """What was entered last of each group, in order; in results of earlier versions own
+    expectations without notes are of one meaning, so that it can be several rows.
+    """
     numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
-    groups = numbered.group_by(list(keys)).aggregate([("at", "max"), ("n", "list")]).combine_chunks()
+    groups = (
+        numbered.group_by(list(keys)).aggregate([("at", "max"), ("n", "list")]).combine_chunks()
+    )
     numbers = pc.list_flatten(groups["n_list"])
     ends = groups["at_max"].take(pc.list_parent_indices(groups["n_list"]))
-    return rows.take(numbers.filter(pc.equal(rows["at"].take(numbers), ends)).combine_chunks().sort())
+    return rows.take(
+        numbers.filter(pc.equal(rows["at"].take(numbers), ends)).combine_chunks().sort()
+    )
 
 
-def read_latest_checks(lake: Bookkeeping, since: datetime | None, tables: Collection[str] = ()) -> dict[str, Check]:
-    """What is known of each table's expectations, by table; of these ``tables`` also when it is older than ``since``.
+def read_latest_checks(
+    lake: Bookkeeping, since: datetime | None, tables: Collection[str] = ()
+) -> dict[str, Check]:
+    """What is known of each table's expectations, by table; of these ``tables`` also when it is
+    older than ``since``.
 
-    That is the last word on each expectation of its last check, on foreign keys and freshness also maintenance's, and what gates, and who
-    discarded rows, have said since then.
+    That is the last word on each expectation of its last check, on foreign keys and freshness also
+    maintenance's, and what gates, and who discarded rows, have said since then.
     """
     more = ("severity", "meaning", "expectation", "version")
     rows = _known(_read(lake, since, more))
-    if since is not None and (unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))):
+    if since is not None and (
+        unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))
+    ):
         old = _known(_read(lake, None, more, pc.field("table_name").isin(unknown)))
-        others = rows.filter(pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string()))))
+        others = rows.filter(
+            pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string())))
+        )
         rows = pa.concat_tables([others, old])
     rows = _last_of(rows, ("table_name", "meaning"))
     # Who discards rows checks nothing: a table's check is as old as what it said of a version.
@@ -153,8 +192,12 @@ def read_latest_checks(lake: Bookkeeping, since: datetime | None, tables: Collec
 
 
 def _checked(rows: pa.Table) -> pa.Table:
-    """Rows of checks: a gate knows no version, maintenance judges some kinds alone, and a check that broke off has found nothing."""
-    return rows.filter(pc.is_valid(pc.field("version")) & ~pc.field("expectation").isin(sorted(NO_CHECKS)))
+    """Rows of checks: a gate knows no version, maintenance judges some kinds alone, and a check
+    that broke off has found nothing.
+    """
+    return rows.filter(
+        pc.is_valid(pc.field("version")) & ~pc.field("expectation").isin(sorted(NO_CHECKS))
+    )
 
 
 def _without_retried(rows: pa.Table) -> pa.Table:
@@ -168,7 +211,9 @@ def _without_retried(rows: pa.Table) -> pa.Table:
 
 
 def _known(rows: pa.Table) -> pa.Table:
-    """The rows that say how things stand: from each table's last check on, and what the last maintenance judged alone."""
+    """The rows that say how things stand: from each table's last check on, and what the last
+    maintenance judged alone.
+    """
     checks = _checked(rows)
     on_others = pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS)))
     # Whoever enters what was found does it with one time, of all tables.
@@ -176,7 +221,8 @@ def _known(rows: pa.Table) -> pa.Table:
     # Who discards rows says anew what lacks values, and nothing else.
     of_maintenance = pc.and_(pc.and_(on_others, beside), pc.is_valid(rows["version"]))
     checked, maintained = _newest(checks, rows), _newest(rows.filter(of_maintenance), rows)
-    # Maintenance judges anew what the check before it found of these kinds: what it didn't find is gone.
+    # Maintenance judges anew what the check before it found of these kinds: what it didn't find is
+    # gone.
     is_later = pc.fill_null(pc.greater(maintained, checked), False)
     # It judges a target alone in these only when all else of it can be judged.
     outlived = pc.or_(on_others, pc.equal(rows["expectation"], CAN_BE_JUDGED))
@@ -186,7 +232,9 @@ def _known(rows: pa.Table) -> pa.Table:
 
 def _entered(rows: pa.Table) -> pa.ChunkedArray:
     """Of which table and when each row was entered, as one text."""
-    return pc.binary_join_element_wise(rows["table_name"], rows["at"].cast(pa.int64()).cast(pa.string()), "\n")
+    return pc.binary_join_element_wise(
+        rows["table_name"], rows["at"].cast(pa.int64()).cast(pa.string()), "\n"
+    )
 
 
 def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
@@ -200,18 +248,26 @@ def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
 
 
 def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
-    """Tables by the latest ``most`` runs that checked any; tables with the worst latest verdict first."""
+    """Tables by the latest ``most`` runs that checked any; tables with the worst latest verdict
+    first.
+    """
     found = _widening(lambda since: read_checks(lake, since), now, most)
     cells = {(c.table_name, c.run_id): Cell(c.verdict, c.told) for c in found}
     return _heat_map([(c.at, c.run_id) for c in found], cells, most)
 
 
-def missed_earlier(lake: Bookkeeping, heat: HeatMap, since: datetime, tables: Collection[str]) -> list[Check]:
-    """What is known of tables that isn't well, and that their newest cell doesn't tell: it was found before these runs.
+def missed_earlier(
+    lake: Bookkeeping, heat: HeatMap, since: datetime, tables: Collection[str]
+) -> list[Check]:
+    """What is known of tables that isn't well, and that their newest cell doesn't tell: it was
+    found before these runs.
 
     Of these ``tables`` also when that was before ``since``; the worst first.
     """
-    shown = {name: next(cell.verdict for cell in reversed(cells) if cell is not None) for name, cells in heat.rows}
+    shown = {
+        name: next(cell.verdict for cell in reversed(cells) if cell is not None)
+        for name, cells in heat.rows
+    }
     known = read_latest_checks(lake, since, tables).values()
     missed = [c for c in known if c.verdict not in ("passed", shown.get(c.table_name))]
     return sorted(missed, key=lambda c: (WORST_FIRST.index(c.verdict), c.table_name))
@@ -241,17 +297,26 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
 def _not_checked(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """What the last check left out; gates, which know no version, don't say."""
     checks = [row for row in rows if row["version"] is not None]
-    return tuple(text for row in checks if row["at"] == checks[-1]["at"] for text in row["not_checked"] or ())
+    return tuple(
+        text for row in checks if row["at"] == checks[-1]["at"] for text in row["not_checked"] or ()
+    )
 
 
 def _read(
-    lake: Bookkeeping, since: datetime | None, more: Sequence[str], chosen: pc.Expression | None = None
+    lake: Bookkeeping,
+    since: datetime | None,
+    more: Sequence[str],
+    chosen: pc.Expression | None = None,
 ) -> pa.Table:
-    return lake.scan(ExpectationResult, ("at", "run_id", "table_name", "success", *more), since, chosen)
+    return lake.scan(
+        ExpectationResult, ("at", "run_id", "table_name", "success", *more), since, chosen
+    )
 
 
 def _widening(read: Callable[[datetime | None], list[R]], now: datetime, most: int) -> list[R]:
-    """As far back as it takes for so many runs: hourly pipelines have them in days, busy ones in hours."""
+    """As far back as it takes for so many runs: hourly pipelines have them in days, busy ones in
+    hours.
+    """
     found: list[R] = []
     for step in _STEPS:
         found = read(None if step is None else now - step)
@@ -264,14 +329,20 @@ def _run_id(row: object) -> object:
     return row["run_id"] if isinstance(row, dict) else getattr(row, "run_id", None)
 
 
-def _heat_map(checked: Iterable[tuple[datetime, str]], cells: dict[tuple[str, str], Cell], most: int) -> HeatMap:
+def _heat_map(
+    checked: Iterable[tuple[datetime, str]], cells: dict[tuple[str, str], Cell], most: int
+) -> HeatMap:
     latest: dict[str, datetime] = {}
     for at, run_id in checked:
         latest[run_id] = max(at, latest.get(run_id, at))
     runs = sorted(latest, key=lambda run_id: (latest[run_id], run_id))[-most:]
     names = sorted({name for name, run_id in cells if run_id in set(runs)})
     rows = [(name, tuple(cells.get((name, run_id)) for run_id in runs)) for name in names]
-    rows.sort(key=lambda row: WORST_FIRST.index(next((c.verdict for c in reversed(row[1]) if c is not None), "passed")))
+    rows.sort(
+        key=lambda row: WORST_FIRST.index(
+            next((c.verdict for c in reversed(row[1]) if c is not None), "passed")
+        )
+    )
     return HeatMap(tuple(CheckedAt(latest[run_id], run_id) for run_id in runs), tuple(rows))
 
 

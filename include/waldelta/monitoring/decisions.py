@@ -1,4 +1,6 @@
-"""What people have decided on rows and changes that were kept out of targets: what, on which, who, when and why."""
+"""What people have decided on rows and changes that were kept out of targets: what, on which, who,
+when and why.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ _OF_ONE = ("run_id", "table_name", "status", "by", "reason")
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One decision on one table; ``key`` is the first of its ``rows``, ``upto_lsn`` up to where changes were let pass.
+    """One decision on one table; ``key`` is the first of its ``rows``, ``upto_lsn`` up to where
+    changes were let pass.
 
     ``message`` is the message that can't be read, on which it was decided.
     """
@@ -55,8 +58,8 @@ def read_decided(lake: Bookkeeping) -> list[Decided]:
 
 
 def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
-    # Rows that a later change has resolved, or moved to another key, are nobody's decision; those that a repair took along are
-    # the same one again.
+    # Rows that a later change has resolved, or moved to another key, are nobody's decision; those
+    # that a repair took along are the same one again.
     chosen = pc.field("status").isin([*_WHAT, SKIPPED]) & pc.field("by").is_valid()
     rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(

@@ -29,7 +29,9 @@ class _Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bookkeeping:
-    """A lake by its root; ``storage_options`` are the object store's credentials, None for a local folder."""
+    """A lake by its root; ``storage_options`` are the object store's credentials, None for a local
+    folder.
+    """
 
     root: str
     storage_options: dict[str, str] | None = None
@@ -46,7 +48,9 @@ class Bookkeeping:
         since: datetime | None = None,
         chosen: pc.Expression | None = None,
     ) -> pa.Table:
-        """Some columns of a table's rows from ``since`` on, oldest first; raises what the store raises."""
+        """Some columns of a table's rows from ``since`` on, oldest first; raises what the store
+        raises.
+        """
         if kind.table == ExpectationResult.table:
             return expectations_table(self.root, self.storage_options).scan(columns, since, chosen)
         uri = bookkeeping_uri(self.root, kind.table)
@@ -56,12 +60,18 @@ class Bookkeeping:
 def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The last row of each group, in the rows' order."""
     numbered = rows.select(list(keys)).append_column("n", pa.array(np.arange(rows.num_rows)))
-    return rows.take(numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort())
+    return rows.take(
+        numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort()
+    )
 
 
 def bookkeeping_of(pipeline: PipelineFile) -> Bookkeeping:
-    """The lake of a pipeline; credentials of an object store come from this process's environment, as a run's do."""
+    """The lake of a pipeline; credentials of an object store come from this process's environment,
+    as a run's do.
+    """
     root = pipeline.target.root
     if root.startswith("file://"):
         return Bookkeeping(root)
-    return Bookkeeping(root, {k: v for k, v in os.environ.items() if k.startswith(STORAGE_PREFIXES)})
+    return Bookkeeping(
+        root, {k: v for k, v in os.environ.items() if k.startswith(STORAGE_PREFIXES)}
+    )

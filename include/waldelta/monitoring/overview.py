@@ -1,4 +1,6 @@
-"""A pipeline at a glance: how far behind it is, what its slot holds back, its tables, and what deserves attention."""
+"""A pipeline at a glance: how far behind it is, what its slot holds back, its tables, and what
+deserves attention.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from waldelta.monitoring.attention import Attention, names, shortened, worst_fir
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
-from waldelta.monitoring.run_history import LANDING, LagPoint, RunLine, brought_up_to, lag_points, latest_run, read_runs
+from waldelta.monitoring.run_history import (
+    LANDING,
+    LagPoint,
+    RunLine,
+    brought_up_to,
+    lag_points,
+    latest_run,
+    read_runs,
+)
 from waldelta.monitoring.stopped_tables import Stopped, of_stopped, read_stopped
 from waldelta.monitoring.table_freshness import (
     Operations,
@@ -31,7 +41,8 @@ from waldelta.quantities import counted, size
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import duration
 
-# Beyond the window that is shown: the latest run, and the latest change of a table, may lie days back.
+# Beyond the window that is shown: the latest run, and the latest change of a table, may lie days
+# back.
 REACH = timedelta(days=7)
 # A nightly run that failed longer ago says little of today.
 _NIGHTLY = timedelta(days=30)
@@ -41,10 +52,11 @@ _SILENT = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """A pipeline as its ledger tells it. ``upto``: the lake holds all that the source had committed by then.
+    """A pipeline as its ledger tells it. ``upto``: the lake holds all that the source had committed
+    by then.
 
-    ``runs``, ``lag``, ``operations`` and ``changed_tables`` are the window's, what the tables' lines say of changes may be
-    of more.
+    ``runs``, ``lag``, ``operations`` and ``changed_tables`` are the window's, what the tables'
+    lines say of changes may be of more.
     """
 
     is_set_up: bool
@@ -82,7 +94,8 @@ def read_glance(
     looked: datetime | None = None,
     reach: timedelta = REACH,
 ) -> Glance:
-    """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises what the store raises.
+    """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises
+    what the store raises.
 
     For the latest run, and tables' latest changes, it looks back as far as ``reach``.
     """
@@ -99,12 +112,16 @@ def read_glance(
     latest_changes = recent if start == since else read_changed(lake, start)
     states = latest_states(lake)
     fed = [state.table_name for state in states if state.status != REMOVED]
-    tables = read_tables(lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked, states)
+    tables = read_tables(
+        lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked, states
+    )
     compared = read_compared(lake, fed)
     results = results_of(lake)
     gaps = open_gaps(lake.ledger.gaps(pipeline.source.slot))
     latest = landing[0] if landing else None
-    stopped = read_stopped(pipeline, lake) if any(line.status == "behind" for line in tables) else []
+    stopped = (
+        read_stopped(pipeline, lake) if any(line.status == "behind" for line in tables) else []
+    )
     attention = [
         *_silent(latest, now),
         *of_stopped(stopped),
@@ -151,27 +168,43 @@ def _attention(
     stopped: Sequence[Stopped],
     gaps: list[Gap],
 ) -> Iterator[Attention]:
-    """What is wrong first, then what may become so; ``newest`` are the latest run and the latest that found nothing to do."""
+    """What is wrong first, then what may become so; ``newest`` are the latest run and the latest
+    that found nothing to do.
+    """
     latest, looked = newest
     for gap in gaps:
         page = ("run", "any", gap.run_id)
-        what = "lost changes" if gap.cause != SlotUnreadable.__name__ else "gives nothing behind what can't be decoded"
+        what = (
+            "lost changes"
+            if gap.cause != SlotUnreadable.__name__
+            else "gives nothing behind what can't be decoded"
+        )
         yield Attention("failed", f"the slot {what}: {gap.cause}: {gap.remedy}", page)
     # The open gap says what such a run failed by.
     lost = {gap.cause for gap in gaps}
-    if latest is not None and latest.status == "failed" and _error_class(results, latest) not in lost:
+    if (
+        latest is not None
+        and latest.status == "failed"
+        and _error_class(results, latest) not in lost
+    ):
         when = "" if latest.applied else " before all changes were applied"
         page = ("run", latest.verb, latest.run_id)
         yield Attention("failed", f"the latest run failed{when}{_why(results, latest)}", page)
     held = {one.table_name for one in stopped}
-    if behind := [line.table_name for line in tables if line.status == "behind" and line.table_name not in held]:
+    if behind := [
+        line.table_name
+        for line in tables
+        if line.status == "behind" and line.table_name not in held
+    ]:
         yield Attention("failed", f"{names(behind)}: couldn't be brought up to date", ("tables",))
     if failed := [line.table_name for line in tables if line.status == FAILED]:
         yield Attention("failed", f"{names(failed)}: couldn't be copied", ("tables",))
     if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:
         yield Attention("warning", f"{names(waiting)}: to be copied again", ("tables",))
     if copying := [line.table_name for line in tables if line.status == COPYING]:
-        yield Attention("warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",))
+        yield Attention(
+            "warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",)
+        )
     yield from _of_checks(tables)
     of_slot = list(_slot_attention(pipeline, latest))
     yield from of_slot
@@ -182,33 +215,57 @@ def _attention(
 
 
 def _unread(lake: Bookkeeping, pipeline: PipelineFile) -> Iterator[Attention]:
-    """Messages that can't be read: those that stop what is behind them, and what tables lack of skipped ones."""
+    """Messages that can't be read: those that stop what is behind them, and what tables lack of
+    skipped ones.
+    """
     messages = open_messages(lake.ledger, pipeline.source.slot)
     if waiting := [message.row.id for message in messages if not message.is_skipped]:
         yield Attention("failed", f"messages that can't be read: {names(waiting)}", ("quarantine",))
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
         lacking = "any table" if ANY_TABLE in tables else names(tables)
-        yield Attention("warning", f"{lacking} may lack what skipped messages said", ("quarantine",))
+        yield Attention(
+            "warning", f"{lacking} may lack what skipped messages said", ("quarantine",)
+        )
 
 
 def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
-    if failed := [line.table_name for line in tables if line.check is not None and line.check.failed]:
+    if failed := [
+        line.table_name for line in tables if line.check is not None and line.check.failed
+    ]:
         yield Attention("failed", f"{names(failed)}: expectations not met", ("expectations",))
-    if warned := [line.table_name for line in tables if line.check is not None and line.check.verdict == "warning"]:
-        yield Attention("warning", f"{names(warned)}: expectations not met that only warn", ("expectations",))
-    if unknown := [line.table_name for line in tables if line.check is not None and line.check.verdict == "unknown"]:
-        yield Attention("warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",))
+    if warned := [
+        line.table_name
+        for line in tables
+        if line.check is not None and line.check.verdict == "warning"
+    ]:
+        yield Attention(
+            "warning", f"{names(warned)}: expectations not met that only warn", ("expectations",)
+        )
+    if unknown := [
+        line.table_name
+        for line in tables
+        if line.check is not None and line.check.verdict == "unknown"
+    ]:
+        yield Attention(
+            "warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",)
+        )
 
 
 def _unchecked(tables: list[TableLine]) -> Iterator[Attention]:
-    """Runs check what they changed themselves: what is known of these is of before, until a run or maintenance looks at them."""
+    """Runs check what they changed themselves: what is known of these is of before, until a run or
+    maintenance looks at them.
+    """
     if found := [line.table_name for line in tables if _is_unchecked(line)]:
-        yield Attention("warning", f"{names(found)}: not checked since it was last changed", ("expectations",))
+        yield Attention(
+            "warning", f"{names(found)}: not checked since it was last changed", ("expectations",)
+        )
 
 
 def _is_unchecked(line: TableLine) -> bool:
-    """By versions: a check that was begun before may be entered later. Those of another copy tell nothing."""
+    """By versions: a check that was begun before may be entered later. Those of another copy tell
+    nothing.
+    """
     changed, checked = line.changed, line.check.version if line.check is not None else None
     if changed is None or changed.version is None or changed.generation != line.generation:
         return False
@@ -216,20 +273,30 @@ def _is_unchecked(line: TableLine) -> bool:
 
 
 def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:
-    """Whether a run may yet check what it changed; one that was killed, or whose check ran out of time, records no end."""
+    """Whether a run may yet check what it changed; one that was killed, or whose check ran out of
+    time, records no end.
+    """
     return any(run.status == "running" and now - run.at < _SILENT for run in runs)
 
 
 def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:
-    """What nightly runs failed by; of reconciliations, those that didn't come as far as any table."""
+    """What nightly runs failed by; of reconciliations, those that didn't come as far as any
+    table.
+    """
     since = now - _NIGHTLY
     told = set(lake.scan(Reconciliation, ("run_id",), since)["run_id"].unique().to_pylist())
     if (run := latest_run(lake, "maintain", since)) is not None and run.status == "failed":
-        yield Attention("warning", f"the latest maintenance failed{_why(results, run)}", ("run", run.verb, run.run_id))
+        yield Attention(
+            "warning",
+            f"the latest maintenance failed{_why(results, run)}",
+            ("run", run.verb, run.run_id),
+        )
     run = latest_run(lake, "reconcile", since)
     if run is not None and run.status == "failed" and run.run_id not in told:
         yield Attention(
-            "warning", f"the latest reconciliation failed{_why(results, run)}", ("run", run.verb, run.run_id)
+            "warning",
+            f"the latest reconciliation failed{_why(results, run)}",
+            ("run", run.verb, run.run_id),
         )
 
 
@@ -250,17 +317,24 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
         yield Attention("failed", f"the WAL of slot {pipeline.source.slot} is {latest.wal_status}")
     limits, held = pipeline.slot_limits, latest.retained_bytes or 0
     if held > limits.critical_mb << 20:
-        yield Attention("failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})")
+        yield Attention(
+            "failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})"
+        )
     elif held > limits.warn_mb << 20:
-        yield Attention("warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})")
+        yield Attention(
+            "warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})"
+        )
 
 
 def _slot_began(results: Results, latest: RunLine, looked: datetime | None) -> Iterator[Attention]:
-    """What was critical when the run began, and may be so again before the next one; its end alone tells nothing of that.
+    """What was critical when the run began, and may be so again before the next one; its end alone
+    tells nothing of that.
 
     A later look that found nothing to do has found the slot as it should be, or would have told.
     """
     if looked is not None and looked > latest.at:
         return
     for told in results(latest).get("slot_critical") or ():
-        yield Attention("failed", f"when the latest run began, {told}", ("run", latest.verb, latest.run_id))
+        yield Attention(
+            "failed", f"when the latest run began, {told}", ("run", latest.verb, latest.run_id)
+        )

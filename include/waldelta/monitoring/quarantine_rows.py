@@ -1,4 +1,6 @@
-"""The rows that targets lack: what stands in quarantine, counted and listed without reading what was resolved since."""
+"""The rows that targets lack: what stands in quarantine, counted and listed without reading what
+was resolved since.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, QUARANTINED, IncompleteRow, as_row, row_id_of
+from waldelta.lake.ledger.quarantine import (
+    MESSAGE_HEAD,
+    QUARANTINED,
+    IncompleteRow,
+    as_row,
+    row_id_of,
+)
 from waldelta.monitoring.lake_tables import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
@@ -19,10 +27,16 @@ _SHOWN = tuple(name for name in IncompleteRow.schema.names if name != "messages"
 
 
 def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
-    """The keys whose latest row is quarantined, of these tables' present copies, by table and time: ``_KEY``, ``at``, ``reason``."""
+    """The keys whose latest row is quarantined, of these tables' present copies, by table and time:
+    ``_KEY``, ``at``, ``reason``.
+    """
     rows = lake.scan(IncompleteRow, (*_KEY, "status", "at", "reason"))
     latest = rows.group_by(list(_KEY), use_threads=False).aggregate(
-        [("status", "last"), ("at", "last"), ("reason", "last", pc.ScalarAggregateOptions(skip_nulls=False))]
+        [
+            ("status", "last"),
+            ("at", "last"),
+            ("reason", "last", pc.ScalarAggregateOptions(skip_nulls=False)),
+        ]
     )
     held = pa.table(
         {"table_name": list(generations), "generation": list(generations.values())},
@@ -51,29 +65,51 @@ def read_open(lake: Bookkeeping, keys: pa.Table) -> list[IncompleteRow]:
 
 
 def read_by_id(lake: Bookkeeping, row_id: str) -> IncompleteRow | None:
-    """The quarantined row that people name so, with the messages that it came from, also when it has been decided on since."""
-    told = lake.scan(IncompleteRow, (*_NAMED, "at"), None, pc.field("status") == QUARANTINED).to_pylist()
-    found = next((row for row in reversed(told) if row_id_of(*(row[name] for name in _NAMED)) == row_id), None)
+    """The quarantined row that people name so, with the messages that it came from, also when it
+    has been decided on since.
+    """
+    told = lake.scan(
+        IncompleteRow, (*_NAMED, "at"), None, pc.field("status") == QUARANTINED
+    ).to_pylist()
+    found = next(
+        (row for row in reversed(told) if row_id_of(*(row[name] for name in _NAMED)) == row_id),
+        None,
+    )
     if found is None:
         return None
-    chosen = (pc.field("at") == pa.scalar(found["at"], _UTC)) & (pc.field("table_name") == found["table_name"])
-    return next(iter(_rows(lake, chosen & (pc.field("key") == found["key"]), IncompleteRow.schema.names)), None)
+    chosen = (pc.field("at") == pa.scalar(found["at"], _UTC)) & (
+        pc.field("table_name") == found["table_name"]
+    )
+    return next(
+        iter(_rows(lake, chosen & (pc.field("key") == found["key"]), IncompleteRow.schema.names)),
+        None,
+    )
 
 
 def read_since(lake: Bookkeeping, row: IncompleteRow) -> IncompleteRow | None:
-    """What was told last of its key behind a row of the quarantine, of the same copy; None when nothing was."""
+    """What was told last of its key behind a row of the quarantine, of the same copy; None when
+    nothing was.
+    """
     chosen = (pc.field("table_name") == row.table_name) & (pc.field("key") == row.key)
-    chosen &= (pc.field("generation") == row.generation) & (pc.field("at") > pa.scalar(row.at, _UTC))
+    chosen &= (pc.field("generation") == row.generation) & (
+        pc.field("at") > pa.scalar(row.at, _UTC)
+    )
     return next(reversed(_rows(lake, chosen)), None)
 
 
 def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
-    """The first rows that a run found to lack values, oldest first, and how many there are; messages that can't be read are none."""
+    """The first rows that a run found to lack values, oldest first, and how many there are;
+    messages that can't be read are none.
+    """
     chosen = (pc.field("run_id") == run_id) & ~pc.starts_with(pc.field("key"), MESSAGE_HEAD)
     moments = lake.scan(IncompleteRow, ("at",), None, chosen)["at"]
-    return _rows(lake, chosen & pc.field("at").isin(moments.slice(0, most).unique()))[:most], len(moments)
+    return _rows(lake, chosen & pc.field("at").isin(moments.slice(0, most).unique()))[:most], len(
+        moments
+    )
 
 
-def _rows(lake: Bookkeeping, chosen: pc.Expression, columns: Sequence[str] = _SHOWN) -> list[IncompleteRow]:
+def _rows(
+    lake: Bookkeeping, chosen: pc.Expression, columns: Sequence[str] = _SHOWN
+) -> list[IncompleteRow]:
     rows: Sequence[dict[str, Any]] = lake.scan(IncompleteRow, columns, None, chosen).to_pylist()
     return [as_row({**row, "columns": row["columns"] or []}) for row in rows]

@@ -1,4 +1,6 @@
-"""How the lake compares with its source: each table's last answer, however long ago that was found."""
+"""How the lake compares with its source: each table's last answer, however long ago that was
+found.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, Reconciliation, last_answers, last_whole
+from waldelta.lake.ledger.reconciliations import (
+    ANSWERS,
+    DIFFERENT,
+    Reconciliation,
+    last_answers,
+    last_whole,
+)
 from waldelta.lake.ledger.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.check_results import Verdict
@@ -19,7 +27,9 @@ from waldelta.monitoring.table_freshness import copied_at
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """When a target was found to equal its source in all columns, or repaired, and at which version."""
+    """When a target was found to equal its source in all columns, or repaired, and at which
+    version.
+    """
 
     at: datetime
     version: int | None
@@ -27,10 +37,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest answer of those that are equal, partly or not.
+    """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest
+    answer of those that are equal, partly or not.
 
-    ``equal`` were equal, or repaired; ``partly`` were too, but columns were left out; ``copied`` were different, and copied as a whole since; ``unanswered`` were never compared to an end, though somebody tried; ``never`` at all.
-    ``answers`` are the last of both in which no column was left out, if that was equal. Of the tables in ``again`` the latest attempt found no answer, of those in ``broken`` because it failed.
+    ``equal`` were equal, or repaired; ``partly`` were too, but columns were left out; ``copied``
+    were different, and copied as a whole since; ``unanswered`` were never compared to an end,
+    though somebody tried; ``never`` at all. ``answers`` are the last of both in which no column was
+    left out, if that was equal. Of the tables in ``again`` the latest attempt found no answer, of
+    those in ``broken`` because it failed.
     """
 
     equal: tuple[str, ...] = ()
@@ -57,7 +71,9 @@ class Compared:
     @property
     def verdict(self) -> Verdict:
         """Whether the lake is known to equal its source."""
-        return "failed" if self.different else "unknown" if self.rest or not self.equal else "passed"
+        return (
+            "failed" if self.different else "unknown" if self.rest or not self.equal else "passed"
+        )
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -65,14 +81,21 @@ class Compared:
         if not self.equal and self.never == self.rest:
             return ("never compared",) if self.never else ()
         counts = (
-            (self.different, "different"), (self.copied, "copied since it differed"),
-            (self.partly, "equal but for columns left out"), (self.unanswered, "without an answer"), (self.never, "never compared"),
-        )  # fmt: skip
+            (self.different, "different"),
+            (self.copied, "copied since it differed"),
+            (self.partly, "equal but for columns left out"),
+            (self.unanswered, "without an answer"),
+            (self.never, "never compared"),
+        )
         return tuple(f"{len(found):,} {what}" for found, what in counts if found)
 
 
-def read_compared(lake: Bookkeeping, tables: Collection[str], history: pa.Table | None = None) -> Compared:
-    """How these tables compare: those that are still fed, since of others nobody asks. ``history``, where somebody has read it."""
+def read_compared(
+    lake: Bookkeeping, tables: Collection[str], history: pa.Table | None = None
+) -> Compared:
+    """How these tables compare: those that are still fed, since of others nobody asks. ``history``,
+    where somebody has read it.
+    """
     if history is None:
         history = lake.scan(Reconciliation, ("at", "table_name", "status", "version", "left_out"))
     rows = [row for row in _newest(history).to_pylist() if row["table_name"] in tables]
@@ -81,7 +104,11 @@ def read_compared(lake: Bookkeeping, tables: Collection[str], history: pa.Table 
     differed = {name: row["at"] for name, row in answers.items() if row["status"] == DIFFERENT}
     equal = sorted(answers.keys() - differed.keys())
     partly = tuple(name for name in equal if answers[name]["left_out"])
-    whole = {name: row for name, row in last_whole(rows).items() if name in equal and row["status"] != DIFFERENT}
+    whole = {
+        name: row
+        for name, row in last_whole(rows).items()
+        if name in equal and row["status"] != DIFFERENT
+    }
     copied = {name for name, at in copied_at(lake, differed).items() if at > differed[name]}
     latest = found | attempts
     return Compared(
@@ -99,7 +126,9 @@ def read_compared(lake: Bookkeeping, tables: Collection[str], history: pa.Table 
 
 
 def _newest(rows: pa.Table) -> pa.Table:
-    """Of each table the last answers, with columns left out and without, and the last row without one: years of others say no more."""
+    """Of each table the last answers, with columns left out and without, and the last row without
+    one: years of others say no more.
+    """
     answered = pc.is_in(rows["status"], value_set=pa.array(ANSWERS))
     whole = pc.equal(pc.fill_null(pc.list_value_length(rows["left_out"]), 0), 0)
     rows = rows.append_column("answered", answered).append_column("whole", whole)
@@ -107,15 +136,21 @@ def _newest(rows: pa.Table) -> pa.Table:
 
 
 def of_compared(found: Compared) -> Iterator[Attention]:
-    """Targets that were found to hold other rows than their source, whatever attempts since then couldn't say; and these."""
+    """Targets that were found to hold other rows than their source, whatever attempts since then
+    couldn't say; and these.
+    """
     page = ("reconciliation",)
     if found.different:
         since = ""
         if again := [name for name in found.different if name in found.again]:
             of = "" if len(again) == len(found.different) else f"at {names(again)} "
             since = f"; the latest attempt {of}couldn't compare them again"
-        yield Attention("failed", f"{names(found.different)}: other rows than the source has{since}", page)
+        yield Attention(
+            "failed", f"{names(found.different)}: other rows than the source has{since}", page
+        )
     if found.copied:
-        yield Attention("warning", f"{names(found.copied)}: differed, and was copied since: compare again", page)
+        yield Attention(
+            "warning", f"{names(found.copied)}: differed, and was copied since: compare again", page
+        )
     if found.broken:
         yield Attention("warning", f"{names(found.broken)}: comparing with the source failed", page)

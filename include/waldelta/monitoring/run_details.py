@@ -75,7 +75,9 @@ class TableChange:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """A run as its page shows it; ``quarantined`` are the first rows that came without values, ``quarantined_count`` all."""
+    """A run as its page shows it; ``quarantined`` are the first rows that came without values,
+    ``quarantined_count`` all.
+    """
 
     line: RunLine
     stages: tuple[StageLine, ...]
@@ -115,7 +117,9 @@ def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
 
 
 def verbs_of(lake: Bookkeeping, run_id: str) -> list[str]:
-    """The verbs that a run id stands for in this lake, the latest first: DAGs that start at once share ids."""
+    """The verbs that a run id stands for in this lake, the latest first: DAGs that start at once
+    share ids.
+    """
     return [line.verb for line in _lines(lake, run_id)]
 
 
@@ -154,11 +158,15 @@ def _tables(lake: Bookkeeping, run_id: str, result: dict[str, Any]) -> tuple[Tab
                 check=checks.get(name),
             )
         )
-    return tuple(sorted(lines, key=lambda line: (not line.is_behind, not line.is_changed, line.table_name)))
+    return tuple(
+        sorted(lines, key=lambda line: (not line.is_behind, not line.is_changed, line.table_name))
+    )
 
 
 def _table_events(lake: Bookkeeping, run_id: str) -> dict[str, list[str]]:
-    """What the run entered for its tables: columns changed, a copy begun or ended, no longer published."""
+    """What the run entered for its tables: columns changed, a copy begun or ended, no longer
+    published.
+    """
     columns = ("at", "table_name", "status", "reason")
     events: dict[str, list[str]] = {}
     for row in lake.scan(TableState, columns, None, pc.field("run_id") == run_id).to_pylist():
@@ -171,8 +179,14 @@ def _table_events(lake: Bookkeeping, run_id: str) -> dict[str, list[str]]:
 
 
 def _slot(seen: Any) -> SlotReading | None:
-    return SlotReading(**_known(seen, _SLOT_FIELDS)) if isinstance(seen, dict) and "at" in seen else None
+    return (
+        SlotReading(**_known(seen, _SLOT_FIELDS))
+        if isinstance(seen, dict) and "at" in seen
+        else None
+    )
 
 
 def _known(values: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: values[name] for name in names if name in values} if isinstance(values, dict) else {}
+    return (
+        {name: values[name] for name in names if name in values} if isinstance(values, dict) else {}
+    )

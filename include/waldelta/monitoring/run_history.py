@@ -15,18 +15,33 @@ from waldelta.monitoring.lake_tables import Bookkeeping
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)
 _COLUMNS = (
-    "at", "run_id", "verb", "status", "run_type", "start_lsn", "end_lsn", "changes", "seconds", "as_of", "lag_before_bytes",
-    "lag_bytes", "retained_bytes", "wal_status", "applied",
-)  # fmt: skip
+    "at",
+    "run_id",
+    "verb",
+    "status",
+    "run_type",
+    "start_lsn",
+    "end_lsn",
+    "changes",
+    "seconds",
+    "as_of",
+    "lag_before_bytes",
+    "lag_bytes",
+    "retained_bytes",
+    "wal_status",
+    "applied",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """What the ledger says of a run in one line; ``at`` is its latest event, ``seconds`` the sum of its stages'.
+    """What the ledger says of a run in one line; ``at`` is its latest event, ``seconds`` the sum of
+    its stages'.
 
-    ``as_of``: all that the source had committed then is part of what the run landed. Of runs recorded before that was, it is
-    reckoned from the run's first event. None of verbs, and runs, that landed nothing.
-    ``came_to_apply``: whether the run says which targets hold all that has landed. A run that failed before doesn't.
+    ``as_of``: all that the source had committed then is part of what the run landed. Of runs
+    recorded before that was, it is reckoned from the run's first event. None of verbs, and runs,
+    that landed nothing. ``came_to_apply``: whether the run says which targets hold all that has
+    landed. A run that failed before doesn't.
     """
 
     run_id: str
@@ -48,15 +63,19 @@ class RunLine:
 
     @property
     def brought_up_to(self) -> datetime | None:
-        """Up to when the targets hold all of the source's changes since this run; None when it left some out."""
+        """Up to when the targets hold all of the source's changes since this run; None when it left
+        some out.
+        """
         return self.as_of if self.applied else None
 
 
 @dataclass(frozen=True, slots=True)
 class LagPoint:
-    """How far the lake was behind right before a run's changes could be read: the worst that its readers saw.
+    """How far the lake was behind right before a run's changes could be read: the worst that its
+    readers saw.
 
-    ``seconds`` is the age of the oldest change that was missing at the most, ``lag_bytes`` the WAL that the slot had before it.
+    ``seconds`` is the age of the oldest change that was missing at the most, ``lag_bytes`` the WAL
+    that the slot had before it.
     """
 
     at: datetime
@@ -66,23 +85,31 @@ class LagPoint:
     lag_bytes: int | None
 
 
-def read_runs(lake: Bookkeeping, since: datetime | None = None, run_id: str | None = None) -> list[RunLine]:
-    """The runs with an event since then, newest first, or those of one id; of such in progress what their last stage recorded."""
+def read_runs(
+    lake: Bookkeeping, since: datetime | None = None, run_id: str | None = None
+) -> list[RunLine]:
+    """The runs with an event since then, newest first, or those of one id; of such in progress what
+    their last stage recorded.
+    """
     chosen = None if run_id is None else pc.field("run_id") == run_id
     rows = lake.scan(Run, _COLUMNS, since, chosen)
     if not rows.num_rows:
         return []
     began = pc.subtract(
-        rows["at"], pc.cast(pc.round(pc.multiply(rows["seconds"], 1e6)), pa.int64()).cast(pa.duration("us"))
+        rows["at"],
+        pc.cast(pc.round(pc.multiply(rows["seconds"], 1e6)), pa.int64()).cast(pa.duration("us")),
     )
     rows = rows.append_column("began", began)
     # In order, so that "last" is the latest event's.
     grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(
-        [("began", "first"), *((name, "last") for name in _COLUMNS if name not in ("verb", "run_id"))]
+        [
+            ("began", "first"),
+            *((name, "last") for name in _COLUMNS if name not in ("verb", "run_id")),
+        ]
     )
-    grouped = grouped.rename_columns([name.removesuffix("_last") for name in grouped.column_names]).sort_by(
-        [("at", "descending")]
-    )
+    grouped = grouped.rename_columns(
+        [name.removesuffix("_last") for name in grouped.column_names]
+    ).sort_by([("at", "descending")])
     return [_line(row) for row in grouped.to_pylist()]
 
 
@@ -97,7 +124,8 @@ def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> R
 
 def _line(row: dict[str, object]) -> RunLine:
     began, applied = row.pop("began_first"), row.pop("applied")
-    # One that landed nothing (stage apply by itself, or whose landing was marked as done) brings nobody further.
+    # One that landed nothing (stage apply by itself, or whose landing was marked as done) brings
+    # nobody further.
     if row["as_of"] is None and row["verb"] in LANDING and row["end_lsn"] is not None:
         row["as_of"] = began
     came_to_apply = applied is not None or row["status"] == "succeeded"
@@ -107,7 +135,9 @@ def _line(row: dict[str, object]) -> RunLine:
 
 
 def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:
-    """Up to when the lake holds all of the source's changes, by its runs; None when none of them says so."""
+    """Up to when the lake holds all of the source's changes, by its runs; None when none of them
+    says so.
+    """
     return max((upto for run in runs if (upto := run.brought_up_to) is not None), default=None)
 
 
@@ -124,9 +154,13 @@ def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
 
 
 def thin_out(
-    points: Sequence[LagPoint], most: int, value: Callable[[LagPoint], float | None] = lambda point: point.seconds
+    points: Sequence[LagPoint],
+    most: int,
+    value: Callable[[LagPoint], float | None] = lambda point: point.seconds,
 ) -> list[LagPoint]:
-    """At most so many points: of neighbours the one with the highest value, and a failed one. No peak gets lost."""
+    """At most so many points: of neighbours the one with the highest value, and a failed one. No
+    peak gets lost.
+    """
     if len(points) <= most:
         return list(points)
     size = -(-len(points) // (most // 2))

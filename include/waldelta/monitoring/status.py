@@ -13,7 +13,12 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.pipeline.targets.external_commits import describe
-from waldelta.pipeline.targets.lifecycle import Standing, held_generations, read_published, read_standings
+from waldelta.pipeline.targets.lifecycle import (
+    Standing,
+    held_generations,
+    read_published,
+    read_standings,
+)
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
@@ -57,7 +62,9 @@ def read_status(job: Job) -> dict[str, Any]:
 
 
 def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
-    """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it; None: nothing yet."""
+    """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it;
+    None: nothing yet.
+    """
     state = standing.state
     return {
         "due": str(standing.due),
@@ -68,7 +75,9 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
         "rows_copied": state.rows if state is not None else 0,
         "reason": standing.why or (state.reason if state is not None else None),
         "quarantined": quarantined,
-        "foreign_commits": [describe(commit) for commit in state.foreign_commits] if state is not None else [],
+        "foreign_commits": (
+            [describe(commit) for commit in state.foreign_commits] if state is not None else []
+        ),
         "drift_told": _drift_told(state) if state is not None else [],
     }
 
@@ -79,15 +88,25 @@ def _cut(job: Job) -> dict[str, Any] | None:
         cut = readable_cut(job)
     except StateError as err:
         return {"problem": str(err)}
-    return None if cut is None else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn}
+    return (
+        None
+        if cut is None
+        else {"batch": cut.batch, "at": cut.at.isoformat(), "end_lsn": cut.end_lsn}
+    )
 
 
 def _drift_told(state: TableState) -> list[str]:
-    """Drift that is on record as told, and was not mended; that of today's catalogs is looked for by runs."""
+    """Drift that is on record as told, and was not mended; that of today's catalogs is looked for
+    by runs.
+    """
     leaves, filters = len(state.unmended_leaves), state.later_filters
     return [
         *([f"{counted(leaves, 'partition')} added, removed or truncated"] if leaves else []),
-        *([f"published by other rules since its copy, at last by {filters[-1]}"] if filters else []),
+        *(
+            [f"published by other rules since its copy, at last by {filters[-1]}"]
+            if filters
+            else []
+        ),
     ]
 
 
@@ -103,9 +122,15 @@ def _gap(gap: Gap) -> dict[str, Any]:
     }
 
 
-def _slot(job: Job, slot: SlotState | None, server: ServerPosition, elsewhere: list[SlotWarning]) -> dict[str, Any]:
+def _slot(
+    job: Job, slot: SlotState | None, server: ServerPosition, elsewhere: list[SlotWarning]
+) -> dict[str, Any]:
     if slot is None:
-        return {"name": job.pipeline.source.slot, "wal_status": "missing", "warnings": list(map(str, elsewhere))}
+        return {
+            "name": job.pipeline.source.slot,
+            "wal_status": "missing",
+            "warnings": list(map(str, elsewhere)),
+        }
     limits, move, at = job.pipeline.slot_limits, job.ledger.last_move(), now()
     return {
         "name": slot.name,

@@ -1,4 +1,6 @@
-"""Stopped tables: whose changes an expectation with ``gate: stop`` holds back, since when, and how many changes wait."""
+"""Stopped tables: whose changes an expectation with ``gate: stop`` holds back, since when, and how
+many changes wait.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ class Unmet:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A table that its gate stopped; ``waiting`` counts its changes in the change log, None where they are too many to count.
+    """A table that its gate stopped; ``waiting`` counts its changes in the change log, None where
+    they are too many to count.
 
     ``released``: all of them pass with the next run, by this decision.
     """
@@ -77,7 +80,10 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
     job = Job(pipeline, "", run.run_id if run is not None else "")
     try:
         identity = job.slot_identity()
-    except (SlotMissing, StateError):  # torn down, or dropped by a resync that was killed: no gate judges any more
+    except (
+        SlotMissing,
+        StateError,
+    ):  # torn down, or dropped by a resync that was killed: no gate judges any more
         return []
     upto, log = landed_upto(job, identity), job.change_log(identity)
     watermarks, last = Watermarks(job, identity), log.last_batch() or 0
@@ -104,16 +110,26 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
 
 
 def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
-    """A stopped table is released, or its expectation corrected, where the quarantine's page says."""
+    """A stopped table is released, or its expectation corrected, where the quarantine's page
+    says.
+    """
     for one in stopped:
         what = "; ".join(found.meaning for found in one.unmet)
-        waits = "changes wait" if one.waiting is None else counted(one.waiting, "change waits", "changes wait")
+        waits = (
+            "changes wait"
+            if one.waiting is None
+            else counted(one.waiting, "change waits", "changes wait")
+        )
         end = ", and pass with the next run" if one.released else ""
-        yield Attention("failed", f"{one.table_name}: stopped by a gate ({what}), {waits}{end}", ("quarantine",))
+        yield Attention(
+            "failed", f"{one.table_name}: stopped by a gate ({what}), {waits}{end}", ("quarantine",)
+        )
 
 
 def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
-    """The newest run that came as far as apply, and the tables that it couldn't bring up to date."""
+    """The newest run that came as far as apply, and the tables that it couldn't bring up to
+    date.
+    """
     latest = [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
     if not latest or (latest[0].applied and latest[0].status != "running"):
         return None, []
@@ -125,23 +141,33 @@ def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
     return run, [str(name) for name in result.get("not_applied") or ()]
 
 
-def _unmet(lake: Bookkeeping, run_id: str, tables: Collection[str]) -> Iterator[tuple[str, list[Unmet]]]:
-    """What gates of these tables found not to be met in this run, each since when without a break."""
+def _unmet(
+    lake: Bookkeeping, run_id: str, tables: Collection[str]
+) -> Iterator[tuple[str, list[Unmet]]]:
+    """What gates of these tables found not to be met in this run, each since when without a
+    break.
+    """
     columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count")
-    chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string())) & pc.field("version").is_null()
+    chosen = (
+        pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+        & pc.field("version").is_null()
+    )
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in lake.scan(ExpectationResult, columns, None, chosen).to_pylist():
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():
         unmet = [_unmet_since(rows) for rows in by_meaning.values() if _stops(rows, run_id)]
-        # Rows that are set aside stop no table. Where nothing else does, they were too many, or couldn't be judged.
+        # Rows that are set aside stop no table. Where nothing else does, they were too many, or
+        # couldn't be judged.
         if unmet := [one for one in unmet if one.may_pass] or unmet:
             yield name, unmet
 
 
 def _stops(rows: Sequence[dict[str, Any]], run_id: str) -> bool:
-    """Whether the run found it not to be met, and the latest judgement since (a retry's, a repair's) agrees."""
+    """Whether the run found it not to be met, and the latest judgement since (a retry's, a
+    repair's) agrees.
+    """
     return not rows[-1]["success"] and any(row["run_id"] == run_id for row in rows)
 
 
@@ -152,15 +178,28 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
     # What was observed may be a value of a row: a maximum is.
     otherwise = "can't be evaluated" if last["success"] is None else "not met"
     told = counted(count, "row") if count else otherwise
-    return Unmet(meaning.removeprefix(STOP).removeprefix(QUARANTINE), first["at"], told, meaning.startswith(STOP))
+    return Unmet(
+        meaning.removeprefix(STOP).removeprefix(QUARANTINE),
+        first["at"],
+        told,
+        meaning.startswith(STOP),
+    )
 
 
 def _count(log: ChangeLog, batches: tuple[int, int], state: TableState) -> int:
     """The row messages of a range of batches that the table's copy doesn't hold."""
-    chosen = of_batches(*batches) & pc.field("kind").isin(ROW_KINDS) & pc.field("relation_id").isin(state.relation_ids)
+    chosen = (
+        of_batches(*batches)
+        & pc.field("kind").isin(ROW_KINDS)
+        & pc.field("relation_id").isin(state.relation_ids)
+    )
     snapshot = Snapshot.parse(state.snapshot) if state.snapshot else None
     count = 0
     for part in log.scan(chosen, ["xid8"]):
-        seen = 0 if snapshot is None else int(snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).sum())
+        seen = (
+            0
+            if snapshot is None
+            else int(snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).sum())
+        )
         count += part.num_rows - seen
     return count

@@ -1,4 +1,6 @@
-"""One table's target: its columns and their types here and on the source, its key, how much it holds, and where it is."""
+"""One table's target: its columns and their types here and on the source, its key, how much it
+holds, and where it is.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ class ColumnLine:
 
 @dataclass(frozen=True, slots=True)
 class TableDetails:
-    """A target as readers of the lake find it; ``rows``, ``bytes``, ``files`` and ``version`` are None where it can't be read.
+    """A target as readers of the lake find it; ``rows``, ``bytes``, ``files`` and ``version`` are
+    None where it can't be read.
 
-    ``has_deleted_rows``: its files may hold rows that were deleted, which ``rows`` counts. ``copy_skipped``: it lacks rows on purpose.
+    ``has_deleted_rows``: its files may hold rows that were deleted, which ``rows`` counts.
+    ``copy_skipped``: it lacks rows on purpose.
     """
 
     uri: str
@@ -56,7 +60,9 @@ class TableDetails:
 
 
 def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | None:
-    """A target by its latest state and its Delta log; None of a table that the ledger doesn't know, or of no table's name."""
+    """A target by its latest state and its Delta log; None of a table that the ledger doesn't know,
+    or of no table's name.
+    """
     states = lake.ledger.table_rows(table_name)
     try:
         table_id = TableId.parse(table_name)
@@ -69,21 +75,40 @@ def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | Non
     try:
         table = DeltaTable(uri, storage_options=lake.storage_options)
         schema, files = table.schema(), files_of(table)
-    except (DeltaError, OSError, pa.ArrowException):  # not copied yet, or gone: what the ledger knows is shown
-        known = tuple(_line(column.name, column.spark_type, column, state) for column in state.columns)
+    except (
+        DeltaError,
+        OSError,
+        pa.ArrowException,
+    ):  # not copied yet, or gone: what the ledger knows is shown
+        known = tuple(
+            _line(column.name, column.spark_type, column, state) for column in state.columns
+        )
         return TableDetails(uri, known, state.mode, filters, copy_skipped=bool(state.copy_skipped))
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
     return TableDetails(
-        uri, _columns(schema, state), state.mode, filters, row_count(files), size, files.num_rows, table.version(),
-        has_deletion_vectors(table), bool(state.copy_skipped),
-    )  # fmt: skip
+        uri,
+        _columns(schema, state),
+        state.mode,
+        filters,
+        row_count(files),
+        size,
+        files.num_rows,
+        table.version(),
+        has_deletion_vectors(table),
+        bool(state.copy_skipped),
+    )
 
 
 def _columns(schema: Schema, state: TableState) -> tuple[ColumnLine, ...]:
     """The source's columns as the target has them, then the product's own."""
     known = {column.name: column for column in state.columns}
-    lines = [_line(field.name, _name_of(field.type), known.get(field.name), state) for field in schema.fields]
-    return tuple(sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(_OWN)))
+    lines = [
+        _line(field.name, _name_of(field.type), known.get(field.name), state)
+        for field in schema.fields
+    ]
+    return tuple(
+        sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(_OWN))
+    )
 
 
 def _line(name: str, type_name: str, column: ColumnState | None, state: TableState) -> ColumnLine:
@@ -101,5 +126,7 @@ def _name_of(kind: Any) -> str:
     if isinstance(kind, MapType):
         return f"map<{_name_of(kind.key_type)},{_name_of(kind.value_type)}>"
     if isinstance(kind, StructType):
-        return f"struct<{','.join(f'{field.name}:{_name_of(field.type)}' for field in kind.fields)}>"
+        return (
+            f"struct<{','.join(f'{field.name}:{_name_of(field.type)}' for field in kind.fields)}>"
+        )
     return "variant"

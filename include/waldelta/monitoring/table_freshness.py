@@ -1,4 +1,6 @@
-"""The tables of a lake: where each stands, up to when it is complete, and what the latest batches did to it."""
+"""The tables of a lake: where each stands, up to when it is complete, and what the latest batches
+did to it.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,11 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the runs of a window did to a table; ``at`` is when the latest change was committed on the source, or else recorded.
+    """What the runs of a window did to a table; ``at`` is when the latest change was committed on
+    the source, or else recorded.
 
-    ``verb`` and ``run_id`` name the latest of these runs. ``version``, of the copy ``generation``: the last that one of them
-    wrote rows of; None where none did.
+    ``verb`` and ``run_id`` name the latest of these runs. ``version``, of the copy ``generation``:
+    the last that one of them wrote rows of; None where none did.
     """
 
     at: datetime
@@ -62,9 +65,11 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """One table; ``complete_upto``: it holds all that was committed on the source until then, None when that isn't known.
+    """One table; ``complete_upto``: it holds all that was committed on the source until then, None
+    when that isn't known.
 
-    ``status`` is the ledger's, but "behind" for a copied table that the latest run couldn't apply changes to.
+    ``status`` is the ledger's, but "behind" for a copied table that the latest run couldn't apply
+    changes to.
     """
 
     table_name: str
@@ -77,22 +82,29 @@ class TableLine:
     changed: Changed | None = None
     in_quarantine: int = 0
     check: Check | None = None
-    kind: str = ""  # what a target is that doesn't mirror its source: its mode, or that it has no copy
+    kind: str = (
+        ""  # what a target is that doesn't mirror its source: its mode, or that it has no copy
+    )
 
 
 def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, Changed]:
-    """What the runs since then did to targets, by table: what they consumed, replayed and repaired; tables left alone are left out.
+    """What the runs since then did to targets, by table: what they consumed, replayed and repaired;
+    tables left alone are left out.
 
-    By what each attempt at a run recorded. A cut isn't published while one table is behind, so that cuts lack what such runs
-    did to all others.
+    By what each attempt at a run recorded. A cut isn't published while one table is behind, so that
+    cuts lack what such runs did to all others.
     """
     rows = lake.scan(Run, ("at", "verb", "run_id", "targets"), since).combine_chunks()
     changes = _of_attempts(rows)
     if rows["targets"].null_count:
         changes = pa.concat_tables([_of_results(lake, rows, since), changes])
     sums = [(name, "sum") for name in _OPERATIONS]
-    lasts = [(name, "last") for name in ("verb", "run_id", "version", "generation")]  # that isn't null
-    summed = changes.group_by("table_name", use_threads=False).aggregate([*sums, *lasts, ("committed_at", "max")])
+    lasts = [
+        (name, "last") for name in ("verb", "run_id", "version", "generation")
+    ]  # that isn't null
+    summed = changes.group_by("table_name", use_threads=False).aggregate(
+        [*sums, *lasts, ("committed_at", "max")]
+    )
     return {
         row["table_name"]: Changed(
             row["committed_at_max"],
@@ -111,18 +123,26 @@ _WRITTEN = ("inserted", "updated", "deleted", "truncates")
 _OPERATIONS = tuple(f.name for f in fields(Operations))
 _CHANGES = pa.schema(
     [
-        *(Run.schema.field(name) for name in _RUN), ("table_name", pa.string()), ("committed_at", pa.timestamp("us", "UTC")),
-        ("version", pa.int64()), ("generation", pa.int64()), *((name, pa.int64()) for name in _OPERATIONS),
+        *(Run.schema.field(name) for name in _RUN),
+        ("table_name", pa.string()),
+        ("committed_at", pa.timestamp("us", "UTC")),
+        ("version", pa.int64()),
+        ("generation", pa.int64()),
+        *((name, pa.int64()) for name in _OPERATIONS),
     ]
-)  # fmt: skip
+)
 
 
 def _of_attempts(rows: pa.Table) -> pa.Table:
-    """One row for each target that an attempt did anything to, as ``_CHANGES``; version and generation where it wrote rows."""
+    """One row for each target that an attempt did anything to, as ``_CHANGES``; version and
+    generation where it wrote rows.
+    """
     lists = rows["targets"].combine_chunks()
     targets = pc.list_flatten(lists)
     parents = rows.select(list(_RUN)).take(pc.list_parent_indices(lists))
-    columns = {name: parents[name] for name in _RUN} | {"table_name": pc.struct_field(targets, "table_name")}
+    columns = {name: parents[name] for name in _RUN} | {
+        "table_name": pc.struct_field(targets, "table_name")
+    }
     columns["committed_at"] = pc.coalesce(pc.struct_field(targets, "commit_ts"), parents["at"])
     for name in _OPERATIONS:
         values = pc.struct_field(targets, "truncated" if name == "truncates" else name)
@@ -134,11 +154,16 @@ def _of_attempts(rows: pa.Table) -> pa.Table:
 
 
 def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa.Table:
-    """The same of runs of versions that recorded no targets: by the last result of each, which tells no generation."""
+    """The same of runs of versions that recorded no targets: by the last result of each, which
+    tells no generation.
+    """
     old = rows.filter(pc.is_null(rows["targets"]))
     upto = pc.field("at") <= old["at"][-1]
     results = lake.scan(Run, (*_RUN, "result"), since, upto)
-    last = last_rows(results.filter(pc.is_in(results["at"], value_set=old["at"].combine_chunks())), ["verb", "run_id"])
+    last = last_rows(
+        results.filter(pc.is_in(results["at"], value_set=old["at"].combine_chunks())),
+        ["verb", "run_id"],
+    )
     found = []
     for row in last.to_pylist():
         for table_name, done in (parsed(row.pop("result")).get("tables") or {}).items():
@@ -152,7 +177,9 @@ def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """What the ledger says of a table's copy and columns; ``foreign``: of its latest state, the last commit by others on record."""
+    """What the ledger says of a table's copy and columns; ``foreign``: of its latest state, the
+    last commit by others on record.
+    """
 
     table_name: str
     at: datetime
@@ -201,8 +228,9 @@ def latest_states(lake: Bookkeeping) -> list[CopyState]:
 def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]:
     """When these targets were last copied as a whole, or compared row by row by a resync.
 
-    A repair ends as a copy does, by a snapshot of its own in the next generation, but mends only the rows that it was about. It
-    is told by how it began: with that snapshot, which a copy takes later.
+    A repair ends as a copy does, by a snapshot of its own in the next generation, but mends only
+    the rows that it was about. It is told by how it began: with that snapshot, which a copy takes
+    later.
     """
     if not tables:
         return {}
@@ -210,7 +238,9 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
     found: dict[str, datetime] = {}
     ended: set[tuple[str, int]] = set()
     begun: dict[tuple[str, int], bool] = {}
-    for row in lake.scan(TableState, columns, None, pc.field("table_name").isin(sorted(tables))).to_pylist():
+    for row in lake.scan(
+        TableState, columns, None, pc.field("table_name").isin(sorted(tables))
+    ).to_pylist():
         of = (row["table_name"], row["generation"])
         if row["status"] == COPYING:
             begun[of] = bool(row["snapshot"])
@@ -235,30 +265,48 @@ def read_tables(
     looked: datetime | None = None,
     latest: Iterable[CopyState] | None = None,
 ) -> list[TableLine]:
-    """Every table that was ever copied, those to look after first, then by name; ``runs`` are newest first.
+    """Every table that was ever copied, those to look after first, then by name; ``runs`` are
+    newest first.
 
-    ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep. ``latest`` are the targets' states,
-    where they have been read already.
+    ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep.
+    ``latest`` are the targets' states, where they have been read already.
     """
     states = list(latest_states(lake) if latest is None else latest)
     lacking = count_open(lake, held_generations(lake.ledger))
-    # A run that failed before it applied anything says of no table that it is behind, nor that it is complete.
-    landing = [run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply]
+    # A run that failed before it applied anything says of no table that it is behind, nor that it
+    # is complete.
+    landing = [
+        run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply
+    ]
     behind = _behind(lake, landing)
-    upto = max((run.as_of for run in landing if run.as_of is not None and run.status != "running"), default=None)
+    upto = max(
+        (run.as_of for run in landing if run.as_of is not None and run.status != "running"),
+        default=None,
+    )
     if not behind:
-        upto = max(filter(None, (upto if _applied(landing) else _last_applied(landing), looked)), default=None)
+        upto = max(
+            filter(None, (upto if _applied(landing) else _last_applied(landing), looked)),
+            default=None,
+        )
     lines = []
     for state in states:
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
         complete = behind.get(state.table_name, upto) if state.status == SYNCED else None
         lines.append(
             TableLine(
-                state.table_name, status, state.reason, state.generation, state.rows, state.at, complete,
-                changed.get(state.table_name), lacking.get(state.table_name, 0), checks.get(state.table_name),
+                state.table_name,
+                status,
+                state.reason,
+                state.generation,
+                state.rows,
+                state.at,
+                complete,
+                changed.get(state.table_name),
+                lacking.get(state.table_name, 0),
+                checks.get(state.table_name),
                 "without a copy" if state.copy_skipped else state.mode or "",
             )
-        )  # fmt: skip
+        )
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))
 
 
@@ -271,7 +319,9 @@ def _last_applied(landing: list[RunLine]) -> datetime | None:
 
 
 def _behind(lake: Bookkeeping, landing: list[RunLine]) -> dict[str, datetime | None]:
-    """The tables that the latest run couldn't bring up to date, each with what it is complete up to."""
+    """The tables that the latest run couldn't bring up to date, each with what it is complete up
+    to.
+    """
     ended = [run for run in landing if run.status != "running"]
     if not ended or ended[0].applied:
         return {}

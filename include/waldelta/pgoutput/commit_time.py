@@ -1,10 +1,10 @@
 """Commit times: integers until they are shown, since PostgreSQL has more of them than any calendar.
 
-A replication origin sets the commit time of what it applies: the infinities, years before Christ and beyond
-9999 are legal. The change log holds microseconds since 1970, the integers that Delta's timestamps are.
-PostgreSQL counts from 2000, so infinity and the years from 294247 lie beyond the end of that integer: they are
-its greatest value. Order is kept. Targets, the ledger and pages show the nearest moment of a calendar that
-every reader has.
+A replication origin sets the commit time of what it applies: the infinities, years before Christ
+and beyond 9999 are legal. The change log holds microseconds since 1970, the integers that Delta's
+timestamps are. PostgreSQL counts from 2000, so infinity and the years from 294247 lie beyond the
+end of that integer: they are its greatest value. Order is kept. Targets, the ledger and pages show
+the nearest moment of a calendar that every reader has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def unix_us(times: Positions) -> Positions:
 
 
 def shown(times: ArrowArray) -> ArrowArray:
-    """Times of the change log, as its timestamps or as integers, within the calendar that every reader has."""
+    """Times of the change log, as its timestamps or as integers, within the calendar that every
+    reader has.
+    """
     numbers = times.cast(pa.int64())
     limited = pc.min_element_wise(
         pc.max_element_wise(numbers, pa.scalar(_EARLIEST_US), skip_nulls=False),

@@ -1,4 +1,6 @@
-"""Messages that say where transactions begin, pause and end: streamed (protocol 2), prepared (3), parallel (4)."""
+"""Messages that say where transactions begin, pause and end: streamed (protocol 2), prepared (3),
+parallel (4).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,29 @@ from waldelta.errors import DecodeError
 from waldelta.pgoutput.commit_time import unix_us
 from waldelta.pgoutput.wire import Reader
 
-# Those that decide which rows count, and when; Begin and Commit aren't among them, because plain rows count anyway.
+# Those that decide which rows count, and when; Begin and Commit aren't among them, because plain
+# rows count anyway.
 CONTROL_KINDS = ("S", "E", "A", "c", "b", "P", "p", "K", "r")
-NAMES = {"S": "Stream Start", "E": "Stream Stop", "A": "Stream Abort", "c": "Stream Commit", "b": "Begin Prepare",
-         "P": "Prepare", "p": "Stream Prepare", "K": "Commit Prepared", "r": "Rollback Prepared"}  # fmt: skip
+NAMES = {
+    "S": "Stream Start",
+    "E": "Stream Stop",
+    "A": "Stream Abort",
+    "c": "Stream Commit",
+    "b": "Begin Prepare",
+    "P": "Prepare",
+    "p": "Stream Prepare",
+    "K": "Commit Prepared",
+    "r": "Rollback Prepared",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
     """One such message, with what its kind has of these.
 
-    ``xid`` is the top-level transaction's, 32 bits wide; ``subxid`` the subtransaction a Stream Abort is about (the
-    same as ``xid`` when all of it was rolled back). ``lsn`` is the commit's or prepare's position, ``end_lsn`` its end,
-    ``at_us`` its time in microseconds since 1970.
+    ``xid`` is the top-level transaction's, 32 bits wide; ``subxid`` the subtransaction a Stream
+    Abort is about (the same as ``xid`` when all of it was rolled back). ``lsn`` is the commit's or
+    prepare's position, ``end_lsn`` its end, ``at_us`` its time in microseconds since 1970.
     """
 
     kind: str
@@ -36,7 +48,9 @@ class Control:
 
 
 def read_control(data: bytes) -> Control:
-    """Read a message of CONTROL_KINDS; raises DecodeError for any other, and for one that isn't exactly its kind."""
+    """Read a message of CONTROL_KINDS; raises DecodeError for any other, and for one that isn't
+    exactly its kind.
+    """
     kind = chr(data[0]) if data else ""
     if kind not in NAMES:
         raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
@@ -47,7 +61,9 @@ def read_control(data: bytes) -> Control:
 
 
 def begun_at(data: bytes) -> int | None:
-    """When the transaction was committed, or prepared, whose first message this is, in microseconds since 1970; None of another message."""
+    """When the transaction was committed, or prepared, whose first message this is, in microseconds
+    since 1970; None of another message.
+    """
     if data[:1] != b"B":
         return read_control(data).at_us or None if data and chr(data[0]) in NAMES else None
     return read_begin(data).at_us
@@ -80,7 +96,9 @@ def _stream_abort(reader: Reader) -> Control:
     if reader.position == len(reader.data):
         return Control("A", xid, subxid)
     # Only with streaming 'parallel' (protocol version 4).
-    return Control("A", xid, subxid, lsn=reader.integer(8, "abort_lsn"), at_us=_time(reader, "abort_ts"))
+    return Control(
+        "A", xid, subxid, lsn=reader.integer(8, "abort_lsn"), at_us=_time(reader, "abort_ts")
+    )
 
 
 def _stream_commit(reader: Reader) -> Control:
@@ -114,13 +132,17 @@ def _rollback_prepared(reader: Reader) -> Control:
     lsn, end = reader.integer(8, "prepare_end_lsn"), reader.integer(8, "end_lsn")
     _time(reader, "prepare_ts")
     at = _time(reader, "rollback_ts")
-    return Control("r", reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid"))
+    return Control(
+        "r", reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid")
+    )
 
 
 def _prepared(reader: Reader, kind: str) -> Control:
     lsn, end = reader.integer(8, "lsn"), reader.integer(8, "end_lsn")
     at = _time(reader, "ts")
-    return Control(kind, reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid"))
+    return Control(
+        kind, reader.integer(4, "xid"), lsn=lsn, end_lsn=end, at_us=at, gid=reader.text("gid")
+    )
 
 
 def _no_flags(reader: Reader) -> None:
@@ -133,6 +155,13 @@ def _time(reader: Reader, field: str) -> int:
 
 
 _READERS = {
-    "S": _stream_start, "E": _stream_stop, "A": _stream_abort, "c": _stream_commit, "b": _begin_prepare,
-    "P": _prepare, "p": _stream_prepare, "K": _commit_prepared, "r": _rollback_prepared,
-}  # fmt: skip
+    "S": _stream_start,
+    "E": _stream_stop,
+    "A": _stream_abort,
+    "c": _stream_commit,
+    "b": _begin_prepare,
+    "P": _prepare,
+    "p": _stream_prepare,
+    "K": _commit_prepared,
+    "r": _rollback_prepared,
+}

@@ -1,4 +1,6 @@
-"""What the change log keeps beside every message's bytes: kind, relation, transaction, commit position and time."""
+"""What the change log keeps beside every message's bytes: kind, relation, transaction, commit
+position and time.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,16 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("relation_id", pa.int64()),
     # The top-level transaction's.
     pa.field("xid8", pa.int64()),
-    # The xid in front of a message between Stream Start and Stop: its (sub)transaction's, 32 bits; null elsewhere.
+    # The xid in front of a message between Stream Start and Stop: its (sub)transaction's, 32 bits;
+    # null elsewhere.
     pa.field("streamed_xid", pa.int64()),
     pa.field("lsn", pa.int64()),
     # Null where it isn't known yet: in streamed and prepared transactions.
     pa.field("commit_lsn", pa.int64()),
     # Where the WAL of a transaction, or of a message outside any, ends: the slot may move there.
     pa.field("end_lsn", pa.int64()),
-    # An integer to all that reads it here (waldelta.pgoutput.commit_time): not every one is a moment of a calendar.
+    # An integer to all that reads it here (waldelta.pgoutput.commit_time): not every one is a
+    # moment of a calendar.
     pa.field("commit_ts", pa.timestamp("us", "UTC")),
     pa.field("data", pa.binary()),
 ]
@@ -50,19 +54,50 @@ ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 # First bytes by the protocol version that brought them.
 KINDS = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
 STREAM_ABORT = ord("A")
-NAMES = {"B": "Begin", "C": "Commit", "O": "Origin", "R": "Relation", "Y": "Type", "I": "Insert", "U": "Update",
-          "D": "Delete", "T": "Truncate", "M": "Message"} | CONTROL_NAMES  # fmt: skip
-# Bytes a message has at least. Those of _EXACT have exactly these; a Stream Abort of version 4 has 16 more.
-_SIZES = {"B": 21, "C": 26, "O": 10, "R": 9, "Y": 7, "I": 8, "U": 8, "D": 8, "T": 6, "M": 15, "S": 6, "E": 1, "c": 30,
-          "A": 9, "b": 30, "P": 31, "p": 31, "K": 31, "r": 39}  # fmt: skip
+NAMES = {
+    "B": "Begin",
+    "C": "Commit",
+    "O": "Origin",
+    "R": "Relation",
+    "Y": "Type",
+    "I": "Insert",
+    "U": "Update",
+    "D": "Delete",
+    "T": "Truncate",
+    "M": "Message",
+} | CONTROL_NAMES
+# Bytes a message has at least. Those of _EXACT have exactly these; a Stream Abort of version 4 has
+# 16 more.
+_SIZES = {
+    "B": 21,
+    "C": 26,
+    "O": 10,
+    "R": 9,
+    "Y": 7,
+    "I": 8,
+    "U": 8,
+    "D": 8,
+    "T": 6,
+    "M": 15,
+    "S": 6,
+    "E": 1,
+    "c": 30,
+    "A": 9,
+    "b": 30,
+    "P": 31,
+    "p": 31,
+    "K": 31,
+    "r": 39,
+}
 _EXACT = "BCSEc"
 ABORT_SIZES = (9, 25)
 _ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: ABORT_SIZES}
-# The one message that is discarded: a Stream Abort, between transactions, of one that this call has sent no chunk of.
-# It takes back changes that were never sent, so no row depends on it. PostgreSQL 18.0 to 18.4 send it in every protocol
-# version, with streaming off too: when a transaction larger than logical_decoding_work_mem is rolled back, the reorder
-# buffer marks its subtransactions as streamed, and pgoutput announces their abort. Any other message that wasn't asked
-# for raises DecodeError.
+# The one message that is discarded: a Stream Abort, between transactions, of one that this call has
+# sent no chunk of. It takes back changes that were never sent, so no row depends on it. PostgreSQL
+# 18.0 to 18.4 send it in every protocol version, with streaming off too: when a transaction larger
+# than logical_decoding_work_mem is rolled back, the reorder buffer marks its subtransactions as
+# streamed, and pgoutput announces their abort. Any other message that wasn't asked for raises
+# DecodeError.
 
 
 def _table(letters: str) -> NDArray[np.bool_]:
@@ -86,7 +121,8 @@ _BEGIN, _BEGIN_PREPARE, _STREAM_START = (ord(letter) for letter in "BbS")
 _COMMIT, _MESSAGE = (ord(letter) for letter in "CM")
 # Where the position of the end is, in the messages that have one.
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
-# Where commit position and time are, in the messages that decide a streamed or prepared transaction.
+# Where commit position and time are, in the messages that decide a streamed or prepared
+# transaction.
 _DECIDES = {"c": (6, 22), "K": (2, 18)}
 # A commit position that a message didn't tell because nothing has read it.
 _UNTOLD = -1
@@ -104,13 +140,17 @@ class _Scope:
 
     @property
     def is_guess(self) -> bool:
-        """Whether nothing has read its opening message: any message that closes a scope closes it."""
+        """Whether nothing has read its opening message: any message that closes a scope closes
+        it.
+        """
         return self.commit_lsn == _UNTOLD
 
 
 @dataclass(frozen=True, slots=True)
 class _Scopes:
-    """For every row: whether it is inside a scope, which kind of message opened that, and what that announced."""
+    """For every row: whether it is inside a scope, which kind of message opened that, and what that
+    announced.
+    """
 
     inside: Mask
     kind: Bytes
@@ -121,14 +161,17 @@ class _Scopes:
 class Envelope:
     """Adds the envelope to the record batches of one peek, in their order.
 
-    ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()) taken about when the peek began: every xid decoded lies
-    within 2**31 of it, on either side (a commit that waits for a synchronous standby is decoded, yet lies above it),
-    which gives the 32-bit xids their epoch. ``version`` is the protocol version asked for, 1 to 4. ``skipped`` are
-    messages that land without being read, by position and id (unread.py). ``given`` counts the messages so far, those that
-    were discarded too.
+    ``next_xid8`` is pg_snapshot_xmax(pg_current_snapshot()) taken about when the peek began: every
+    xid decoded lies within 2**31 of it, on either side (a commit that waits for a synchronous
+    standby is decoded, yet lies above it), which gives the 32-bit xids their epoch. ``version`` is
+    the protocol version asked for, 1 to 4. ``skipped`` are messages that land without being read,
+    by position and id (unread.py). ``given`` counts the messages so far, those that were discarded
+    too.
     """
 
-    def __init__(self, next_xid8: int, version: int = 1, skipped: Collection[tuple[int, str]] = ()) -> None:
+    def __init__(
+        self, next_xid8: int, version: int = 1, skipped: Collection[tuple[int, str]] = ()
+    ) -> None:
         self.next_xid8, self.version = next_xid8, version
         self.given = 0
         self._skipped_ids = {message for _, message in skipped}
@@ -137,7 +180,8 @@ class Envelope:
         # 32-bit xids of the transactions of which this call has sent chunks.
         self._streamed: set[int] = set()
         self._open: _Scope | None = None
-        # The first of the messages that were just skipped: it, or one behind it, may have begun or ended a transaction.
+        # The first of the messages that were just skipped: it, or one behind it, may have begun or
+        # ended a transaction.
         self._unsettled: UnreadMessage | None = None
         self._last: UnreadMessage | None = None
         self._needed = np.zeros(256, np.int64)
@@ -145,13 +189,17 @@ class Envelope:
             self._needed[ord(letter)] = _SIZES[letter]
         self._needed[STREAM_ABORT] = _SIZES["A"]
 
-    def add(self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray) -> pa.RecordBatch:
-        """One record batch of ENVELOPE_SCHEMA; ``lsn`` and ``xid`` are the slot function's, as integers.
+    def add(
+        self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray
+    ) -> pa.RecordBatch:
+        """One record batch of ENVELOPE_SCHEMA; ``lsn`` and ``xid`` are the slot function's, as
+        integers.
 
-        ``xid8`` is null where the server gives none (a message outside any transaction). A Stream Abort of what this call
-        hasn't streamed is discarded. Raises DecodeError, with the message's position and length, for one that isn't of
-        the protocol version asked for, and for transactions and chunks whose messages don't pair up. One that is skipped lands
-        under a marked kind.
+        ``xid8`` is null where the server gives none (a message outside any transaction). A Stream
+        Abort of what this call hasn't streamed is discarded. Raises DecodeError, with the message's
+        position and length, for one that isn't of the protocol version asked for, and for
+        transactions and chunks whose messages don't pair up. One that is skipped lands under a
+        marked kind.
         """
         lsns, xids = _integers(lsn), _integers(xid)
         if not len(lsns) == len(xids) == len(data):
@@ -161,9 +209,15 @@ class Envelope:
         # There are next to none: what lies between them is read as ever.
         found, begin = [], 0
         for row in [*rows, len(lsns)]:
-            found.append(self._read(lsns[begin:row], xids[begin:row], data.slice(begin, row - begin)))
+            found.append(
+                self._read(lsns[begin:row], xids[begin:row], data.slice(begin, row - begin))
+            )
             if row < len(lsns):
-                found.append(self._unread(UnreadMessage.of(int(lsns[row]), int(xids[row]), data[row].as_py())))
+                found.append(
+                    self._unread(
+                        UnreadMessage.of(int(lsns[row]), int(xids[row]), data[row].as_py())
+                    )
+                )
             begin = row + 1
         return pa.concat_batches(found)
 
@@ -173,13 +227,17 @@ class Envelope:
             return []
         near = np.flatnonzero(np.isin(lsns, self._skipped_lsns)).tolist()
         return [
-            row for row in near if message_id(int(lsns[row]), int(xids[row]), data[row].as_py()) in self._skipped_ids
+            row
+            for row in near
+            if message_id(int(lsns[row]), int(xids[row]), data[row].as_py()) in self._skipped_ids
         ]
 
     def _unread(self, message: UnreadMessage) -> pa.RecordBatch:
-        """One message that isn't read: what it holds is not known, what its letter and the slot function say of it is.
+        """One message that isn't read: what it holds is not known, what its letter and the slot
+        function say of it is.
 
-        It begins or ends a transaction as its letter says, unless the messages behind it show otherwise.
+        It begins or ends a transaction as its letter says, unless the messages behind it show
+        otherwise.
         """
         letter, scope, raw = message.kind or _EMPTY, self._open, message.raw
         code = ord(letter)
@@ -188,9 +246,13 @@ class Envelope:
         alone = letter == "M" and not chunked and raw[1:2] == b"\0"
         known = scope if scope is not None and scope.kind == _BEGIN and not scope.is_guess else None
         role = self._role(message)
-        # It may be the transaction's end, whatever its letter: whatever ends a transaction stands where its WAL ends.
-        may_end = not _END_AT.keys().isdisjoint((role, letter)) or (scope is not None and not chunked and letter != "M")
-        # The server counts the rows of a Prepare's transaction as prepared ones, wherever that message stands.
+        # It may be the transaction's end, whatever its letter: whatever ends a transaction stands
+        # where its WAL ends.
+        may_end = not _END_AT.keys().isdisjoint((role, letter)) or (
+            scope is not None and not chunked and letter != "M"
+        )
+        # The server counts the rows of a Prepare's transaction as prepared ones, wherever that
+        # message stands.
         in_place = role == letter or (letter == "P" and self._needed[code] > 0)
         values = {
             "seq": self._next_seq,
@@ -215,7 +277,9 @@ class Envelope:
         return pa.RecordBatch.from_pylist([values], schema=ENVELOPE_SCHEMA)
 
     def _role(self, message: UnreadMessage) -> str:
-        """The letter of what a message may stand for: its own, or where that can't be, one that begins or ends a transaction."""
+        """The letter of what a message may stand for: its own, or where that can't be, one that
+        begins or ends a transaction.
+        """
         letter, scope = message.kind or _EMPTY, self._open
         code = ord(letter)
         known = self._needed[code] > 0
@@ -224,7 +288,11 @@ class Envelope:
             is_twice = letter in "CP" and self._last is not None and self._last.xid == message.xid
             return letter if known and (is_twice or not _INSIDE_ONLY[code]) else "B"
         closer = int(_CLOSED_BY[scope.kind])
-        misplaced = _OPENS[code] or _OUTSIDE_ONLY[code] or (_CLOSES[code] and code != closer and not scope.is_guess)
+        misplaced = (
+            _OPENS[code]
+            or _OUTSIDE_ONLY[code]
+            or (_CLOSES[code] and code != closer and not scope.is_guess)
+        )
         return letter if known and not misplaced else chr(closer)
 
     def _guess(self, kind: int, message: UnreadMessage) -> None:
@@ -234,7 +302,9 @@ class Envelope:
             self._streamed.add(message.xid)
 
     def _settle(self, kind: Bytes) -> None:
-        """Whether messages that weren't read have begun or ended a transaction, by the messages behind them."""
+        """Whether messages that weren't read have begun or ended a transaction, by the messages
+        behind them.
+        """
         message, self._unsettled = self._unsettled, None
         if message is None:
             return
@@ -250,7 +320,8 @@ class Envelope:
             self._guess(_STREAM_START if is_chunk else _BEGIN, message)
 
     def end(self) -> None:
-        """The call has ended; raises DecodeError when that was within a transaction: it would come once more.
+        """The call has ended; raises DecodeError when that was within a transaction: it would come
+        once more.
 
         The error names the last message, which was to close the transaction. Skipped, it does.
         """
@@ -261,7 +332,8 @@ class Envelope:
             opener,
             "transaction",
             0,
-            f"message {self.given - 1} of this call is the last, and no message closes it; the slot keeps it",
+            f"message {self.given - 1} of this call is the last, and no message closes it; the slot"
+            " keeps it",
         )
         error.unread = self._last
         raise error
@@ -338,7 +410,8 @@ class Envelope:
         """Which scope every row is in; that of the last row is kept for the next record batch."""
         source, start = part.messages.bytes, part.messages.start
         openers = np.flatnonzero(_OPENS[kind])
-        # One place before the batch's own openers stands for the scope left open by the batch before.
+        # One place before the batch's own openers stands for the scope left open by the batch
+        # before.
         opened = self._open or _Scope(0, 0, 0)
         plain = kind[openers] == _BEGIN
         times = np.zeros(len(openers), np.int64)
@@ -358,7 +431,9 @@ class Envelope:
             still_open = bool(inside[-1]) and not closes[-1]
             last = which[-1]
             self._open = (
-                _Scope(int(kinds[last]), int(commit_lsns[last]), int(commit_times[last])) if still_open else None
+                _Scope(int(kinds[last]), int(commit_lsns[last]), int(commit_times[last]))
+                if still_open
+                else None
             )
         return scopes
 
@@ -384,26 +459,36 @@ class _Part:
     def message(self, row: int) -> UnreadMessage:
         """One message as it came."""
         streamed = False if self.is_plain else None
-        return UnreadMessage.of(int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed)
+        return UnreadMessage.of(
+            int(self.lsn[row]), int(self.xid[row]), self.messages.at(row), streamed
+        )
 
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
         """The error for one message, which says where in the stream it stands."""
         found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
         unread = self.message(row)
-        place = f"message {self.first_seq + row} of this call, at {Lsn(unread.lsn)}; the slot keeps it"
-        error = DecodeError(NAMES.get(unread.kind, "slot"), found.field, found.offset, f"{found.detail}, {place}")
+        place = (
+            f"message {self.first_seq + row} of this call, at {Lsn(unread.lsn)}; the slot keeps it"
+        )
+        error = DecodeError(
+            NAMES.get(unread.kind, "slot"), found.field, found.offset, f"{found.detail}, {place}"
+        )
         error.unread = unread
         return error
 
 
-def _part(messages: Messages, lsn: Positions, xid: Positions, first_seq: int, *, is_plain: bool) -> _Part:
+def _part(
+    messages: Messages, lsn: Positions, xid: Positions, first_seq: int, *, is_plain: bool
+) -> _Part:
     has = np.zeros(256, np.bool_)
     has[u1(messages.bytes, messages.start)] = True
     return _Part(messages, lsn, xid, first_seq, is_plain, has)
 
 
 def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) -> None:
-    """Scopes must be opened and closed in turn, each by its own pair of messages, with the right kinds inside."""
+    """Scopes must be opened and closed in turn, each by its own pair of messages, with the right
+    kinds inside.
+    """
     inside, closes = scopes.inside, _CLOSES[kind]
     outside = ~inside & _INSIDE_ONLY[kind]
     if outside.any():
@@ -412,7 +497,9 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
     before = np.concatenate([[left_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
     nested = (_OPENS[kind] & before) | (inside & _OUTSIDE_ONLY[kind])
     if nested.any():
-        raise part.error(int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message")
+        raise part.error(
+            int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message"
+        )
     crossed = closes & (_CLOSED_BY[scopes.kind] != kind) & (scopes.commit_lsn != _UNTOLD)
     if crossed.any():
         row = int(np.argmax(crossed))
@@ -420,7 +507,9 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
         raise part.error(row, "transaction", 0, f"it closes what a {opener} message opened")
     ends = np.flatnonzero(closes & (scopes.kind != _STREAM_START))
     announced = scopes.commit_lsn[ends]
-    differs = (i8(part.messages.bytes, part.messages.start[ends] + 2) != announced) & (announced != _UNTOLD)
+    differs = (i8(part.messages.bytes, part.messages.start[ends] + 2) != announced) & (
+        announced != _UNTOLD
+    )
     if differs.any():
         row = int(ends[np.argmax(differs)])
         raise part.error(row, "commit_lsn", 2, "not the one that its Begin message announced")
@@ -431,7 +520,12 @@ def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positi
     short = chunked & _WITH_XID[kind] & (part.messages.end - part.messages.start < needed[kind] + 4)
     if short.any():
         row = int(np.argmax(short))
-        raise part.error(row, "length", 0, f"too short for its kind with an xid: {needed[kind[row]] + 4} bytes wanted")
+        raise part.error(
+            row,
+            "length",
+            0,
+            f"too short for its kind with an xid: {needed[kind[row]] + 4} bytes wanted",
+        )
 
 
 def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
@@ -463,7 +557,9 @@ def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
 
 
 def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
-    """Logical messages that aren't transactional: they stand whatever becomes of the transaction that wrote them."""
+    """Logical messages that aren't transactional: they stand whatever becomes of the transaction
+    that wrote them.
+    """
     if not part.has[_MESSAGE]:
         return np.zeros(0, np.int64)
     logical = np.flatnonzero((kind == _MESSAGE) & ~chunked)
@@ -473,8 +569,9 @@ def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
 def _top_xids(part: _Part, kind: Bytes, xid: Positions, alone: Positions) -> Positions:
     """The top-level transactions.
 
-    The slot function gives a Stream Abort its subtransaction's xid, but the message names the top-level one; a message that
-    isn't transactional gets that of the (sub)transaction it was written in, to which it doesn't belong.
+    The slot function gives a Stream Abort its subtransaction's xid, but the message names the
+    top-level one; a message that isn't transactional gets that of the (sub)transaction it was
+    written in, to which it doesn't belong.
     """
     if len(alone):
         xid = xid.copy()
@@ -509,11 +606,15 @@ def _kind_column(kind: Bytes) -> ArrowArray:
 
 def _relation_ids(messages: Messages, kind: Bytes, in_front: Mask) -> ArrowArray:
     at = messages.start + 1
-    return pa.array(u4(messages.bytes, at + 4 * in_front if in_front.any() else at), mask=~_WITH_RELATION[kind])
+    return pa.array(
+        u4(messages.bytes, at + 4 * in_front if in_front.any() else at), mask=~_WITH_RELATION[kind]
+    )
 
 
 def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:
-    """Timestamps of the messages ``rows`` as microseconds since 1970; one that is refused would stop the slot."""
+    """Timestamps of the messages ``rows`` as microseconds since 1970; one that is refused would
+    stop the slot.
+    """
     return unix_us(i8(part.messages.bytes, part.messages.start[rows] + offset))
 
 

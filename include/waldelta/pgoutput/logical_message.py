@@ -8,14 +8,26 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, Reader, copy_out, i8, u1, u4
+from waldelta.pgoutput.wire import (
+    ArrowArray,
+    Mask,
+    Messages,
+    Positions,
+    Reader,
+    copy_out,
+    i8,
+    u1,
+    u4,
+)
 
 _TRANSACTIONAL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What pg_logical_emit_message wrote; a non-transactional one stands even when its transaction is rolled back."""
+    """What pg_logical_emit_message wrote; a non-transactional one stands even when its transaction
+    is rolled back.
+    """
 
     lsn: int
     is_transactional: bool
@@ -53,11 +65,14 @@ def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessa
 def decode_logical_messages(data: ArrowArray, streamed: Mask | None = None) -> LogicalMessages:
     """Read many Message messages at once; raises DecodeError for the first malformed one.
 
-    ``streamed`` says which of them lie between Stream Start and Stop, where an xid follows the first byte; None: none.
+    ``streamed`` says which of them lie between Stream Start and Stop, where an xid follows the
+    first byte; None: none.
     """
     messages = Messages(data, "Message")
     source, start, end = messages.bytes, messages.start, messages.end
-    in_front = np.zeros(len(messages), np.int64) if streamed is None else 4 * streamed.astype(np.int64)
+    in_front = (
+        np.zeros(len(messages), np.int64) if streamed is None else 4 * streamed.astype(np.int64)
+    )
     flags_at = start + 1 + in_front
     flags, lsn, prefix_at = u1(source, flags_at), i8(source, flags_at + 1), flags_at + 9
     zeros = np.append(np.flatnonzero(source == 0), len(source))

@@ -1,4 +1,6 @@
-"""Relation messages: what the columns of the row messages after them are; their types' names come from the catalog, not from Type messages."""
+"""Relation messages: what the columns of the row messages after them are; their types' names come
+from the catalog, not from Type messages.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Relation:
 
 
 def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
-    """Read a Relation message; ``streamed`` when it lies between Stream Start and Stop (an xid comes first)."""
+    """Read a Relation message; ``streamed`` when it lies between Stream Start and Stop (an xid
+    comes first).
+    """
     # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
     reader = Reader(data, "Relation", "R")
     if streamed:

@@ -1,6 +1,7 @@
 """Insert, Update and Delete messages of one relation version, decoded column by column into Arrow.
 
-There is no loop over rows: the positions of all messages move over their tuples together, one column at a time.
+There is no loop over rows: the positions of all messages move over their tuples together, one
+column at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ import numpy as np
 import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Messages, Positions, Reader, copy_out, u1, u2, u4
+from waldelta.pgoutput.wire import (
+    ArrowArray,
+    Bytes,
+    Mask,
+    Messages,
+    Positions,
+    Reader,
+    copy_out,
+    u1,
+    u2,
+    u4,
+)
 from waldelta.quantities import counted
 
 _I, _U, _D, _K, _O, _N = (ord(letter) for letter in "IUDKON")
@@ -28,12 +40,14 @@ ToText = Callable[[int, ArrowArray], ArrowArray]
 
 
 class Columns(Sequence[ArrowArray]):
-    """The old or the new tuples of a set of messages: item *k* is column *k* as PostgreSQL's text, in bytes.
+    """The old or the new tuples of a set of messages: item *k* is column *k* as PostgreSQL's text,
+    in bytes.
 
-    Null where the value is NULL, unchanged, or the message has no such tuple; ``unchanged(k)`` and ``present`` tell
-    these apart. An item is copied out when it is asked for, once. A column that came in binary format is turned into
-    text by ``to_text``, given its number and bytes, and refused without one; ``values(k)`` gives the bytes. With ``may_mix``
-    some of its values may have come as text and others not.
+    Null where the value is NULL, unchanged, or the message has no such tuple; ``unchanged(k)`` and
+    ``present`` tell these apart. An item is copied out when it is asked for, once. A column that
+    came in binary format is turned into text by ``to_text``, given its number and bytes, and
+    refused without one; ``values(k)`` gives the bytes. With ``may_mix`` some of its values may have
+    come as text and others not.
     """
 
     def __init__(
@@ -70,23 +84,39 @@ class Columns(Sequence[ArrowArray]):
 
     def _text(self, k: int) -> ArrowArray:
         kinds = self._kinds[k]
-        if self._may_mix and self._to_text is not None and (kinds == _BINARY).any() and (kinds == _TEXT).any():
+        if (
+            self._may_mix
+            and self._to_text is not None
+            and (kinds == _BINARY).any()
+            and (kinds == _TEXT).any()
+        ):
             texts = self._copied(k, kinds == _TEXT)
-            return pc.coalesce(self._to_text(k, self._copied(k, kinds == _BINARY)).cast(texts.type), texts)
+            return pc.coalesce(
+                self._to_text(k, self._copied(k, kinds == _BINARY)).cast(texts.type), texts
+            )
         if self.format(k) != "b":
             return self.values(k)
         if self._to_text is not None:
             return self._to_text(k, self.values(k))
-        raise DecodeError("row", f"column {k}", 0, "sent in binary format, text wanted: set options.binary to false")
+        raise DecodeError(
+            "row",
+            f"column {k}",
+            0,
+            "sent in binary format, text wanted: set options.binary to false",
+        )
 
     def __iter__(self) -> Iterator[ArrowArray]:
         return (self[k] for k in range(len(self)))
 
     def format(self, k: int) -> str | None:
-        """``t`` or ``b``, the format of a column's values; None when it has none. Mixed formats raise DecodeError."""
+        """``t`` or ``b``, the format of a column's values; None when it has none. Mixed formats
+        raise DecodeError.
+        """
         binary, text = (self._kinds[k] == _BINARY).any(), (self._kinds[k] == _TEXT).any()
         if binary and text:
-            raise DecodeError("row", f"column {k}", 0, "text and binary values in one relation version")
+            raise DecodeError(
+                "row", f"column {k}", 0, "text and binary values in one relation version"
+            )
         return "b" if binary else "t" if text else None
 
     def unchanged(self, k: int) -> Mask:
@@ -106,9 +136,11 @@ class Columns(Sequence[ArrowArray]):
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoded messages: ``op`` is I, U or D; ``old_kind`` is K, O or 0 (no old tuple), both as ASCII codes.
+    """Decoded messages: ``op`` is I, U or D; ``old_kind`` is K, O or 0 (no old tuple), both as
+    ASCII codes.
 
-    In a K tuple only the replica identity's columns were sent: null there says nothing about the others.
+    In a K tuple only the replica identity's columns were sent: null there says nothing about the
+    others.
     """
 
     op: Bytes
@@ -126,24 +158,34 @@ class Rows:
 
 
 def decode_rows(
-    data: ArrowArray, column_count: int, *, streamed: bool = False, to_text: ToText | None = None, may_mix: bool = False
+    data: ArrowArray,
+    column_count: int,
+    *,
+    streamed: bool = False,
+    to_text: ToText | None = None,
+    may_mix: bool = False,
 ) -> Rows:
     """Decode the Insert, Update and Delete messages of one relation version, in one pass.
 
-    ``column_count`` is the Relation's. ``streamed`` says that the messages lie between Stream Start and Stop, where an
-    xid follows the first byte; ``to_text`` reads values in binary format; ``may_mix`` says that the messages are of several calls, each with its
-    own format. Raises DecodeError for the first message that is not exactly such a row.
+    ``column_count`` is the Relation's. ``streamed`` says that the messages lie between Stream Start
+    and Stop, where an xid follows the first byte; ``to_text`` reads values in binary format;
+    ``may_mix`` says that the messages are of several calls, each with its own format. Raises
+    DecodeError for the first message that is not exactly such a row.
     """
     messages = Messages(data)
     walk = _Walk(messages, column_count, streamed)
     for first in range(0, len(messages), _BLOCK_ROWS):
         walk.block(slice(first, min(first + _BLOCK_ROWS, len(messages))))
-    new, old = (places.columns(messages, to_text, may_mix=may_mix) for places in (walk.new, walk.old))
+    new, old = (
+        places.columns(messages, to_text, may_mix=may_mix) for places in (walk.new, walk.old)
+    )
     return Rows(walk.op, walk.old_kind, new, old)
 
 
 class _Places:
-    """Where the values of one kind of tuple lie; rows without a tuple keep an empty place at the message's start."""
+    """Where the values of one kind of tuple lie; rows without a tuple keep an empty place at the
+    message's start.
+    """
 
     def __init__(self, messages: Messages, column_count: int) -> None:
         self.shape = (column_count, len(messages))
@@ -158,7 +200,9 @@ class _Places:
         if self.kinds.shape == self.shape:
             return
         if complete:
-            self.kinds, self.starts, self.ends = (np.empty(self.shape, t) for t in (np.uint8, np.int64, np.int64))
+            self.kinds, self.starts, self.ends = (
+                np.empty(self.shape, t) for t in (np.uint8, np.int64, np.int64)
+            )
         else:
             self.kinds = np.zeros(self.shape, np.uint8)
             self.starts = np.tile(self.filler, (self.shape[0], 1))
@@ -168,14 +212,17 @@ class _Places:
         if self.kinds.shape != self.shape:  # no message has such a tuple
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
-        return Columns(messages, self.present, (self.kinds, self.starts, self.ends), to_text, may_mix=may_mix)
+        return Columns(
+            messages, self.present, (self.kinds, self.starts, self.ends), to_text, may_mix=may_mix
+        )
 
 
 class _Walk:
     """Moves over blocks of messages and notes where every value is.
 
-    Lengths are read unsigned, so positions only grow, and reads are clamped to the buffer: a row whose tuples don't
-    end exactly at the message's end is found by one comparison at the end of the walk, whatever went wrong before.
+    Lengths are read unsigned, so positions only grow, and reads are clamped to the buffer: a row
+    whose tuples don't end exactly at the message's end is found by one comparison at the end of the
+    walk, whatever went wrong before.
     """
 
     def __init__(self, messages: Messages, column_count: int, streamed: bool) -> None:
@@ -191,7 +238,11 @@ class _Walk:
         op, marker = self.op[rows], u1(source, at)
         has_old = (marker == _K) | (marker == _O)
         is_delete = op == _D
-        bad = ~((op == _I) | (op == _U) | is_delete) | (is_delete != (has_old & is_delete)) | (has_old & (op == _I))
+        bad = (
+            ~((op == _I) | (op == _U) | is_delete)
+            | (is_delete != (has_old & is_delete))
+            | (has_old & (op == _I))
+        )
         self.old_kind[rows] = np.where(has_old, marker, 0)
         if has_old.any():
             held = np.flatnonzero(has_old)
@@ -209,10 +260,16 @@ class _Walk:
             bad[held] |= wrong
         bad |= at != self.messages.end[rows]
         if bad.any():
-            raise _explain(self.messages, rows.start + int(np.argmax(bad)), self.column_count, self.streamed)
+            raise _explain(
+                self.messages, rows.start + int(np.argmax(bad)), self.column_count, self.streamed
+            )
 
-    def _tuple(self, places: _Places, rows: slice, held: Positions | None, at: Positions) -> tuple[Positions, Mask]:
-        """Walk the tuples whose marker is at ``at``; gives the positions behind them and which rows are malformed."""
+    def _tuple(
+        self, places: _Places, rows: slice, held: Positions | None, at: Positions
+    ) -> tuple[Positions, Mask]:
+        """Walk the tuples whose marker is at ``at``; gives the positions behind them and which rows
+        are malformed.
+        """
         source = self.messages.bytes
         complete = held is None and rows == slice(0, len(self.messages))
         places.allocate(complete=complete)
@@ -240,7 +297,9 @@ def _explain(messages: Messages, row: int, column_count: int, streamed: bool) ->
     data = messages.at(row)
     name = {_I: "Insert", _U: "Update", _D: "Delete"}.get(data[0] if data else 0)
     if name is None:
-        return messages.error(row, "kind", int(messages.start[row]), "neither Insert, Update nor Delete")
+        return messages.error(
+            row, "kind", int(messages.start[row]), "neither Insert, Update nor Delete"
+        )
     reader = Reader(data, name, chr(data[0]))
     try:
         for _ in range(2 if streamed else 1):

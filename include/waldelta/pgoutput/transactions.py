@@ -1,9 +1,11 @@
-"""Which messages of the change log count, and in which order: from the control messages of its batches.
+"""Which messages of the change log count, and in which order: from the control messages of its
+batches.
 
-Between landing and decoding; pure, so that it is tested as tables of cases. Plain transactions stand in the log whole and
-in commit order. A streamed one comes in chunks between others' messages, and counts only when its Stream Commit came in
-the *same* batch: every later call streams it again from its beginning. A prepared one counts at its Commit Prepared, which may
-come batches later. So the log is cut into *segments* in commit order; a row's *place* is its number in that order.
+Between landing and decoding; pure, so that it is tested as tables of cases. Plain transactions
+stand in the log whole and in commit order. A streamed one comes in chunks between others' messages,
+and counts only when its Stream Commit came in the *same* batch: every later call streams it again
+from its beginning. A prepared one counts at its Commit Prepared, which may come batches later. So
+the log is cut into *segments* in commit order; a row's *place* is its number in that order.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def order_of(batch: int, seq: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Landmark:
-    """A control message with its place in the change log; ``xid8`` is the top-level transaction's."""
+    """A control message with its place in the change log; ``xid8`` is the top-level
+    transaction's.
+    """
 
     batch: int
     seq: int
@@ -43,9 +47,11 @@ class Landmark:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Messages ``first`` to ``last`` of a batch that count; of a chunk only the streamed ones, else only the others.
+    """Messages ``first`` to ``last`` of a batch that count; of a chunk only the streamed ones, else
+    only the others.
 
-    ``commit_lsn`` and ``commit_ts_us`` are what the message that decided them says; -1 where each row has its own.
+    ``commit_lsn`` and ``commit_ts_us`` are what the message that decided them says; -1 where each
+    row has its own.
     """
 
     batch: int
@@ -59,7 +65,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A transaction prepared in ``batch``; ``decided_in`` is the batch that committed it or rolled it back, or None."""
+    """A transaction prepared in ``batch``; ``decided_in`` is the batch that committed it or rolled
+    it back, or None.
+    """
 
     gid: str
     xid8: int
@@ -69,11 +77,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of a range of batches (after the first, up to and with the second), in commit order.
+    """The segments of a range of batches (after the first, up to and with the second), in commit
+    order.
 
-    ``base`` is the place of each segment's first message. ``voided`` are subtransactions rolled back, as batch and xid in
-    one number. ``missing`` are transactions committed in the range whose Prepare wasn't among the messages given. ``skipped``
-    are messages that an operator has taken out of the count, as places in the log from the first to the last of a stretch.
+    ``base`` is the place of each segment's first message. ``voided`` are subtransactions rolled
+    back, as batch and xid in one number. ``missing`` are transactions committed in the range whose
+    Prepare wasn't among the messages given. ``skipped`` are messages that an operator has taken out
+    of the count, as places in the log from the first to the last of a stretch.
     """
 
     after: int
@@ -95,7 +105,9 @@ class Segments:
         return tuple(s for s in self.parts if s.batch <= self.after)
 
     def places(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """The place of each message in commit order; -1 for one that doesn't count. ``streamed_xid`` is -1 outside chunks."""
+        """The place of each message in commit order; -1 for one that doesn't count.
+        ``streamed_xid`` is -1 outside chunks.
+        """
         key = (batch << SEQ_BITS) | seq
         if self.is_plain:
             return key
@@ -106,7 +118,9 @@ class Segments:
         else:
             place = key.copy()
         if self.voided:
-            place[np.isin((batch << XID_BITS) | streamed_xid, self._voided) & (streamed_xid >= 0)] = -1
+            place[
+                np.isin((batch << XID_BITS) | streamed_xid, self._voided) & (streamed_xid >= 0)
+            ] = -1
         for first, last in self.skipped:
             place[(key >= first) & (key <= last)] = -1
         return place
@@ -116,7 +130,9 @@ class Segments:
         return (batch << XID_BITS) | streamed_xid in self.voided
 
     def find(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """The number of the segment that each message lies in, or -1; subtransactions that were rolled back aren't left out."""
+        """The number of the segment that each message lies in, or -1; subtransactions that were
+        rolled back aren't left out.
+        """
         key = (batch << SEQ_BITS) | seq
         found = np.full(len(key), -1, np.int64)
         for is_chunk in (False, True):
@@ -130,7 +146,9 @@ class Segments:
         return found
 
     def commit_lsn(self, at: Ints, own: Ints) -> Ints:
-        """The commit position of messages in the segments ``at``; ``own`` is what each message's row says."""
+        """The commit position of messages in the segments ``at``; ``own`` is what each message's
+        row says.
+        """
         return np.where((at >= 0) & (self._lsn[at] >= 0), self._lsn[at], own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
@@ -163,14 +181,17 @@ class Segments:
 
     @cached_property
     def _by_place(self) -> dict[bool, Ints]:
-        """The numbers of chunks and of other segments, each ordered by where they stand in the log."""
+        """The numbers of chunks and of other segments, each ordered by where they stand in the
+        log.
+        """
         chunks = np.array([s.is_chunk for s in self.parts], np.bool_)
         order = np.argsort(self._first, kind="stable")
         return {False: order[~chunks[order]], True: order[chunks[order]]}
 
 
 def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
-    """The segments of a range of batches; ``landmarks`` are the control messages of these and, if given, of earlier ones.
+    """The segments of a range of batches; ``landmarks`` are the control messages of these and, if
+    given, of earlier ones.
 
     Earlier batches only tell what was prepared there.
     """
@@ -178,7 +199,8 @@ def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
     for landmark in landmarks:
         by_batch.setdefault(landmark.batch, []).append(landmark)
     resolver = _Resolver(after)
-    # Every batch of the range has segments as soon as one has: what stands in none of them doesn't count.
+    # Every batch of the range has segments as soon as one has: what stands in none of them doesn't
+    # count.
     for batch in sorted({*by_batch, *(range(after + 1, upto + 1) if by_batch else ())}):
         resolver.batch(batch, sorted(by_batch.get(batch, []), key=lambda landmark: landmark.seq))
     if not resolver.is_needed:
@@ -188,7 +210,9 @@ def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
 
 
 def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
-    """Every transaction that was prepared, with the batch that decided it; ``landmarks`` in the log's order."""
+    """Every transaction that was prepared, with the batch that decided it; ``landmarks`` in the
+    log's order.
+    """
     found: dict[tuple[str, int], Prepared] = {}
     decided: list[Prepared] = []
     for landmark in landmarks:
@@ -254,7 +278,9 @@ class _Resolver:
             self.voided.add((landmark.batch << XID_BITS) | control.subxid)
 
     def _commit(self, landmark: Landmark) -> None:
-        """Stream Commit or Commit Prepared: what stands before it comes first, then the transaction."""
+        """Stream Commit or Commit Prepared: what stands before it comes first, then the
+        transaction.
+        """
         control = landmark.control
         if control.kind == "c":
             parts: list[Segment] | None = self._chunks.pop(landmark.xid8, [])

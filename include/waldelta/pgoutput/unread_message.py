@@ -1,4 +1,6 @@
-"""Unread: a message as it came, which nothing reads: its bytes, and what the slot function says of it."""
+"""Unread: a message as it came, which nothing reads: its bytes, and what the slot function says of
+it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Self
 
-# In front of the first byte, as the kind of a message that landed without being read: no reader asks for such a kind.
+# In front of the first byte, as the kind of a message that landed without being read: no reader
+# asks for such a kind.
 MARK = "!"
 # A longer message is known by its beginning until it lands, which keeps all of it.
 MOST_BYTES = 1 << 20
@@ -17,9 +20,10 @@ _ID_LETTERS = 16
 class UnreadMessage:
     """A message that can't be read; ``xid`` has 32 bits.
 
-    ``id`` is what people name it by: the same in every call that brings it, and once it has landed. ``batch`` and ``seq`` are
-    its place in the change log, None before it has landed. ``streamed`` says whether it lies between Stream Start and Stop,
-    where an xid follows the first byte; None where that isn't known.
+    ``id`` is what people name it by: the same in every call that brings it, and once it has landed.
+    ``batch`` and ``seq`` are its place in the change log, None before it has landed. ``streamed``
+    says whether it lies between Stream Start and Stop, where an xid follows the first byte; None
+    where that isn't known.
     """
 
     id: str

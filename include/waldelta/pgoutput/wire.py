@@ -1,4 +1,6 @@
-"""The only module that reads integers out of bytes: of one message, or at one place of many messages at once."""
+"""The only module that reads integers out of bytes: of one message, or at one place of many
+messages at once.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ EPOCH_SHIFT_US = 946_684_800_000_000
 class Messages:
     """Many messages in one buffer: message *i* is ``bytes[start[i]:end[i]]``.
 
-    Takes a binary or large_binary array, sliced or not. Reads of the functions below clamp their position to the
-    buffer's end, so none can leave it; whether a position still lies within its *message* is the caller's check.
+    Takes a binary or large_binary array, sliced or not. Reads of the functions below clamp their
+    position to the buffer's end, so none can leave it; whether a position still lies within its
+    *message* is the caller's check.
     """
 
     def __init__(self, data: ArrowArray, message: str = "row") -> None:
@@ -39,7 +42,9 @@ class Messages:
         self.is_large = pa.types.is_large_binary(data.type)
         self.start, self.end, self.buffer = _layout(data)
         self.bytes: Bytes = np.frombuffer(self.buffer, np.uint8)
-        if len(self) and (self.start[0] < 0 or self.end[-1] > len(self.bytes) or (self.start > self.end).any()):
+        if len(self) and (
+            self.start[0] < 0 or self.end[-1] > len(self.bytes) or (self.start > self.end).any()
+        ):
             raise DecodeError(message, "offsets", 0, "the array's offsets leave its buffer")
 
     def __len__(self) -> int:
@@ -50,12 +55,15 @@ class Messages:
         return self.bytes[self.start[row] : self.end[row]].tobytes()
 
     def error(self, row: int, field: str, position: int, detail: str) -> DecodeError:
-        """The error for one message; ``position`` is in the buffer, the error's offset in the message.
+        """The error for one message; ``position`` is in the buffer, the error's offset in the
+        message.
 
         It says how long the message is, not what it holds: its bytes may be values of rows.
         """
         offset, size = int(position - self.start[row]), int(self.end[row] - self.start[row])
-        return DecodeError(self.message, field, offset, f"{detail} (row {row}, {counted(size, 'byte')})", row)
+        return DecodeError(
+            self.message, field, offset, f"{detail} (row {row}, {counted(size, 'byte')})", row
+        )
 
 
 def _layout(data: ArrowArray) -> tuple[Positions, Positions, Any]:
@@ -67,7 +75,9 @@ def _layout(data: ArrowArray) -> tuple[Positions, Positions, Any]:
     is_large = pa.types.is_large_binary(data.type) or pa.types.is_large_string(data.type)
     width: np.dtype[Any] = np.dtype(np.int64 if is_large else np.int32)
     # The offsets buffer of a slice is the parent's, so the slice's own offset counts.
-    at = np.frombuffer(memoryview(offsets), width)[data.offset : data.offset + len(data) + 1].astype(np.int64)
+    at = np.frombuffer(memoryview(offsets), width)[
+        data.offset : data.offset + len(data) + 1
+    ].astype(np.int64)
     return at[:-1], at[1:], b"" if values is None else values
 
 
@@ -126,7 +136,9 @@ class Reader:
 
     def error(self, field: str, offset: int, detail: str) -> DecodeError:
         """The error for a field of this message, without the message's bytes."""
-        return DecodeError(self.message, field, offset, f"{detail} ({counted(len(self.data), 'byte')})")
+        return DecodeError(
+            self.message, field, offset, f"{detail} ({counted(len(self.data), 'byte')})"
+        )
 
     def integer(self, size: int, field: str, *, signed: bool = False) -> int:
         """A big-endian integer of ``size`` bytes."""
@@ -158,7 +170,9 @@ class Reader:
     def finish(self) -> None:
         """Check that nothing is left."""
         if self.position != len(self.data):
-            raise self.error("end", self.position, f"{len(self.data) - self.position} bytes too many")
+            raise self.error(
+                "end", self.position, f"{len(self.data) - self.position} bytes too many"
+            )
 
 
 def arrow_buffer(values: NDArray[Any]) -> pa.Buffer:
@@ -172,10 +186,13 @@ def copy_out(messages: Messages, starts: Positions, ends: Positions, valid: Mask
     count = len(starts)
     if count == 0:
         return pa.array([], kind)
-    # An array over the same bytes whose even elements are the values and whose odd ones lie between them.
+    # An array over the same bytes whose even elements are the values and whose odd ones lie between
+    # them.
     offsets = np.empty(2 * count, width)
     offsets[0::2], offsets[1::2] = starts, ends
-    woven = pa.Array.from_buffers(kind, 2 * count - 1, [None, arrow_buffer(offsets), messages.buffer])
+    woven = pa.Array.from_buffers(
+        kind, 2 * count - 1, [None, arrow_buffer(offsets), messages.buffer]
+    )
     values = woven.take(np.arange(0, 2 * count, 2))
     if valid.all():
         return values

@@ -1,8 +1,9 @@
-"""Advisory locks on the source: one run at a time per slot, one per target, one for the lake's table of logical messages, and one per
-keyed session of Spark Connect.
+"""Advisory locks on the source: one run at a time per slot, one per target, one for the lake's
+table of logical messages, and one per keyed session of Spark Connect.
 
-Airflow's max_active_runs doesn't cover backfills and a pool only helps scheduling, so correctness rests on these.
-While it is held, a lock has a session to itself: it is gone when its holder is, whatever killed it.
+Airflow's max_active_runs doesn't cover backfills and a pool only helps scheduling, so correctness
+rests on these. While it is held, a lock has a session to itself: it is gone when its holder is,
+whatever killed it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class AdvisoryLock:
         try:
             holder = self.connection.execute(_HELD, _halves(self.name)).fetchone()
         except psycopg.Error as err:
-            raise LockHeld(f"lock {self.name.text!r} was lost with its connection: run again") from err
+            raise LockHeld(
+                f"lock {self.name.text!r} was lost with its connection: run again"
+            ) from err
         if holder is None or holder[0] != self.pid:
             raise LockHeld(f"lock {self.name.text!r} is no longer held by this run: run again")
 
@@ -99,7 +102,9 @@ def slot_lock(job: Job) -> Iterator[AdvisoryLock]:
 
 
 @contextmanager
-def target_lock(job: Job, table: TableId | str, sessions: LockSessions | None = None) -> Iterator[AdvisoryLock]:
+def target_lock(
+    job: Job, table: TableId | str, sessions: LockSessions | None = None
+) -> Iterator[AdvisoryLock]:
     """Hold the lock of one of the job's targets; raises LockHeld at once when another run has it.
 
     ``sessions`` are those of whoever locks many targets one after the other.
@@ -113,9 +118,13 @@ def target_lock(job: Job, table: TableId | str, sessions: LockSessions | None = 
 
 @contextmanager
 def messages_lock(job: Job) -> Iterator[AdvisoryLock]:
-    """Hold the lock of the job's table of logical messages; raises LockHeld at once when another run has it."""
+    """Hold the lock of the job's table of logical messages; raises LockHeld at once when another
+    run has it.
+    """
     name = messages_lock_name(job.pipeline.target.root)
-    with advisory_lock(job.conninfo, name, f"waldelta lock messages {job.pipeline.source.slot}"[:63]) as lock:
+    with advisory_lock(
+        job.conninfo, name, f"waldelta lock messages {job.pipeline.source.slot}"[:63]
+    ) as lock:
         yield lock
 
 
@@ -135,10 +144,12 @@ def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Itera
 
 
 class LockSessions:
-    """Sessions that hold one lock after the other: with many small targets, a backend for each is most of what a run costs the source.
+    """Sessions that hold one lock after the other: with many small targets, a backend for each is
+    most of what a run costs the source.
 
-    Never two at once, since PostgreSQL gives a session again what it holds: a run would not be refused its own target. One that was
-    lost is replaced. Those that hold nothing are closed with the ``with`` that this is in.
+    Never two at once, since PostgreSQL gives a session again what it holds: a run would not be
+    refused its own target. One that was lost is replaced. Those that hold nothing are closed with
+    the ``with`` that this is in.
     """
 
     def __init__(self, conninfo: str) -> None:
@@ -150,7 +161,9 @@ class LockSessions:
 
     @contextmanager
     def hold(self, name: LockName, application_name: str) -> Iterator[AdvisoryLock]:
-        """Hold a lock in a session of that name; raises LockHeld that names the holder, and since when its session is there."""
+        """Hold a lock in a session of that name; raises LockHeld that names the holder, and since
+        when its session is there.
+        """
         with named_loss(self._conninfo):
             connection, is_held = self._try(name, application_name)
             if not is_held:
@@ -169,18 +182,25 @@ class LockSessions:
     def _try(self, name: LockName, application_name: str) -> tuple[_Connection, bool]:
         """A session, and whether it has the lock now."""
         while self._idle:
-            with suppress(psycopg.Error):  # a server or a firewall may have ended it while it was idle
+            with suppress(
+                psycopg.Error
+            ):  # a server or a firewall may have ended it while it was idle
                 return _tried(self._idle.pop(), name, application_name)
         return _tried(connect(self._conninfo, application_name), name, application_name)
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         while self._idle:
             self._idle.pop().close()
 
 
-def _tried(connection: _Connection, name: LockName, application_name: str) -> tuple[_Connection, bool]:
+def _tried(
+    connection: _Connection, name: LockName, application_name: str
+) -> tuple[_Connection, bool]:
     try:
         row = connection.execute(_TRY, (application_name[:63], name.key)).fetchone()
     except BaseException:
@@ -191,7 +211,8 @@ def _tried(connection: _Connection, name: LockName, application_name: str) -> tu
 
 def _release(connection: _Connection, name: LockName) -> bool:
     """Give a lock back; whether it was there until now: a lost connection has lost it too."""
-    # Closing alone ends the backend only some time later, and the run that follows at once would find the lock held.
+    # Closing alone ends the backend only some time later, and the run that follows at once would
+    # find the lock held.
     try:
         row = connection.execute("select pg_advisory_unlock(%s)", (name.key,)).fetchone()
     except psycopg.Error:
@@ -211,8 +232,8 @@ def _held_by(connection: _Connection, name: LockName) -> str:
     pid, application_name, started = holder
     since = f" since {started:%Y-%m-%d %H:%M:%S} UTC" if started else ""
     return (
-        f"lock {name.text!r} is held by another run, pid {pid} ({application_name or 'no name'}){since}: "
-        "wait until it ends, or end that run"
+        f"lock {name.text!r} is held by another run, pid {pid}"
+        f" ({application_name or 'no name'}){since}: wait until it ends, or end that run"
     )
 
 

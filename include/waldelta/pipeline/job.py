@@ -1,4 +1,6 @@
-"""One execution of a verb on a pipeline: what every stage needs to know, and nothing of Spark or Airflow."""
+"""One execution of a verb on a pipeline: what every stage needs to know, and nothing of Spark or
+Airflow.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from waldelta.postgres.connection import (
     privilege_missing,
 )
 
-# Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g. AWS_ENDPOINT_URL.
+# Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g.
+# AWS_ENDPOINT_URL.
 STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -33,8 +36,9 @@ STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 class Job:
     """A verb's run: the pipeline, its source, its ledger, and who asked.
 
-    ``hand_over``: whoever asked has a sync follow, so large copies are left to that. ``again``: this part of the run ran
-    before, and was tried again or cleared. ``read_conninfo`` leads to the standby of source.read_from, and nowhere without it.
+    ``hand_over``: whoever asked has a sync follow, so large copies are left to that. ``again``:
+    this part of the run ran before, and was tried again or cleared. ``read_conninfo`` leads to the
+    standby of source.read_from, and nowhere without it.
     """
 
     pipeline: PipelineFile
@@ -49,12 +53,15 @@ class Job:
 
     @property
     def slot_conninfo(self) -> str:
-        """Leads to the server that has the slot: the primary, or the standby of source.read_from."""
+        """Leads to the server that has the slot: the primary, or the standby of
+        source.read_from.
+        """
         if self.pipeline.source.read_from is None:
             return self.conninfo
         if not self.read_conninfo:
             raise ConfigError(
-                f"connection {self.pipeline.source.read_from!r} (source.read_from) wasn't handed to this run"
+                f"connection {self.pipeline.source.read_from!r} (source.read_from) wasn't handed to"
+                " this run"
             )
         return self.read_conninfo
 
@@ -74,8 +81,8 @@ class Job:
     def connect(self, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """A connection to the source's primary whose application_name says what it's for.
 
-        Raises PrivilegeMissing where the server refuses a statement that nobody gave a better message, SourceUnreachable
-        where the connection is lost.
+        Raises PrivilegeMissing where the server refuses a statement that nobody gave a better
+        message, SourceUnreachable where the connection is lost.
         """
         with self._connect(self.conninfo, purpose) as connection:
             yield connection
@@ -86,7 +93,8 @@ class Job:
     ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """A connection to the server that has the slot; errors as of connect().
 
-        That is ``primary``, where the caller has such a connection already, unless source.read_from names a standby.
+        That is ``primary``, where the caller has such a connection already, unless source.read_from
+        names a standby.
         """
         if self.pipeline.source.read_from is None and primary is not None:
             yield primary
@@ -95,7 +103,9 @@ class Job:
             yield connection
 
     @contextmanager
-    def _connect(self, conninfo: str, purpose: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    def _connect(
+        self, conninfo: str, purpose: str
+    ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         with (
             named_loss(conninfo),
             connect(conninfo, f"waldelta {purpose} {self.pipeline.source.slot}") as connection,
@@ -103,18 +113,26 @@ class Job:
             try:
                 yield connection
             except psycopg.errors.InsufficientPrivilege as err:
-                raise privilege_missing(connection.info.user, err.diag.message_primary or "refused") from err
+                raise privilege_missing(
+                    connection.info.user, err.diag.message_primary or "refused"
+                ) from err
             except psycopg.OperationalError as err:
                 if "conflict with recovery" in str(err):
-                    raise ended_by_replay(f"{purpose} of slot {self.pipeline.source.slot!r}", str(err)) from err
+                    raise ended_by_replay(
+                        f"{purpose} of slot {self.pipeline.source.slot!r}", str(err)
+                    ) from err
                 raise
 
     def change_log(self, identity: SlotIdentity) -> ChangeLog:
         """The change log as this incarnation of the slot writes it."""
         return ChangeLog(self.pipeline.target.root, identity.app_id, self.storage_options)
 
-    def landed_sizes(self, identity: SlotIdentity, after_batch: int, upto_batch: int) -> dict[int, int]:
-        """Messages by batch in a range; raises SlotGap when the change log lacks some that the slot was moved over."""
+    def landed_sizes(
+        self, identity: SlotIdentity, after_batch: int, upto_batch: int
+    ) -> dict[int, int]:
+        """Messages by batch in a range; raises SlotGap when the change log lacks some that the slot
+        was moved over.
+        """
         consumed = self.ledger.consumed_batches(identity.slot, identity.incarnation)
         return self.change_log(identity).whole_sizes(consumed, after_batch, upto_batch)
 
@@ -123,19 +141,27 @@ class Job:
         return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
 
     def first_batch(self) -> int:
-        """The last batch of the slot's earlier lives: what another server or timeline sent is never applied again."""
+        """The last batch of the slot's earlier lives: what another server or timeline sent is never
+        applied again.
+        """
         return life_of(self.pipeline.source.slot, self.ledger.slot_lives()).batch or 0
 
     def table_states(self) -> dict[str, TableState]:
-        """The latest state of each target since the slot's present life began: copies of an earlier one are stale."""
+        """The latest state of each target since the slot's present life began: copies of an earlier
+        one are stale.
+        """
         return {state.table_name: state for state in self.table_rows()}
 
     def table_state(self, table_name: str) -> TableState | None:
-        """The latest state of one target, as of table_states(); with many targets that is far less to read."""
+        """The latest state of one target, as of table_states(); with many targets that is far less
+        to read.
+        """
         return next(reversed(self.table_rows(table_name)), None)
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
-        """All states of all targets, or of one, since the slot's present life began, oldest first."""
+        """All states of all targets, or of one, since the slot's present life began, oldest
+        first.
+        """
         return self.of_life(self.ledger.table_rows(table_name))
 
     def of_life(self, rows: Sequence[TableState]) -> list[TableState]:

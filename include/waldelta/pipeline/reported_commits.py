@@ -1,4 +1,6 @@
-"""Told: which of a target's commits some run's result has; mostly the run's own, after a kill perhaps a later one's."""
+"""Told: which of a target's commits some run's result has; mostly the run's own, after a kill
+perhaps a later one's.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,31 @@ _Versions = dict[str, int]
 
 
 class Told:
-    """What runs tell of targets; each result is read once, and none that was told before the commits in question."""
+    """What runs tell of targets; each result is read once, and none that was told before the
+    commits in question.
+    """
 
     def __init__(self, ledger: Ledger, forgotten_before: datetime) -> None:
-        """``forgotten_before``: as far back as maintenance leaves results; a run of later has none because it told none."""
+        """``forgotten_before``: as far back as maintenance leaves results; a run of later has none
+        because it told none.
+        """
         self._ledger, self._forgotten_before = ledger, forgotten_before
         self._of_runs: dict[str, _Versions | None] = {}
         self._since: datetime | None = None
         self._rows: list[tuple[datetime, _Versions]] = []
 
     def has(
-        self, run_id: str, table_name: str, version: int, committed_at: datetime, copied_at: Callable[[], datetime]
+        self,
+        run_id: str,
+        table_name: str,
+        version: int,
+        committed_at: datetime,
+        copied_at: Callable[[], datetime],
     ) -> bool:
         """Whether a run tells of a version of a target, which ``run_id`` committed.
 
-        ``copied_at`` says when its copy was begun, by the ledger: asked only where its own run doesn't tell, which is seldom.
+        ``copied_at`` says when its copy was begun, by the ledger: asked only where its own run
+        doesn't tell, which is seldom.
         """
         own = self._of_run(run_id)
         if own is not None and own.get(table_name, -1) >= version:
@@ -40,9 +52,13 @@ class Told:
         is_forgotten = own is None and committed_at < self._forgotten_before
         if is_forgotten and self._first is not None and committed_at < self._first:
             return True
-        # An earlier row's may be of another table in the same place, whose versions had come further.
+        # An earlier row's may be of another table in the same place, whose versions had come
+        # further.
         since = max(committed_at - _SKEW, copied_at())
-        return any(at >= since and told.get(table_name, -1) >= version for at, told in self._rows_since(since))
+        return any(
+            at >= since and told.get(table_name, -1) >= version
+            for at, told in self._rows_since(since)
+        )
 
     def _of_run(self, run_id: str) -> _Versions | None:
         if run_id not in self._of_runs:
@@ -52,7 +68,11 @@ class Told:
 
     def _rows_since(self, since: datetime) -> list[tuple[datetime, _Versions]]:
         if self._since is None or since < self._since:
-            self._rows = [(run.at, _versions(run)) for run in self._ledger.runs(since) if run.verb == "consume"]
+            self._rows = [
+                (run.at, _versions(run))
+                for run in self._ledger.runs(since)
+                if run.verb == "consume"
+            ]
             self._since = since
         return self._rows
 

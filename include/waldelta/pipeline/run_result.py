@@ -1,4 +1,6 @@
-"""The result of a run: what its summary, the Airflow tasks and the ledger read; plain JSON underneath."""
+"""The result of a run: what its summary, the Airflow tasks and the ledger read; plain JSON
+underneath.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,51 @@ if TYPE_CHECKING:
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {
     "consume": {
-        "inserted": "inserted", "updated": "updated", "deleted": "deleted", "skipped": "skipped", "reread": "reread",
-        "quarantined": "quarantined", "verbatim": "verbatim", "version": "version",
+        "inserted": "inserted",
+        "updated": "updated",
+        "deleted": "deleted",
+        "skipped": "skipped",
+        "reread": "reread",
+        "quarantined": "quarantined",
+        "verbatim": "verbatim",
+        "version": "version",
     },
     "replay": {
-        "restored": "inserted", "corrected": "updated", "removed": "deleted", "left out": "skipped", "reread": "reread",
-        "quarantined": "quarantined", "version": "version",
+        "restored": "inserted",
+        "corrected": "updated",
+        "removed": "deleted",
+        "left out": "skipped",
+        "reread": "reread",
+        "quarantined": "quarantined",
+        "version": "version",
     },
-    "quarantine": {"restored": "inserted", "corrected": "updated", "removed": "deleted", "version": "version"},
+    "quarantine": {
+        "restored": "inserted",
+        "corrected": "updated",
+        "removed": "deleted",
+        "version": "version",
+    },
     "resync": {
-        "rows compared": "compared", "inserted": "inserted", "updated": "updated", "deleted": "deleted",
-        "unchanged": "unchanged", "rows copied": "rows", "version": "version",
+        "rows compared": "compared",
+        "inserted": "inserted",
+        "updated": "updated",
+        "deleted": "deleted",
+        "unchanged": "unchanged",
+        "rows copied": "rows",
+        "version": "version",
     },
     "reconcile": {
-        "rows compared": "compared", "differing": "differing", "in flight": "in_flight", "lacking": "lacking",
-        "restored": "inserted", "corrected": "updated", "removed": "deleted", "version": "version",
+        "rows compared": "compared",
+        "differing": "differing",
+        "in flight": "in_flight",
+        "lacking": "lacking",
+        "restored": "inserted",
+        "corrected": "updated",
+        "removed": "deleted",
+        "version": "version",
     },
     "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
-}  # fmt: skip
+}
 
 _SLOTS = ("slot_before", "slot_after")
 _OF_ATTEMPT = ("begun", "done")
@@ -74,15 +103,18 @@ class TableResult:
     truncated: bool = False
     version: int | None = None
     rows: int | None = None
-    # Rows that came without all of their values: completed from the source, or kept out of the target.
+    # Rows that came without all of their values: completed from the source, or kept out of the
+    # target.
     reread: int = 0
     quarantined: int = 0
     # Rows with a value that its column's type can't hold: it stands in _wd_raw.
     verbatim: int = 0
-    # Of a resync that mended it: rows of the snapshot that it was compared with, and those that it held as they are.
+    # Of a resync that mended it: rows of the snapshot that it was compared with, and those that it
+    # held as they are.
     compared: int | None = None
     unchanged: int | None = None
-    # Of a reconciliation: rows that aren't the source's, keys that were changed meanwhile, and rows that it is known to lack.
+    # Of a reconciliation: rows that aren't the source's, keys that were changed meanwhile, and rows
+    # that it is known to lack.
     differing: int | None = None
     in_flight: int | None = None
     lacking: int | None = None
@@ -116,24 +148,40 @@ class RunResult:
     failed_expectations: list[str] = field(default_factory=list)
     warned_expectations: list[str] = field(default_factory=list)  # unmet, and told only
     told_applied: bool = False  # whether its apply came to tell what there was to tell
-    not_applied: list[str] = field(default_factory=list)  # targets that stay behind, whatever else the run did to them
+    not_applied: list[str] = field(
+        default_factory=list
+    )  # targets that stay behind, whatever else the run did to them
     needs_sync: list[str] = field(default_factory=list)  # targets that a sync is to copy again
-    never_copied: list[str] = field(default_factory=list)  # published tables that wait for their initial sync
-    unpublished: list[str] = field(default_factory=list)  # tables of the pipeline file that their publication lacks
-    foreign_commits: list[str] = field(default_factory=list)  # targets that others were found to have written to
-    passed: list[str] = field(default_factory=list)  # targets that the check found nothing critical in
+    never_copied: list[str] = field(
+        default_factory=list
+    )  # published tables that wait for their initial sync
+    unpublished: list[str] = field(
+        default_factory=list
+    )  # tables of the pipeline file that their publication lacks
+    foreign_commits: list[str] = field(
+        default_factory=list
+    )  # targets that others were found to have written to
+    passed: list[str] = field(
+        default_factory=list
+    )  # targets that the check found nothing critical in
     warnings: list[str] = field(default_factory=list)
-    unused_suites: list[str] = field(default_factory=list)  # files of expectations that fit no table
-    slot_critical: list[str] = field(default_factory=list)  # what was critical of the slot when the run began
+    unused_suites: list[str] = field(
+        default_factory=list
+    )  # files of expectations that fit no table
+    slot_critical: list[str] = field(
+        default_factory=list
+    )  # what was critical of the slot when the run began
     unreadable: str | None = None  # what PostgreSQL can't decode, in front of which all has landed
     source: SourceBill = field(default_factory=SourceBill)  # what the run cost the publisher
-    as_of: str | None = None  # all that the source had committed by then is part of what the run lands
+    as_of: str | None = (
+        None  # all that the source had committed by then is part of what the run lands
+    )
     # None of verbs that don't read it, and of runs recorded earlier.
     slot_before: SlotReading | None = None
     slot_after: SlotReading | None = None
     error: dict[str, Any] | None = None
-    # Of this attempt alone, so that the JSON, which the next one continues, has neither: when it began, and what it did to
-    # each target.
+    # Of this attempt alone, so that the JSON, which the next one continues, has neither: when it
+    # began, and what it did to each target.
     begun: datetime | None = None
     done: dict[str, TargetCut] = field(default_factory=dict)
 
@@ -145,13 +193,17 @@ class RunResult:
         tables = {name: TableResult(**table) for name, table in document.pop("tables").items()}
         source = SourceBill(**document.pop("source", {}))  # absent from runs recorded earlier
         slots: dict[str, Any] = {
-            name: SlotReading(**seen) for name in _SLOTS if (seen := document.pop(name, None)) is not None
+            name: SlotReading(**seen)
+            for name in _SLOTS
+            if (seen := document.pop(name, None)) is not None
         }
         return cls(**document, **slots, stages=stages, tables=tables, source=source)
 
     def to_json(self) -> str:
         """The result as JSON, the shape that Airflow's operator reads."""
-        return json.dumps({name: value for name, value in asdict(self).items() if name not in _OF_ATTEMPT})
+        return json.dumps(
+            {name: value for name, value in asdict(self).items() if name not in _OF_ATTEMPT}
+        )
 
     def write(self, path: Path) -> None:
         """Write the JSON, atomically and for this user only."""
@@ -163,7 +215,10 @@ class RunResult:
     def add_check(self, report: QualityReport) -> None:
         """Take over what a check found, and where its report is."""
         self.report = report.location
-        self.failed_expectations, self.warned_expectations = list(report.failures), list(report.warnings)
+        self.failed_expectations, self.warned_expectations = (
+            list(report.failures),
+            list(report.warnings),
+        )
         self.unused_suites = list(report.notes)
         self.warnings += [note for note in report.notes if note not in self.warnings]
 
@@ -204,27 +259,51 @@ class RunResult:
 
     def add_repair(self, cut: TargetCut) -> None:
         """Add the rows that a repair put right."""
-        self.add_target(TargetCut(cut.table_name, cut.generation, cut.version, cut.inserted, cut.updated, cut.deleted))
+        self.add_target(
+            TargetCut(
+                cut.table_name, cut.generation, cut.version, cut.inserted, cut.updated, cut.deleted
+            )
+        )
 
     def add_copy(self, copied: SyncResult) -> None:
-        """Take over what a copy, or a comparison by key that wrote the rows that differed, did to its target."""
+        """Take over what a copy, or a comparison by key that wrote the rows that differed, did to
+        its target.
+        """
         name, diff = str(copied.table), copied.diff
         if diff is None:
-            self.tables[name] = TableResult(rows=copied.rows, version=copied.version, verbatim=copied.verbatim or 0)
+            self.tables[name] = TableResult(
+                rows=copied.rows, version=copied.version, verbatim=copied.verbatim or 0
+            )
             return
         self.tables.pop(name, None)
-        self.add_target(TargetCut(name, copied.generation, diff.version, diff.inserted, diff.updated, diff.deleted))
+        self.add_target(
+            TargetCut(
+                name, copied.generation, diff.version, diff.inserted, diff.updated, diff.deleted
+            )
+        )
         self.tables[name].compared, self.tables[name].unchanged = diff.compared, diff.unchanged
 
     def record(self, job: Job) -> None:
-        """Enter what this attempt came to into the ledger; raises LateWriter when one that began later has."""
+        """Enter what this attempt came to into the ledger; raises LateWriter when one that began
+        later has.
+        """
         seconds = sum(stage.seconds for stage in self.stages.values())
         before, after = self.slot_before, self.slot_after
         latest = after or before
         job.ledger.append_run(
             Run(
-                now(), self.run_id, self.verb, self.status, job.run_type, job.interval_start, job.interval_end,
-                _lsn(self.start_lsn), _lsn(self.end_lsn), self.changes, seconds, self.to_json(),
+                now(),
+                self.run_id,
+                self.verb,
+                self.status,
+                job.run_type,
+                job.interval_start,
+                job.interval_end,
+                _lsn(self.start_lsn),
+                _lsn(self.end_lsn),
+                self.changes,
+                seconds,
+                self.to_json(),
                 datetime.fromisoformat(self.as_of) if self.as_of is not None else None,
                 before.lag_bytes if before is not None else None,
                 self.lag_bytes if after is not None else None,
@@ -234,25 +313,32 @@ class RunResult:
                 self.begun,
                 list(self.done.values()),
             )
-        )  # fmt: skip
+        )
 
     def _applied(self) -> bool | None:
-        """Whether every target holds all that was landed; None of a run that hasn't come so far, or isn't to apply anything."""
+        """Whether every target holds all that was landed; None of a run that hasn't come so far, or
+        isn't to apply anything.
+        """
         stage = self.stages.get("apply")
         if stage is None or (stage.status != "succeeded" and not self.told_applied):
             return None
         return stage.status == "succeeded" and not self.not_applied
 
     def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
-        """What the run, or its one ``stage``, did to each table, LSN range, lag and seconds, for people."""
+        """What the run, or its one ``stage``, did to each table, LSN range, lag and seconds, for
+        people.
+        """
         # A task's log has no width; eighty columns would cut table names.
         console = console or Console(width=None if sys.stdout.isatty() else 120)
         console.print(self._table(stage))
-        stages = ", ".join(f"{name} {done.seconds:.1f} s ({done.status})" for name, done in self.stages.items())
+        stages = ", ".join(
+            f"{name} {done.seconds:.1f} s ({done.status})" for name, done in self.stages.items()
+        )
         console.print(f"stages: {stages or 'none'}")
         if self.end_lsn is not None:
             console.print(
-                f"WAL {self.start_lsn}..{self.end_lsn}, {counted(self.changes, 'change')}, lag {self.lag_bytes:,} bytes"
+                f"WAL {self.start_lsn}..{self.end_lsn}, {counted(self.changes, 'change')}, lag"
+                f" {self.lag_bytes:,} bytes"
             )
         if bill := self.source.describe():
             console.print(f"source: {bill}", soft_wrap=True)

@@ -1,4 +1,6 @@
-"""A connection that is used again and again, with other work between: opened when it is first asked for, and anew once it was lost."""
+"""A connection that is used again and again, with other work between: opened when it is first asked
+for, and anew once it was lost.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ _Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class SharedConnection:
-    """One to the job's primary, for uses that leave nothing behind in its session; closed with the ``with`` that it is in.
+    """One to the job's primary, for uses that leave nothing behind in its session; closed with the
+    ``with`` that it is in.
 
-    A server or a firewall may end it while it is idle, so each use asks first whether it still is there. What fails within a
-    use ends it too, as nobody knows what is left in it.
+    A server or a firewall may end it while it is idle, so each use asks first whether it still is
+    there. What fails within a use ends it too, as nobody knows what is left in it.
     """
 
     def __init__(self, job: Job, purpose: str) -> None:
@@ -61,7 +64,10 @@ class SharedConnection:
             opened[0].__exit__(kind, err, trace)
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with suppress(psycopg.Error):
             self._close()

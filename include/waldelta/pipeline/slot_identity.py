@@ -1,4 +1,6 @@
-"""Which slot a change log's messages came from: its name, and which of the slots that had this name."""
+"""Which slot a change log's messages came from: its name, and which of the slots that had this
+name.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,33 @@ class SlotIdentity:
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
     """The slot in its present life, on the timeline to which it was followed last."""
     life = life_of(slot, moves)
-    followed = [m.timeline for m in moves if (m.slot, m.incarnation, m.event) == (slot, life.incarnation, "promoted")]
-    return SlotIdentity(slot, life.system_identifier, max([life.timeline, *followed]), life.incarnation)
+    followed = [
+        m.timeline
+        for m in moves
+        if (m.slot, m.incarnation, m.event) == (slot, life.incarnation, "promoted")
+    ]
+    return SlotIdentity(
+        slot, life.system_identifier, max([life.timeline, *followed]), life.incarnation
+    )
 
 
 def life_of(slot: str, moves: list[SlotMove]) -> SlotMove:
-    """The slot's latest creation or adoption that wasn't followed by a drop; raises SlotMissing when there is none."""
+    """The slot's latest creation or adoption that wasn't followed by a drop; raises SlotMissing
+    when there is none.
+    """
     last = {m.slot: m.event for m in moves if m.event in ("created", "adopted", "dropped")}
-    if strangers := sorted(other for other, event in last.items() if other != slot and event != "dropped"):
+    if strangers := sorted(
+        other for other, event in last.items() if other != slot and event != "dropped"
+    ):
         raise StateError(
-            f"this lake is fed by slot {strangers[0]!r} already, and two slots in one lake would apply changes twice: give "
-            f"each pipeline a target.root of its own, or tear the other one down first"
+            f"this lake is fed by slot {strangers[0]!r} already, and two slots in one lake would"
+            " apply changes twice: give each pipeline a target.root of its own, or tear the other"
+            " one down first"
         )
     lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
     if not lives or lives[-1].event == "dropped":
         raise SlotMissing(
-            f"slot {slot!r} was never set up for this lake: run setup first, or resync where status shows an open gap"
+            f"slot {slot!r} was never set up for this lake: run setup first, or resync where status"
+            " shows an open gap"
         )
     return lives[-1]

@@ -1,4 +1,6 @@
-"""Named errors that come back from Spark's tasks as text: inside a JVM stack trace, or over Connect."""
+"""Named errors that come back from Spark's tasks as text: inside a JVM stack trace, or over
+Connect.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 # As Python prints an exception: qualified class, colon, message. Tasks keep theirs to one line.
 _NAMED = re.compile(r"waldelta\.errors\.(\w+): ([^\n]+)")
 _JVM_ENDED = (
-    "Spark's Java process (JVM) ended during the run: what was committed stays, and the next run goes on from there. Most often "
-    "the machine or the container had no memory left and the kernel killed the process (dmesg, or the container's events, say "
-    f"so): give it more memory, or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; a hs_err_pid*.log in the working "
-    "folder says of a crash of Java what it was"
+    "Spark's Java process (JVM) ended during the run: what was committed stays, and the next run"
+    " goes on from there. Most often the machine or the container had no memory left and the"
+    " kernel killed the process (dmesg, or the container's events, say so): give it more memory,"
+    f" or lower {DRIVER_MEMORY_VARIABLE}, which is the JVM's heap; a hs_err_pid*.log in the working"
+    " folder says of a crash of Java what it was"
 )
 # Java has a ConcurrentModificationException too, which is a defect.
 _CONFLICT = re.compile(
@@ -27,8 +30,11 @@ _CONFLICT = re.compile(
 )
 
 
-# Files that a VACUUM deleted, which kept too little, or that nobody has: Hadoop's and Spark's words.
-_FILE_GONE = re.compile(r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException|DELTA_FILE_NOT_FOUND")
+# Files that a VACUUM deleted, which kept too little, or that nobody has: Hadoop's and Spark's
+# words.
+_FILE_GONE = re.compile(
+    r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFoundException|DELTA_FILE_NOT_FOUND"
+)
 # Who had to be told that the table is another one now: no rows were written under what was read.
 _FENCED = re.compile(
     r"DELTA_CONCURRENT_TRANSACTION|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
@@ -37,14 +43,18 @@ _FENCED = re.compile(
 
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
-    """The error that a task raised, if it is one of ours; also SparkUnreachable where Spark's JVM has ended.
+    """The error that a task raised, if it is one of ours; also SparkUnreachable where Spark's JVM
+    has ended.
 
-    The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's rule again, or, of what
-    can't be written, follows from the reason.
+    The text says nothing of what one instance alone had: whether it is ``retryable`` is its class's
+    rule again, or, of what can't be written, follows from the reason.
     """
     for name, message in _NAMED.findall(str(err)):
         kind = getattr(errors, name, None)
-        if kind is errors.DecodeError and (read := errors.DecodeError.parse(message.strip())) is not None:
+        if (
+            kind is errors.DecodeError
+            and (read := errors.DecodeError.parse(message.strip())) is not None
+        ):
             return read
         if kind is errors.TargetNotWritable:
             return as_told(message.strip())
@@ -57,10 +67,14 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
 
 
 def has_lost_jvm(err: BaseException) -> bool:
-    """Whether the driver's JVM didn't answer: Py4J, through which Python calls it, found its connection closed."""
+    """Whether the driver's JVM didn't answer: Py4J, through which Python calls it, found its
+    connection closed.
+    """
     seen: BaseException | None = err
     while seen is not None:
-        if type(seen).__name__ == "Py4JNetworkError" or (isinstance(seen, OSError) and _is_of_py4j(seen)):
+        if type(seen).__name__ == "Py4JNetworkError" or (
+            isinstance(seen, OSError) and _is_of_py4j(seen)
+        ):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
@@ -72,13 +86,19 @@ def _is_of_py4j(err: BaseException) -> bool:
 
 
 def is_conflict(err: BaseException) -> bool:
-    """Whether somebody else committed to a Delta table meanwhile; the classes' names are all that Connect hands over."""
+    """Whether somebody else committed to a Delta table meanwhile; the classes' names are all that
+    Connect hands over.
+    """
     return _CONFLICT.search(str(err)) is not None
 
 
 def is_passing(err: BaseException) -> bool:
-    """Whether the same statement may well succeed on the table as others have left it: its rows or files changed, and nothing fences us."""
-    return (is_conflict(err) or _FILE_GONE.search(str(err)) is not None) and _FENCED.search(str(err)) is None
+    """Whether the same statement may well succeed on the table as others have left it: its rows or
+    files changed, and nothing fences us.
+    """
+    return (is_conflict(err) or _FILE_GONE.search(str(err)) is not None) and _FENCED.search(
+        str(err)
+    ) is None
 
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
@@ -86,12 +106,16 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
     if (named := named_error(err)) is not None:
         return named
     if is_conflict(err):
-        return errors.LateWriter(f"{table}: somebody else committed to the target meanwhile: run again")
+        return errors.LateWriter(
+            f"{table}: somebody else committed to the target meanwhile: run again"
+        )
     return errors.ApplyError(f"{table}: {first_line(err)}")
 
 
 def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
-    """What one table failed by anywhere else; what has no name of its own may go away by itself, as far as anybody knows."""
+    """What one table failed by anywhere else; what has no name of its own may go away by itself, as
+    far as anybody knows.
+    """
     if (named := named_error(err)) is not None:
         return named
     unnamed = errors.ApplyError(f"{table}: {type(err).__name__}: {first_line(err)}")
@@ -100,12 +124,16 @@ def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
-    """The error with the table's name, for what a task raises that knows only some of its columns."""
+    """The error with the table's name, for what a task raises that knows only some of its
+    columns.
+    """
     if table in str(err):
         return err
     if isinstance(err, errors.DecodeError):
         detail = f"{err.detail}, of table {table}" if err.detail else f"of table {table}"
-        return errors.DecodeError(err.message, err.field, err.offset, detail).with_traceback(err.__traceback__)
+        return errors.DecodeError(err.message, err.field, err.offset, detail).with_traceback(
+            err.__traceback__
+        )
     try:
         named = type(err)(f"{table}: {err}")
     except TypeError:  # an error with a structure of its own
@@ -115,9 +143,11 @@ def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
 
 
 def describe_error(err: BaseException) -> dict[str, Any]:
-    """An error as a run's result carries it: its class, its message, whether trying again can help, its causes' classes.
+    """An error as a run's result carries it: its class, its message, whether trying again can help,
+    its causes' classes.
 
-    One that a task raised by name goes by that name; of any other the message is its first line, without a stack trace.
+    One that a task raised by name goes by that name; of any other the message is its first line,
+    without a stack trace.
     """
     known = err if isinstance(err, errors.WaldeltaError) else named_error(err)
     if known is None:

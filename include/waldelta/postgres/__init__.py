@@ -1,1 +1,3 @@
-"""Questions to the PostgreSQL server: connections, catalogs, published tables and columns, lock waits."""
+"""Questions to the PostgreSQL server: connections, catalogs, published tables and columns, lock
+waits.
+"""

@@ -1,7 +1,8 @@
 """What the source's catalogs say about the published tables: columns, types, keys, filters, leaves.
 
-Every other stage takes these frozen descriptions; nothing else reads ``pg_class``, ``pg_attribute`` or ``pg_type``.
-The connection must come from ``connection.connect``: names of types and filters depend on its search_path.
+Every other stage takes these frozen descriptions; nothing else reads ``pg_class``, ``pg_attribute``
+or ``pg_type``. The connection must come from ``connection.connect``: names of types and filters
+depend on its search_path.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class TableId:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; ``generated`` ones are published by PostgreSQL 18 and later only, and ``virtual`` ones never."""
+    """A column; ``generated`` ones are published by PostgreSQL 18 and later only, and ``virtual``
+    ones never.
+    """
 
     name: str
     attnum: int
@@ -65,7 +68,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """A partitioned table above a leaf through which a role reads that leaf: SELECT on it covers its partitions."""
+    """A partitioned table above a leaf through which a role reads that leaf: SELECT on it covers
+    its partitions.
+    """
 
     id: TableId
     oid: int
@@ -78,10 +83,12 @@ class Through:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table with rows of its own: a plain table, or one leaf of a partition tree; ``above`` are the tables between it and the root.
+    """A table with rows of its own: a plain table, or one leaf of a partition tree; ``above`` are
+    the tables between it and the root.
 
-    ``through`` is what the role reads it by where it may not read it itself, ``readable`` whether it may at all,
-    ``has_ctid`` whether it may read ranges of blocks: a grant on columns doesn't include ctid.
+    ``through`` is what the role reads it by where it may not read it itself, ``readable`` whether
+    it may at all, ``has_ctid`` whether it may read ranges of blocks: a grant on columns doesn't
+    include ctid.
     """
 
     id: TableId
@@ -113,12 +120,13 @@ class Leaf:
 class PublishedTable:
     """A table as the slot's publications publish it, taken together.
 
-    ``columns`` are the published ones in attnum order. ``key_columns`` is what identifies a row in the stream: with
-    REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either case only when all of it is
-    published; empty for a table that has neither. ``row_filter`` is the filter of the copy: the publications' filters
-    ORed, whatever they publish; None when one of them has none. ``entries`` are what each of them says of it, or of each leaf
-    that is gathered: others once it was taken out and put in again, or other rules held for a while. ``unread``: a filter wasn't
-    read, since somebody keeps the table locked.
+    ``columns`` are the published ones in attnum order. ``key_columns`` is what identifies a row in
+    the stream: with REPLICA IDENTITY USING INDEX that index, otherwise the primary key, in either
+    case only when all of it is published; empty for a table that has neither. ``row_filter`` is the
+    filter of the copy: the publications' filters ORed, whatever they publish; None when one of them
+    has none. ``entries`` are what each of them says of it, or of each leaf that is gathered: others
+    once it was taken out and put in again, or other rules held for a while. ``unread``: a filter
+    wasn't read, since somebody keeps the table locked.
     """
 
     id: TableId
@@ -140,7 +148,9 @@ class PublishedTable:
 
     @property
     def read_as(self) -> TableId:
-        """The relation that the role reads it as: a partition that it may not read, by one above it."""
+        """The relation that the role reads it as: a partition that it may not read, by one above
+        it.
+        """
         return next((leaf.read_as for leaf in self.leaves if leaf.oid == self.oid), self.id)
 
     @property
@@ -165,7 +175,8 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A relation that may be a partition: the oids of the tables above it, and what every row of it meets (None: nothing).
+    """A relation that may be a partition: the oids of the tables above it, and what every row of it
+    meets (None: nothing).
 
     ``unread``: that wasn't read, since somebody keeps one of these tables locked.
     """
@@ -206,12 +217,15 @@ def read_partitions(
 ) -> dict[TableId, Partition]:
     """Those of these relations that exist, as partitions of whatever is above them.
 
-    What a partition's rows meet is read under a lock on it and on what is above, but for those (by oid) that are ``barred``.
+    What a partition's rows meet is read under a lock on it and on what is above, but for those (by
+    oid) that are ``barred``.
     """
     wanted = list(tables)
     names = {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
     return {
-        TableId(r.schema, r.name): Partition(r.oid, tuple(r.ancestors), r.partition_constraint, r.is_unread)
+        TableId(r.schema, r.name): Partition(
+            r.oid, tuple(r.ancestors), r.partition_constraint, r.is_unread
+        )
         for r in fetch(conn, _PARTITIONS, names | {"barred": list(barred)})
     }
 
@@ -233,7 +247,9 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
             columns=tuple(columns.get(row.oid, ())),
             primary_key=primary.get(row.oid, ()),
             identity_columns=_identity(
-                row.replica_identity, [c.name for c in columns.get(row.oid, ())], identity.get(row.oid, ())
+                row.replica_identity,
+                [c.name for c in columns.get(row.oid, ())],
+                identity.get(row.oid, ()),
             ),
             ancestors=tuple(row.ancestors),
             owner=row.owner,
@@ -246,7 +262,9 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
 def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, int]:
     """The oids of those of these tables, views and so on that exist."""
     wanted = list(tables)
-    rows = fetch(conn, _OIDS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]})
+    rows = fetch(
+        conn, _OIDS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
+    )
     return {TableId(row.schema, row.name): row.oid for row in rows}
 
 
@@ -255,7 +273,8 @@ def read_leaves(
 ) -> dict[int, tuple[Leaf, ...]]:
     """The tables that hold the rows of each of these tables: itself, or a partition root's leaves.
 
-    Without ``sizes``, or where they are ``barred`` (by oid), they count as empty, and nobody who holds a leaf's lock is waited for.
+    Without ``sizes``, or where they are ``barred`` (by oid), they count as empty, and nobody who
+    holds a leaf's lock is waited for.
     """
     rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes, "barred": list(barred)})
     leaf_oids = [row.oid for row in rows]
@@ -288,11 +307,15 @@ def _quoted(name: str) -> str:
     return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
 
 
-def _identity(kind: ReplicaIdentity, all_columns: list[str], index_columns: tuple[str, ...]) -> tuple[str, ...]:
+def _identity(
+    kind: ReplicaIdentity, all_columns: list[str], index_columns: tuple[str, ...]
+) -> tuple[str, ...]:
     return tuple(all_columns) if kind == "f" else index_columns if kind in "di" else ()
 
 
-def _read_columns(conn: Connection, oids: Sequence[int], *, with_types: bool = True) -> dict[int, list[Column]]:
+def _read_columns(
+    conn: Connection, oids: Sequence[int], *, with_types: bool = True
+) -> dict[int, list[Column]]:
     rows = fetch(conn, _COLUMNS, {"oids": list(oids)})
     types = read_types(conn, {(r.type_oid, r.typmod) for r in rows}) if with_types else {}
     found: dict[int, list[Column]] = {}
@@ -330,7 +353,8 @@ select c.oid,
            where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
        ) as extension_owned,
        pg_get_userbyid(c.relowner)::text as owner,
-       coalesce((select o.rolsuper from pg_roles o where o.oid = c.relowner), false) as owned_by_superuser,
+       coalesce((select o.rolsuper from pg_roles o where o.oid = c.relowner), false)
+         as owned_by_superuser,
        array(select relid::oid from pg_partition_ancestors(c.oid) where relid <> c.oid) as ancestors
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
@@ -349,7 +373,8 @@ where c.relkind not in ('i', 'I', 't')
 _PARTITIONS = """
 select c.oid, n.nspname as schema, c.relname as name,
        l.above as ancestors,
-       case when not l.is_barred then pg_get_partition_constraintdef(c.oid) end as partition_constraint,
+       case when not l.is_barred then pg_get_partition_constraintdef(c.oid) end
+         as partition_constraint,
        c.relispartition and l.is_barred as is_unread
 from unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
 join pg_namespace n on n.nspname = w.schema
@@ -357,18 +382,21 @@ join pg_class c on c.relnamespace = n.oid and c.relname = w.name
 cross join lateral (
     select a.above, (c.oid || a.above) && %(barred)s::oid[] as is_barred
     from (
-        select array(select a.relid::oid from pg_partition_ancestors(c.oid) a where a.relid <> c.oid) as above
+        select array(select a.relid::oid from pg_partition_ancestors(c.oid) a
+          where a.relid <> c.oid) as above
     ) a
 ) l
 where c.relkind not in ('i', 'I', 't')
 """
 
-# As what the role that asks may read a relation c: itself, else the nearest partitioned table above it, whose SELECT covers its
-# partitions. Through that it reads rows by tableoid, which a grant on columns doesn't include.
+# As what the role that asks may read a relation c: itself, else the nearest partitioned table above
+# it, whose SELECT covers its partitions. Through that it reads rows by tableoid, which a grant on
+# columns doesn't include.
 READ_THROUGH = """
     select case when a.place > 1 then array[r.oid::text, s.nspname, r.relname] end as through,
            true as readable,
-           has_table_privilege(r.oid, 'select') or has_column_privilege(r.oid, 'ctid', 'select') as has_ctid
+           has_table_privilege(r.oid, 'select') or has_column_privilege(r.oid, 'ctid', 'select')
+             as has_ctid
     from (
         select c.oid as relid, 1 as place
         union all
@@ -382,7 +410,8 @@ READ_THROUGH = """
       and case
               when a.place = 1 then has_any_column_privilege(r.oid, 'select')
               else has_table_privilege(r.oid, 'select') or (
-                  has_any_column_privilege(r.oid, 'select') and has_column_privilege(r.oid, 'tableoid', 'select')
+                  has_any_column_privilege(r.oid, 'select') and has_column_privilege(r.oid,
+                    'tableoid', 'select')
               )
           end
     order by a.place
@@ -407,7 +436,8 @@ select t.root,
        c.relpersistence::text as persistence,
        c.relreplident::text as replica_identity,
        pg_relation_filenode(c.oid) as relfilenode,
-       case when %(sizes)s and c.oid <> all(%(barred)s::oid[]) then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
+       case when %(sizes)s and c.oid <> all(%(barred)s::oid[])
+         then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
        current_setting('block_size')::int as block_size,
        t.above,
        pg_get_userbyid(c.relowner)::text as owner,
@@ -438,8 +468,8 @@ where a.attrelid = any(%(oids)s::oid[])
 order by a.attrelid, a.attnum
 """
 
-# A deferrable primary key is no replica identity (RelationGetIndexList), nor may rows be told apart by it: within a transaction
-# several can have one key.
+# A deferrable primary key is no replica identity (RelationGetIndexList), nor may rows be told apart
+# by it: within a transaction several can have one key.
 _INDEXES = """
 select i.indrelid as relation_oid,
        i.indisprimary and i.indimmediate as is_primary,

@@ -1,4 +1,6 @@
-"""Connections to PostgreSQL: by Airflow's conn_id, with the session settings every value depends on."""
+"""Connections to PostgreSQL: by Airflow's conn_id, with the session settings every value depends
+on.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,19 @@ from psycopg.pq import Conninfo
 from psycopg.pq import version as pq_version
 from psycopg.rows import Row
 
-from waldelta.errors import AuthenticationFailed, ConfigError, PrivilegeMissing, SourceUnreachable, StandbyAway
+from waldelta.errors import (
+    AuthenticationFailed,
+    ConfigError,
+    PrivilegeMissing,
+    SourceUnreachable,
+    StandbyAway,
+)
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
 
-# The text of a value follows the settings of the session that prints it, so the copy, the slot functions and
-# every check use this one list.
+# The text of a value follows the settings of the session that prints it, so the copy, the slot
+# functions and every check use this one list.
 SESSION_SETTINGS: dict[str, str] = {
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -35,44 +43,62 @@ SESSION_SETTINGS: dict[str, str] = {
     "search_path": "pg_catalog",
     "quote_all_identifiers": "off",
     "row_security": "off",
-    # A row filter is read here as standard SQL. Where a backslash escaped a quote, the server would read another text,
-    # with statements of its own in it.
+    # A row filter is read here as standard SQL. Where a backslash escaped a quote, the server would
+    # read another text, with statements of its own in it.
     "standard_conforming_strings": "on",
-    # A role's or database's own limit would end long reads again and again; each stage sets the bound that it needs. A
-    # connection may be idle for as long as a run works.
+    # A role's or database's own limit would end long reads again and again; each stage sets the
+    # bound that it needs. A connection may be idle for as long as a run works.
     "statement_timeout": "0",
     "idle_session_timeout": "0",
-    # A reader's role is often made read-only, and then couldn't have a filter judged over a temporary table. As a serializable
-    # reader we could make the application's own serializable transactions fail.
+    # A reader's role is often made read-only, and then couldn't have a filter judged over a
+    # temporary table. As a serializable reader we could make the application's own serializable
+    # transactions fail.
     "default_transaction_read_only": "off",
     "default_transaction_isolation": "read\\ committed",
 }
-# The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options; with what shows a pooler.
+# The same for what PostgreSQL 17 brought, and older ones refuse among a connection's options; with
+# what shows a pooler.
 _FIRST = """
-select case when current_setting('transaction_timeout', true) is not null then set_config('transaction_timeout', '0', false) end,
+select case when current_setting('transaction_timeout', true) is not null
+  then set_config('transaction_timeout', '0', false) end,
        current_setting('search_path'),
        pg_backend_pid()
 """
-# A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot or lock that it holds;
-# one that is in the middle of a statement looks every ten seconds whether somebody still waits for it.
+# A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot
+# or lock that it holds; one that is in the middle of a statement looks every ten seconds whether
+# somebody still waits for it.
 _SERVER_KEEPALIVES = {
     "tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3",
 }  # fmt: skip
-# Not of a backend that sends much: Linux ends a connection by it, too, whose client lives and takes nothing for that long.
+# Not of a backend that sends much: Linux ends a connection by it, too, whose client lives and takes
+# nothing for that long.
 _GIVES_UP_SENDING = {"tcp_user_timeout": "60000"}
 _LOOKS_FOR_CLIENT = {"client_connection_check_interval": "10000"}
 CONNECT_TIMEOUT_S = 10
-# A network that drops every packet in silence ends a wait in a minute, not in the two hours that a kernel takes by itself.
+# A network that drops every packet in silence ends a wait in a minute, not in the two hours that a
+# kernel takes by itself.
 KEEPALIVES = {
-    "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000",
-}  # fmt: skip
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
 
 # What is said elsewhere: in the connection's own fields, and for every connection of ours.
 _SAID_ELSEWHERE = frozenset(
-    {"user", "password", "host", "port", "dbname", "application_name", "fallback_application_name", "client_encoding"}
+    {
+        "user",
+        "password",
+        "host",
+        "port",
+        "dbname",
+        "application_name",
+        "fallback_application_name",
+        "client_encoding",
+    }
 )
-# Keys of an Airflow connection's extra that libpq knows, but for those it hides as its developers'; anything else there
-# belongs to Airflow or its hooks,
+# Keys of an Airflow connection's extra that libpq knows, but for those it hides as its developers';
+# anything else there belongs to Airflow or its hooks,
 _LIBPQ_EXTRAS = frozenset(
     option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar != b"D"
 ) - _SAID_ELSEWHERE  # fmt: skip
@@ -81,19 +107,23 @@ _PROTECTS = ("ssl", "gss", "krb", "require", "channel")
 
 
 def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The libpq connection string of an Airflow connection given as ``AIRFLOW_CONN_<ID>`` (URI or JSON).
+    """The libpq connection string of an Airflow connection given as ``AIRFLOW_CONN_<ID>`` (URI or
+    JSON).
 
-    Raises ConfigError when the variable is missing or is not a PostgreSQL connection, or when its extra asks for a protection
-    that libpq doesn't know; never repeats its value.
+    Raises ConfigError when the variable is missing or is not a PostgreSQL connection, or when its
+    extra asks for a protection that libpq doesn't know; never repeats its value.
     """
     variable = f"AIRFLOW_CONN_{conn_id.upper()}"
     text = environment.get(variable)
     if not text:
         raise ConfigError(
-            f"connection {conn_id!r} is not known here: set {variable} to postgresql://user:password@host:port/database"
+            f"connection {conn_id!r} is not known here: set {variable} to"
+            " postgresql://user:password@host:port/database"
         )
     try:
-        fields = _fields_from_json(text) if text.lstrip().startswith("{") else _fields_from_uri(text)
+        fields = (
+            _fields_from_json(text) if text.lstrip().startswith("{") else _fields_from_uri(text)
+        )
     except _WrongKind as err:
         raise ConfigError(
             f"{variable} is a connection of type {err}, and the source is PostgreSQL: write "
@@ -101,11 +131,13 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
         ) from None
     except (ValueError, AttributeError):
         # The parser's own message may repeat the value, so it isn't chained.
-        raise ConfigError(f"{variable} is neither an Airflow connection URI nor its JSON form") from None
+        raise ConfigError(
+            f"{variable} is neither an Airflow connection URI nor its JSON form"
+        ) from None
     if unknown := sorted(k for k in fields if k.startswith(_PROTECTS) and k not in _LIBPQ_EXTRAS):
         raise ConfigError(
-            f"{variable}: the extra's {', '.join(unknown)} is no parameter of libpq {_libpq_version()}, so that it would protect "
-            "nothing: correct its name, or remove it"
+            f"{variable}: the extra's {', '.join(unknown)} is no parameter of libpq"
+            f" {_libpq_version()}, so that it would protect nothing: correct its name, or remove it"
         )
     return make_conninfo("", **{k: v for k, v in fields.items() if v not in (None, "")})
 
@@ -113,7 +145,8 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
 class OneStatementCursor(psycopg.Cursor[Row]):
     """Sends every query by the extended protocol, where the server refuses a second statement.
 
-    The text of a row filter becomes a part of statements, and nothing in it may become one of its own.
+    The text of a row filter becomes a part of statements, and nothing in it may become one of its
+    own.
     """
 
     def _execute_send(self, query: Any, **options: Any) -> None:
@@ -123,8 +156,9 @@ class OneStatementCursor(psycopg.Cursor[Row]):
 def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
     """Open an autocommit connection with the pinned session settings.
 
-    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL settings that can't work, and for a
-    connection pooler; each names host, port and database but never the password.
+    Raises SourceUnreachable, AuthenticationFailed, PrivilegeMissing, or ConfigError for SSL
+    settings that can't work, and for a connection pooler; each names host, port and database but
+    never the password.
     """
 
     def open_(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -132,7 +166,9 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
         connection.prepare_threshold = None
 
         def first() -> None:
-            _check_whole(conninfo, connection.execute(_FIRST).fetchall(), connection.info.backend_pid)
+            _check_whole(
+                conninfo, connection.execute(_FIRST).fetchall(), connection.info.backend_pid
+            )
 
         return _after(connection, first)
 
@@ -144,7 +180,9 @@ def connect(conninfo: str, application_name: str) -> psycopg.Connection[tuple[An
 
 @contextmanager
 def named_loss(conninfo: str) -> Iterator[None]:
-    """Name the loss of a connection that was in use: raises SourceUnreachable, since the next attempt may not meet it."""
+    """Name the loss of a connection that was in use: raises SourceUnreachable, since the next
+    attempt may not meet it.
+    """
     try:
         yield
     except psycopg.OperationalError as err:
@@ -152,14 +190,17 @@ def named_loss(conninfo: str) -> Iterator[None]:
             raise
         reason = str(err).partition("\n")[0]
         raise SourceUnreachable(
-            f"{describe(conninfo)} ended a connection in use, or the network did ({reason}): run again"
+            f"{describe(conninfo)} ended a connection in use, or the network did ({reason}): run"
+            " again"
         ) from err
 
 
 def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connection[tuple[Any, ...]]:
-    """Open a connection that takes the replication protocol's commands (through ``pgconn``); errors as in connect().
+    """Open a connection that takes the replication protocol's commands (through ``pgconn``); errors
+    as in connect().
 
-    It needs what reading a slot needs, the REPLICATION attribute, and a free place in max_wal_senders.
+    It needs what reading a slot needs, the REPLICATION attribute, and a free place in
+    max_wal_senders.
     """
 
     def as_walsender(pinned: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -172,7 +213,9 @@ def connect_walsender(conninfo: str, application_name: str) -> psycopg.Connectio
 
 
 def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresql.dbapi.Connection:
-    """Open an ADBC connection (Arrow results) with the pinned session settings; errors as in connect()."""
+    """Open an ADBC connection (Arrow results) with the pinned session settings; errors as in
+    connect().
+    """
     # Its import brings pandas along: half a second that a look at an idle slot doesn't have.
     import adbc_driver_postgresql.dbapi
 
@@ -195,7 +238,9 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
 def describe(conninfo: str) -> str:
     """Host, port and database for messages and logs."""
     fields = conninfo_to_dict(conninfo)
-    return f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
+    return (
+        f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
+    )
 
 
 def describe_server(connection: psycopg.Connection[Any]) -> str:
@@ -207,22 +252,25 @@ def privilege_missing(role: str, said: str) -> PrivilegeMissing:
     """The error for a statement that PostgreSQL refused the role, by what it said."""
     attribute = f"alter role {role} replication; " if "replication slots" in said else ""
     return PrivilegeMissing(
-        f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in docs/privileges.md"
+        f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in"
+        " docs/privileges.md"
     )
 
 
 def ended_by_replay(what: str, said: str) -> StandbyAway:
     """The error for a statement that a standby ended, since it was in the way of its replay."""
     return StandbyAway(
-        f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the standby has "
-        "hot_standby_feedback on and a primary_slot_name (docs/standby.md); run again"
+        f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the"
+        " standby has hot_standby_feedback on and a primary_slot_name (docs/standby.md); run again"
     )
 
 
 def _check_whole(conninfo: str, found: Sequence[Sequence[Any]], pid: int | None = None) -> None:
-    """Raises ConfigError behind a connection pooler, which drops startup options, or makes up the pid of a backend that it shares.
+    """Raises ConfigError behind a connection pooler, which drops startup options, or makes up the
+    pid of a backend that it shares.
 
-    Setup may have been past it. Values would be printed by other settings, and a lock be held by whoever gets that backend next.
+    Setup may have been past it. Values would be printed by other settings, and a lock be held by
+    whoever gets that backend next.
     """
     ((_, search_path, answering),) = found
     if search_path != SESSION_SETTINGS["search_path"] or pid not in (None, answering):
@@ -247,9 +295,14 @@ def _after(connection: C, first: Callable[[], object]) -> C:
 
 
 def _opened(
-    conninfo: str, application_name: str, open_: Callable[[str], C], further: Mapping[str, str] | None = None
+    conninfo: str,
+    application_name: str,
+    open_: Callable[[str], C],
+    further: Mapping[str, str] | None = None,
 ) -> C:
-    """Open a connection with the pinned settings, without that one which servers on some platforms refuse."""
+    """Open a connection with the pinned settings, without that one which servers on some platforms
+    refuse.
+    """
     defaults = _SERVER_KEEPALIVES | dict(further or {})
     try:
         return open_(_pinned(conninfo, application_name, defaults | _LOOKS_FOR_CLIENT))
@@ -260,10 +313,14 @@ def _opened(
 
 
 def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
-    """The connection string with what all of ours have; the connection's own choice stands before ``defaults``."""
+    """The connection string with what all of ours have; the connection's own choice stands before
+    ``defaults``.
+    """
     given = conninfo_to_dict(conninfo)
     chosen = str(given.get("options") or "")
-    options = " ".join(part for part in (_switches(defaults), chosen, _switches(SESSION_SETTINGS)) if part)
+    options = " ".join(
+        part for part in (_switches(defaults), chosen, _switches(SESSION_SETTINGS)) if part
+    )
     return make_conninfo(
         conninfo,
         **{key: value for key, value in KEEPALIVES.items() if key not in given},
@@ -295,7 +352,8 @@ def _fields_from_json(text: str) -> dict[str, Any]:
 def _fields_from_uri(text: str) -> dict[str, Any]:
     parts = urlsplit(text)
     if "@" in parts.path + parts.query + parts.fragment:
-        # An unescaped slash or question mark in the password: what follows would pass for host and database.
+        # An unescaped slash or question mark in the password: what follows would pass for host and
+        # database.
         raise ValueError("password")
     _check_kind(parts.scheme if "://" in text else "")
     query = dict(parse_qsl(parts.query))
@@ -332,48 +390,79 @@ def _check_kind(kind: object) -> None:
 
 
 _KIND = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
-# connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A network says nothing.
+# connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A
+# network says nothing.
 _CONNECTION_LOST = ("08", "57P")
 _ConnectError = SourceUnreachable | AuthenticationFailed | PrivilegeMissing | ConfigError
 
-_POOLED = "a connection pooler answers instead of the server, whose sessions aren't whole: point the connection at PostgreSQL itself"
+_POOLED = (
+    "a connection pooler answers instead of the server, whose sessions aren't whole: point the"
+    " connection at PostgreSQL itself"
+)
 # What libpq or the server says, which error that is, and what to do; the first that fits.
 _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
     (r"unsupported startup parameter", ConfigError, f"{_POOLED} ({{reason}})"),
     (
         r"too many (clients|connections)|remaining connection slots|exceeds .?max_wal_senders",
         SourceUnreachable,
-        "the server has no connection left for user {user!r} ({reason}): end idle ones, or raise max_connections, or the limit named",
+        (
+            "the server has no connection left for user {user!r} ({reason}): end idle ones, or"
+            " raise max_connections, or the limit named"
+        ),
     ),
     (
         r"the database system is",
         SourceUnreachable,
-        "the server takes no connections now ({reason}): wait until it is up; its log says how far it is",
+        (
+            "the server takes no connections now ({reason}): wait until it is up; its log says how"
+            " far it is"
+        ),
     ),
     (
         r"permission denied for database",
         PrivilegeMissing,
-        "role {user!r} may not connect: grant connect on database {database} to {user} (docs/privileges.md)",
+        (
+            "role {user!r} may not connect: grant connect on database {database} to {user}"
+            " (docs/privileges.md)"
+        ),
     ),
     (
-        r'file "[^"]*" does not exist|but not private key file|could not (read|load|open) .*(certificate|private key)',
+        (
+            r'file "[^"]*" does not exist|but not private key file|could not (read|load|open)'
+            r" .*(certificate|private key)"
+        ),
         ConfigError,
-        "{reason}: correct sslrootcert, sslcert, sslkey or sslmode in the connection's extra, or put the file there",
+        (
+            "{reason}: correct sslrootcert, sslcert, sslkey or sslmode in the connection's extra,"
+            " or put the file there"
+        ),
     ),
     (
         r"server does not support SSL",
         ConfigError,
-        "the connection asks for SSL, which this server doesn't offer: switch it on there, or change the extra's sslmode",
+        (
+            "the connection asks for SSL, which this server doesn't offer: switch it on there, or"
+            " change the extra's sslmode"
+        ),
     ),
     (
         r"certificate verify failed|server certificate for",
         ConfigError,
-        "the server's certificate isn't trusted ({reason}): let the extra's sslrootcert name the authority that signed it",
+        (
+            "the server's certificate isn't trusted ({reason}): let the extra's sslrootcert name"
+            " the authority that signed it"
+        ),
     ),
     (
-        r"alert (certificate|unknown ca|bad certificate|unsupported certificate)|requires a valid client certificate",
+        (
+            r"alert (certificate|unknown ca|bad certificate|unsupported certificate)|requires a"
+            r" valid client certificate"
+        ),
         ConfigError,
-        "the server doesn't accept the client certificate ({reason}): name one that it trusts in the extra's sslcert, sslkey",
+        (
+            "the server doesn't accept the client certificate ({reason}): name one that it trusts"
+            " in the extra's sslcert, sslkey"
+        ),
     ),
     (
         r"invalid \w+ value|invalid connection option",
@@ -383,7 +472,10 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
     (
         r"no pg_hba\.conf entry|pg_hba\.conf rejects",
         AuthenticationFailed,
-        "its pg_hba.conf doesn't let user {user!r} in from here ({reason}): add a line, or, for hostssl, the extra's sslmode",
+        (
+            "its pg_hba.conf doesn't let user {user!r} in from here ({reason}): add a line, or, for"
+            " hostssl, the extra's sslmode"
+        ),
     ),
     (
         r"authentication failed|no password supplied",
@@ -398,7 +490,10 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
     (
         r'database "[^\n]*" does not exist',
         AuthenticationFailed,
-        "database {database!r} does not exist: check the connection's database (Airflow calls it schema)",
+        (
+            "database {database!r} does not exist: check the connection's database (Airflow calls"
+            " it schema)"
+        ),
     ),
 )
 
@@ -408,7 +503,9 @@ def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
     given, reason = conninfo_to_dict(conninfo), _reason(text)
     for said, kind, remedy in _REFUSALS:
         if re.search(said, text):
-            told = remedy.format(reason=reason, user=given.get("user", ""), database=given.get("dbname", ""))
+            told = remedy.format(
+                reason=reason, user=given.get("user", ""), database=given.get("dbname", "")
+            )
             return kind(f"{where}: {told}")
     return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port and firewall")
 
@@ -416,8 +513,8 @@ def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
 def _reason(text: str) -> str:
     """What went wrong, of all that a driver says around it.
 
-    >>> _reason('connection failed: connection to server at "::1", port 5 failed: Connection refused\\n\\tIs the server …')
-    'Connection refused'
+    >>> _reason('connection failed: connection to server at "::1", port 5 failed: Connection
+    refused\\n\\tIs the server …') 'Connection refused'
     """
     lines = text.strip().splitlines()
     found = next((line for line in lines if " failed: " in line), lines[0] if lines else "")

@@ -1,4 +1,6 @@
-"""Patience: how long our statements wait on the source, for its answer or for a lock, and who stands in the way."""
+"""Patience: how long our statements wait on the source, for its answer or for a lock, and who
+stands in the way.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ _ATTEMPTS = 3
 def limited(
     connection: Connection, setting: Literal["statement_timeout", "lock_timeout"], seconds: float
 ) -> Iterator[None]:
-    """Give each statement inside so much time; PostgreSQL ends it with QueryCanceled or LockNotAvailable then."""
-    connection.execute("select set_config(%s, %s, false)", (setting, str(math.ceil(seconds * 1000))))
+    """Give each statement inside so much time; PostgreSQL ends it with QueryCanceled or
+    LockNotAvailable then.
+    """
+    connection.execute(
+        "select set_config(%s, %s, false)", (setting, str(math.ceil(seconds * 1000)))
+    )
     try:
         yield
     finally:
@@ -44,7 +50,9 @@ def within(connection: Connection) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True, slots=True)
 class Barred:
-    """Tables (oids) that somebody keeps locked against readers, or waits to: a reader would stand in the queue behind that."""
+    """Tables (oids) that somebody keeps locked against readers, or waits to: a reader would stand
+    in the queue behind that.
+    """
 
     relations: frozenset[int] = frozenset()
     holders: str = ""
@@ -52,19 +60,24 @@ class Barred:
     def busy(self, table: str) -> TableBusy:
         """The error for a target that can't be judged without reading one of them."""
         return TableBusy(
-            f"{table} can't be read, nor which of its rows are published, since somebody keeps it, or a table above it, locked; it was "
-            f"left as it is, and what has landed for it waits. Locks that stand in the way:\n{self.holders}\nthe first run after they "
-            "end brings it up"
+            f"{table} can't be read, nor which of its rows are published, since somebody keeps it,"
+            " or a table above it, locked; it was left as it is, and what has landed for it waits."
+            f" Locks that stand in the way:\n{self.holders}\nthe first run after they end brings"
+            " it up"
         )
 
 
 def read_around(
-    connection: Connection, seconds: float, read: Callable[[frozenset[int]], _Found], barred: Barred | None = None
+    connection: Connection,
+    seconds: float,
+    read: Callable[[frozenset[int]], _Found],
+    barred: Barred | None = None,
 ) -> tuple[_Found, Barred]:
     """What ``read`` finds, and which tables it had to do without, since they stayed locked so long.
 
-    It is given their oids, and must not lock them; those ``barred`` already aren't waited for once more. Raises TableBusy when it
-    never ends in time all the same. A transaction that this is asked in, and its snapshot, go on.
+    It is given their oids, and must not lock them; those ``barred`` already aren't waited for once
+    more. Raises TableBusy when it never ends in time all the same. A transaction that this is asked
+    in, and its snapshot, go on.
     """
     barred = barred or Barred()
     for _ in range(_ATTEMPTS):
@@ -75,8 +88,9 @@ def read_around(
             found = read_barred(connection)
             barred = Barred(barred.relations | found.relations, found.holders)
     raise TableBusy(
-        f"one published table after the other couldn't be read for {seconds:g} s each; nothing was changed, and what has landed "
-        f"waits. Locks that stand in the way:\n{barred.holders}\nwait until they end, and run again"
+        f"one published table after the other couldn't be read for {seconds:g} s each; nothing was"
+        f" changed, and what has landed waits. Locks that stand in the way:\n{barred.holders}\nwait"
+        " until they end, and run again"
     )
 
 
@@ -88,15 +102,23 @@ def read_barred(connection: Connection) -> Barred:
 
 
 def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:
-    """Sessions that hold such locks on tables, or wait for one and so hold up readers as well, a line each."""
-    return "\n".join(f"  - {holder}" for holder in named_holders(connection, modes, waiting=waiting))
+    """Sessions that hold such locks on tables, or wait for one and so hold up readers as well, a
+    line each.
+    """
+    return "\n".join(
+        f"  - {holder}" for holder in named_holders(connection, modes, waiting=waiting)
+    )
 
 
-def named_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> list[str]:
+def named_holders(
+    connection: Connection, modes: Sequence[str], *, waiting: bool = False
+) -> list[str]:
     """The same, one by one."""
     # Within a transaction, who is there is who was there at its first look.
     connection.execute("select pg_stat_clear_snapshot()")
-    holders = connection.execute(_LOCK_HOLDERS, {"modes": list(modes), "waiting": waiting}).fetchall()
+    holders = connection.execute(
+        _LOCK_HOLDERS, {"modes": list(modes), "waiting": waiting}
+    ).fetchall()
     return [f"{who} on {table}" for who, table in holders] or ["(they have ended just now)"]
 
 
@@ -111,17 +133,22 @@ where l.locktype = 'relation'
 
 # A prepared transaction's locks have no pid, an autovacuum worker no name.
 _LOCK_HOLDERS = """
-select distinct coalesce('pid ' || l.pid || coalesce(' (' || coalesce(nullif(a.application_name, ''), nullif(a.backend_type, 'client backend')) || ')', ''),
-                         'prepared transaction ' || coalesce(quote_literal(x.gid), 'that was just decided')),
-       l.relation::regclass::text || case when l.granted then '' else ' (waits for the lock' || coalesce(', behind ' || b.pids, '') || ')' end
+select distinct coalesce('pid ' || l.pid || coalesce(' (' || coalesce(nullif(a.application_name,
+  ''), nullif(a.backend_type, 'client backend')) || ')', ''),
+                         'prepared transaction ' || coalesce(quote_literal(x.gid),
+                           'that was just decided')),
+       l.relation::regclass::text || case when l.granted then ''
+         else ' (waits for the lock' || coalesce(', behind ' || b.pids, '') || ')' end
 from pg_locks l
 join pg_class c on c.oid = l.relation and c.oid >= 16384
 left join pg_stat_activity a on a.pid = l.pid
-left join pg_locks own on l.pid is null and own.pid is null and own.locktype = 'transactionid' and own.granted
+left join pg_locks own on l.pid is null and own.pid is null and own.locktype = 'transactionid'
+  and own.granted
     and own.virtualtransaction = l.virtualtransaction
 left join pg_prepared_xacts x on x.transaction = own.transactionid
 left join lateral (
-    select string_agg(distinct case p when 0 then 'a prepared transaction' else 'pid ' || p end, ', ') as pids
+    select string_agg(distinct case p when 0 then 'a prepared transaction' else 'pid ' || p end,
+      ', ') as pids
     from unnest(pg_blocking_pids(l.pid)) p
     where not l.granted
 ) b on true

@@ -1,7 +1,9 @@
-"""Partitions that the role may not read: SELECT on a partitioned table covers its partitions only where it is read itself.
+"""Partitions that the role may not read: SELECT on a partitioned table covers its partitions only
+where it is read itself.
 
-Copies, repairs and comparisons then read through the table above (waldelta.snapshot.exported_snapshot). Preflight, status and runs report such
-partitions, since one that the application adds next month has the grants of none of today's.
+Copies, repairs and comparisons then read through the table above
+(waldelta.snapshot.exported_snapshot). Preflight, status and runs report such partitions, since one
+that the application adds next month has the grants of none of today's.
 """
 
 from __future__ import annotations
@@ -22,43 +24,66 @@ _MOST_NAMED = 5
 
 
 def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    """What to report of each partitioned table with published partitions that the role may not read; one query, without locks."""
+    """What to report of each partitioned table with published partitions that the role may not
+    read; one query, without locks.
+    """
     rows = fetch(connection, _UNREADABLE, {"publications": list(source.publication_names)})
     found = []
-    for (role, schema, name), of in groupby(rows, lambda row: (row.role, row.root_schema, row.root_name)):
+    for (role, schema, name), of in groupby(
+        rows, lambda row: (row.role, row.root_schema, row.root_name)
+    ):
         leaves = [
             Leaf(
-                TableId(row.schema, row.name), row.oid, 0, 0, 0, owner=row.owner, readable=row.readable,
+                TableId(row.schema, row.name),
+                row.oid,
+                0,
+                0,
+                0,
+                owner=row.owner,
+                readable=row.readable,
                 through=Through.of(row.through),
             )
             for row in of
-        ]  # fmt: skip
+        ]
         found.append(f"{TableId(schema, name)}: {describe_unreadable(sql_name(role), leaves)}")
     return found
 
 
 def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
-    """What to report of those of a table's ``leaves`` that ``role`` (as SQL writes it) may not read; None when there are none."""
+    """What to report of those of a table's ``leaves`` that ``role`` (as SQL writes it) may not
+    read; None when there are none.
+    """
     hidden = [leaf for leaf in leaves if leaf.through is not None or not leaf.readable]
     if not hidden:
         return None
     named = ", ".join(str(leaf.id) for leaf in hidden[:_MOST_NAMED])
     more = f" and {len(hidden) - _MOST_NAMED} more" if len(hidden) > _MOST_NAMED else ""
     lost = [leaf for leaf in hidden if not leaf.readable]
-    through = ", ".join(sorted({str(leaf.through.id) for leaf in hidden if leaf.through is not None}))
-    reads = f"copies and repairs read them through {through}" if not lost else "copies and repairs that need them fail"
+    through = ", ".join(
+        sorted({str(leaf.through.id) for leaf in hidden if leaf.through is not None})
+    )
+    reads = (
+        f"copies and repairs read them through {through}"
+        if not lost
+        else "copies and repairs that need them fail"
+    )
     if lost and through:
-        reads = f"copies and repairs read them through {through}, and fail for {', '.join(str(leaf.id) for leaf in lost[:_MOST_NAMED])}"
+        reads = (
+            f"copies and repairs read them through {through}, and fail for"
+            f" {', '.join(str(leaf.id) for leaf in lost[:_MOST_NAMED])}"
+        )
     schemas = dict.fromkeys(sql_name(leaf.id.schema) for leaf in hidden)
     needs: list[Need] = [
         *(Grant("usage on schema", schema) for schema in schemas),
         *(Grant("select on", sql_name(leaf.id.schema, leaf.id.name)) for leaf in hidden),
-        *dict.fromkeys(DefaultGrant(sql_name(leaf.owner), sql_name(leaf.id.schema)) for leaf in hidden),
+        *dict.fromkeys(
+            DefaultGrant(sql_name(leaf.owner), sql_name(leaf.id.schema)) for leaf in hidden
+        ),
     ]
     listed = "\n".join(f"    {line}" for line in statements(role, needs))
     return (
-        f"role {role} may not read partition {named}{more} by itself, so {reads}; to grant it these, and those that their owner "
-        f"adds:\n{listed}"
+        f"role {role} may not read partition {named}{more} by itself, so {reads}; to grant it"
+        f" these, and those that their owner adds:\n{listed}"
     )
 
 

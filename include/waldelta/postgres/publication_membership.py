@@ -1,11 +1,14 @@
-"""Memberships: what each publication says of a table, and whether anything else held between two looks at them. Pure.
+"""Memberships: what each publication says of a table, and whether anything else held between two
+looks at them. Pure.
 
-An entry of a publication never changes: ALTER PUBLICATION takes it out and puts in another one, whose oid never comes back.
-``ALTER PUBLICATION … SET (…)`` writes the publication's row anew. So of what is still there, it is known that it held all the
-time; of what is gone and what came instead, only that both did at some time. They are one change of the rules if one command
-made it, which shows: ``SET TABLE`` takes out before it puts in, so that the new entry isn't the first thing its transaction
-did, while an ``ADD TABLE`` by itself is (pg_publication_rel.cmin); so is a table set in its schema's place. A server that went through recovery, or was a standby, has
-forgotten that: then both count as separate.
+An entry of a publication never changes: ALTER PUBLICATION takes it out and puts in another one,
+whose oid never comes back. ``ALTER PUBLICATION … SET (…)`` writes the publication's row anew. So of
+what is still there, it is known that it held all the time; of what is gone and what came instead,
+only that both did at some time. They are one change of the rules if one command made it, which
+shows: ``SET TABLE`` takes out before it puts in, so that the new entry isn't the first thing its
+transaction did, while an ``ADD TABLE`` by itself is (pg_publication_rel.cmin); so is a table set in
+its schema's place. A server that went through recovery, or was a standby, has forgotten that: then
+both count as separate.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ EVERY_CHANGE = frozenset({"insert", "update", "delete"})
 class Membership:
     """What one publication (by oid) says of one relation.
 
-    ``entries`` are those that publish it: ``table 16402``, ``schema 16404``, ``all 16400``. ``version`` is the xmin of the
-    publication's row, which another ``owner``, other ``options`` or operations (``publishes``) explain when it is another one.
-    ``is_apart``: whatever made the entries did nothing before in its transaction; of today's memberships alone.
+    ``entries`` are those that publish it: ``table 16402``, ``schema 16404``, ``all 16400``.
+    ``version`` is the xmin of the publication's row, which another ``owner``, other ``options`` or
+    operations (``publishes``) explain when it is another one. ``is_apart``: whatever made the
+    entries did nothing before in its transaction; of today's memberships alone.
     """
 
     relation: int
@@ -39,7 +43,9 @@ class Membership:
     is_apart: bool = False
 
     def continues(self, then: Membership) -> bool:
-        """Whether it is what it was, and was all the time. What other options than ``publish`` change shows elsewhere."""
+        """Whether it is what it was, and was all the time. What other options than ``publish``
+        change shows elsewhere.
+        """
         explained = self.owner != then.owner or self.options != then.options
         return (
             self.place == then.place
@@ -49,10 +55,11 @@ class Membership:
         )
 
     def _keeps_an_entry(self, then: Membership) -> bool:
-        """Whether one of them published it all the time by what is said of it now, though others came or went.
+        """Whether one of them published it all the time by what is said of it now, though others
+        came or went.
 
-        Of several, one decides by which filter. So another filter than then may be another one's, and what went while others
-        came may have been what decided.
+        Of several, one decides by which filter. So another filter than then may be another one's,
+        and what went while others came may have been what decided.
         """
         common = self.entries & then.entries
         nested = bool(common) and common in (self.entries, then.entries)
@@ -79,13 +86,16 @@ Rules = Mapping[str, frozenset[str | None]]
 
 
 def rules(memberships: Collection[Membership]) -> Rules:
-    """By which filters each operation is published, ORed; None among them lets everything through, and stands alone then."""
+    """By which filters each operation is published, ORed; None among them lets everything through,
+    and stands alone then.
+    """
     operations = sorted(_operations(memberships))
     return {op: _ored(m.row_filter for m in memberships if op in m.publishes) for op in operations}
 
 
 def is_uniform(memberships: Collection[Membership]) -> bool:
-    """Whether inserts, updates and deletes are all published, by the one filter that a copy is taken by.
+    """Whether inserts, updates and deletes are all published, by the one filter that a copy is
+    taken by.
 
     Each relation by itself; True as well where nothing is known of any.
     """
@@ -93,7 +103,9 @@ def is_uniform(memberships: Collection[Membership]) -> bool:
 
 
 def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Whether the same rules held all the time, for each relation; False where nothing is known of then."""
+    """Whether the same rules held all the time, for each relation; False where nothing is known of
+    then.
+    """
     before = {m.place: m for m in then}
     kept = [m for m in now if m.place in before and m.continues(before[m.place])]
     return bool(then) and _each(then) == _each(now) == _each(kept)
@@ -102,14 +114,20 @@ def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
 def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
     """Whether other rules may have held in between than one change of them at once explains.
 
-    Each relation by itself; those that were or are in no publication don't count, nor does what isn't known.
+    Each relation by itself; those that were or are in no publication don't count, nor does what
+    isn't known.
     """
     before, after = _by_relation(then), _by_relation(now)
-    return any(_was_interrupted(before[relation], after[relation]) for relation in before.keys() & after.keys())
+    return any(
+        _was_interrupted(before[relation], after[relation])
+        for relation in before.keys() & after.keys()
+    )
 
 
 def was_away(texts: Collection[str], now: Collection[Membership]) -> bool:
-    """The same, of what the ledger keeps. Earlier versions kept entries alone: there, whether all of these are gone."""
+    """The same, of what the ledger keeps. Earlier versions kept entries alone: there, whether all
+    of these are gone.
+    """
     if _are_known(texts):
         return was_interrupted(from_texts(texts), now)
     # What the text says beyond the kind and the oid came later.
@@ -118,9 +136,14 @@ def was_away(texts: Collection[str], now: Collection[Membership]) -> bool:
 
 
 def lost_operations(then: Collection[Membership], now: Collection[Membership]) -> frozenset[str]:
-    """Operations that aren't published any more of one relation or another; those in no publication then or now don't count."""
+    """Operations that aren't published any more of one relation or another; those in no publication
+    then or now don't count.
+    """
     before, after = _by_relation(then), _by_relation(now)
-    lost = (_operations(before[relation]) - _operations(after[relation]) for relation in before.keys() & after.keys())
+    lost = (
+        _operations(before[relation]) - _operations(after[relation])
+        for relation in before.keys() & after.keys()
+    )
     return frozenset().union(*lost)
 
 
@@ -133,15 +156,22 @@ def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) 
     places = {m.place: m for m in now}
     kept = {m: places[m.place] for m in then if m.place in places and places[m.place].continues(m)}
     # Of what stays, the filter may read otherwise: a column was renamed.
-    was, there, always = (_by_rules(found) for found in ([kept.get(m, m) for m in then], now, list(kept.values())))
+    was, there, always = (
+        _by_rules(found) for found in ([kept.get(m, m) for m in then], now, list(kept.values()))
+    )
     stayed = {m.place for m in kept}
-    gone, came = [m for m in then if m.place not in stayed], [m for m in now if m.place not in stayed]
+    gone, came = (
+        [m for m in then if m.place not in stayed],
+        [m for m in now if m.place not in stayed],
+    )
     at_once = len(gone) == len(came) == 1 and came[0].follows(gone[0])
     if was == there:
         # An entry that says the same wasn't put there by one command, unless it is of another kind.
         return always != was and not (at_once and gone[0].kinds != came[0].kinds)
     if _taken_together(then) == _taken_together(now):
-        return True  # what differs between operations isn't told by the filter, nor by the operations
+        return (
+            True  # what differs between operations isn't told by the filter, nor by the operations
+        )
     if always in (was, there):
         return False  # more and more was published, or less and less
     return not at_once
@@ -172,7 +202,10 @@ def _by_rules(memberships: Collection[Membership]) -> tuple[Rules, frozenset[str
 
 
 def _taken_together(memberships: Collection[Membership]) -> tuple[frozenset[Any], ...]:
-    filters, lists = (m.row_filter for m in memberships), frozenset(m.column_list for m in memberships)
+    filters, lists = (
+        (m.row_filter for m in memberships),
+        frozenset(m.column_list for m in memberships),
+    )
     return _ored(filters), _operations(memberships), lists
 
 
@@ -182,21 +215,28 @@ def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
 
 
 def to_texts(memberships: Iterable[Membership]) -> list[str]:
-    """Memberships as the ledger keeps them, one text for all relations that a publication says the same of.
+    """Memberships as the ledger keeps them, one text for all relations that a publication says the
+    same of.
 
-    >>> held = [Membership(relation, 1, frozenset({"table 2"}), row_filter="(a > 1)") for relation in (7, 8)]
-    >>> len(to_texts(held)), from_texts(to_texts(held)) == held
-    (1, True)
+    >>> held = [Membership(relation, 1, frozenset({"table 2"}), row_filter="(a > 1)") for relation
+    in (7, 8)] >>> len(to_texts(held)), from_texts(to_texts(held)) == held (1, True)
     """
     relations: dict[str, list[int]] = {}
     for m in memberships:
         said = {
-            "publication": m.publication, "entries": sorted(m.entries), "version": m.version, "owner": m.owner,
-            "options": m.options, "publishes": sorted(m.publishes), "row_filter": m.row_filter,
+            "publication": m.publication,
+            "entries": sorted(m.entries),
+            "version": m.version,
+            "owner": m.owner,
+            "options": m.options,
+            "publishes": sorted(m.publishes),
+            "row_filter": m.row_filter,
             "column_list": m.column_list,
-        }  # fmt: skip
+        }
         relations.setdefault(json.dumps(said), []).append(m.relation)
-    return sorted(json.dumps({**json.loads(said), "relations": sorted(of)}) for said, of in relations.items())
+    return sorted(
+        json.dumps({**json.loads(said), "relations": sorted(of)}) for said, of in relations.items()
+    )
 
 
 def from_texts(texts: Iterable[str]) -> list[Membership]:

@@ -1,7 +1,8 @@
 """What pg_publication_tables says, read from the catalogs alone.
 
-The view opens each table, so that one that somebody keeps locked (VACUUM FULL, a rewriting ALTER) would hold up whoever asks
-about all the others. Here nothing is locked; a row filter's text alone takes its table's lock (waldelta.postgres.lock_waits).
+The view opens each table, so that one that somebody keeps locked (VACUUM FULL, a rewriting ALTER)
+would hold up whoever asks about all the others. Here nothing is locked; a row filter's text alone
+takes its table's lock (waldelta.postgres.lock_waits).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 
 import psycopg
 
-# Members (publication, relid) of the publications %(publications)s, by the rules of pg_get_publication_tables(): of FOR ALL
-# TABLES what can be published; else what is entered by name or by its schema, without partitions of what is entered too when the
-# root publishes, and as its leaves when it doesn't. Begins a statement.
+# Members (publication, relid) of the publications %(publications)s, by the rules of
+# pg_get_publication_tables(): of FOR ALL TABLES what can be published; else what is entered by name
+# or by its schema, without partitions of what is entered too when the root publishes, and as its
+# leaves when it doesn't. Begins a statement.
 MEMBERS = """
 with recursive named as (
     select p.oid, p.puballtables, p.pubviaroot
@@ -30,7 +32,8 @@ entered (publication, relid) as (
     where c.relkind in ('r', 'p') and pg_relation_is_publishable(c.oid)
 ),
 below (publication, relid) as (
-    select e.publication, e.relid from entered e join named p on p.oid = e.publication and not p.pubviaroot
+    select e.publication, e.relid from entered e join named p on p.oid = e.publication
+      and not p.pubviaroot
     union
     select b.publication, i.inhrelid
     from below b
@@ -40,7 +43,8 @@ below (publication, relid) as (
 member (publication, relid) as (
     select p.oid, c.oid
     from named p
-    join pg_class c on case when p.pubviaroot then c.relkind in ('r', 'p') and not c.relispartition else c.relkind = 'r' end
+    join pg_class c on case when p.pubviaroot then c.relkind in ('r', 'p') and not c.relispartition
+      else c.relkind = 'r' end
     where p.puballtables and pg_relation_is_publishable(c.oid)
     union all
     select e.publication, e.relid
@@ -53,11 +57,14 @@ member (publication, relid) as (
           where a.relid <> e.relid
       )
     union all
-    select b.publication, b.relid from below b join pg_class c on c.oid = b.relid and c.relkind <> 'p'
+    select b.publication, b.relid from below b join pg_class c on c.oid = b.relid
+      and c.relkind <> 'p'
 )"""
 
 
-def filtered_tables(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> list[str]:
+def filtered_tables(
+    connection: psycopg.Connection[Any], publication_names: Sequence[str]
+) -> list[str]:
     """The tables that these publications filter the rows of now."""
     rows = connection.execute(
         """

@@ -34,20 +34,26 @@ class _Taken:
     filters: list[str | None] = field(default_factory=list)
     publishes: set[str] = field(default_factory=set)
     entries: list[Membership] = field(default_factory=list)
-    # Why they can't be decoded together, which doesn't matter for a partition that counts as part of its root.
+    # Why they can't be decoded together, which doesn't matter for a partition that counts as part
+    # of its root.
     different: str | None = None
     unread: bool = False
 
 
 def read_published_tables(
-    conn: Connection, publication_names: Sequence[str], *, sizes: bool = True, barred: Collection[int] = ()
+    conn: Connection,
+    publication_names: Sequence[str],
+    *,
+    sizes: bool = True,
+    barred: Collection[int] = (),
 ) -> list[PublishedTable]:
     """The tables that a subscriber of these publications would have, sorted by name.
 
-    A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor is published via
-    root by any of the publications counts as part of that ancestor, as in pgoutput. Raises SourceError when the
-    publications give one table different column lists: decoding would stop there for good. ``sizes``: see read_leaves().
-    Row filters and sizes are read under a lock on their tables, but not of those (by oid) that are ``barred``.
+    A partition root with publish_via_partition_root, the leaves without. A partition whose ancestor
+    is published via root by any of the publications counts as part of that ancestor, as in
+    pgoutput. Raises SourceError when the publications give one table different column lists:
+    decoding would stop there for good. ``sizes``: see read_leaves(). Row filters and sizes are read
+    under a lock on their tables, but not of those (by oid) that are ``barred``.
     """
     members = _read_memberships(conn, publication_names, barred)
     relations = read_relations(conn, list(members))
@@ -56,25 +62,40 @@ def read_published_tables(
         if different := members[root.oid].different:
             raise SourceError(different)
     leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, barred=barred)
-    return sorted((_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id)
+    return sorted(
+        (_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id
+    )
 
 
-def read_published_relations(conn: Connection, publication_names: Sequence[str]) -> list[PublishedRelation]:
-    """The tables that read_published_tables() would give, in short; one statement, for every run's look."""
+def read_published_relations(
+    conn: Connection, publication_names: Sequence[str]
+) -> list[PublishedRelation]:
+    """The tables that read_published_tables() would give, in short; one statement, for every run's
+    look.
+    """
     rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
-    return [PublishedRelation(TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors), r.is_late) for r in rows]
+    return [
+        PublishedRelation(
+            TableId(r.schema, r.name), r.oid, r.relkind, tuple(r.ancestors), r.is_late
+        )
+        for r in rows
+    ]
 
 
-def _read_memberships(conn: Connection, publication_names: Sequence[str], barred: Collection[int]) -> dict[int, _Taken]:
+def _read_memberships(
+    conn: Connection, publication_names: Sequence[str], barred: Collection[int]
+) -> dict[int, _Taken]:
     members: dict[int, _Taken] = {}
-    for row in fetch(conn, _MEMBERSHIPS, {"publications": list(publication_names), "barred": list(barred)}):
+    for row in fetch(
+        conn, _MEMBERSHIPS, {"publications": list(publication_names), "barred": list(barred)}
+    ):
         names = frozenset(row.column_names)
         member = members.setdefault(row.oid, _Taken(names))
         if member.column_names != names:
             member.different = (
-                f"publications {', '.join(member.publications)} and {row.publication} give "
-                f"{TableId(row.schema, row.name)} different column lists, which pgoutput can't decode: "
-                "give the table the same columns in all publications of one slot"
+                f"publications {', '.join(member.publications)} and {row.publication} give"
+                f" {TableId(row.schema, row.name)} different column lists, which pgoutput can't"
+                " decode: give the table the same columns in all publications of one slot"
             )
         member.publications.append(row.publication)
         member.filters.append(row.row_filter)
@@ -104,7 +125,13 @@ def _published(relation: Relation, member: _Taken, leaves: tuple[Leaf, ...]) -> 
         key_columns=_key_columns(relation, member.column_names),
         primary_key=relation.primary_key,
         identity_columns=relation.identity_columns,
-        row_filter=None if unfiltered else " OR ".join(f"({f})" for f in filters) if len(filters) > 1 else filters[0],
+        row_filter=(
+            None
+            if unfiltered
+            else " OR ".join(f"({f})" for f in filters)
+            if len(filters) > 1
+            else filters[0]
+        ),
         leaves=leaves,
         relation_ids=(relation.oid,),
         publishes=frozenset(member.publishes),
@@ -116,22 +143,26 @@ def _published(relation: Relation, member: _Taken, leaves: tuple[Leaf, ...]) -> 
 
 
 def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ...]:
-    # Old tuples of UPDATE and DELETE carry the identity index's columns only, so with one the primary key is no help.
+    # Old tuples of UPDATE and DELETE carry the identity index's columns only, so with one the
+    # primary key is no help.
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
     return key if published.issuperset(key) else ()
 
 
-# Before 18 generated columns are never sent, though 15's view lists them; by a column list from 18 on whatever it names. A list
-# or filter of a table that its schema, or FOR ALL TABLES, publishes too counts for nothing. What tells one version of an entry or
-# of a publication from another: waldelta.postgres.publication_membership. A table may also leave an entry that stays as it is: a partition that is
-# detached one of a table above it, whatever gets another schema its schema's. Attached or set back it has another row
-# of pg_inherits, or of pg_depend; so an entry is named with those by which it holds, of a schema's the nearest table's.
+# Before 18 generated columns are never sent, though 15's view lists them; by a column list from 18
+# on whatever it names. A list or filter of a table that its schema, or FOR ALL TABLES, publishes
+# too counts for nothing. What tells one version of an entry or of a publication from another:
+# waldelta.postgres.publication_membership. A table may also leave an entry that stays as it is: a
+# partition that is detached one of a table above it, whatever gets another schema its schema's.
+# Attached or set back it has another row of pg_inherits, or of pg_depend; so an entry is named with
+# those by which it holds, of a schema's the nearest table's.
 _MEMBERSHIPS = f"""{MEMBERS}
 select p.pubname as publication,
        c.oid,
        n.nspname as schema,
        c.relname as name,
-       case when c.oid <> all(%(barred)s::oid[]) then pg_get_expr(said.prqual, c.oid) end as row_filter,
+       case when c.oid <> all(%(barred)s::oid[]) then pg_get_expr(said.prqual, c.oid) end
+         as row_filter,
        said.prqual is not null and c.oid = any(%(barred)s::oid[]) as is_unread,
        array(
            select a.attname::text
@@ -142,8 +173,10 @@ select p.pubname as publication,
              and case
                      when said.prattrs is not null then
                          a.attnum = any(said.prattrs::int2[])
-                         and (a.attgenerated = '' or current_setting('server_version_num')::int >= 180000)
-                     else a.attgenerated = '' or (a.attgenerated = 's' and to_jsonb(p) ->> 'pubgencols' = 's')
+                         and (a.attgenerated = '' or current_setting('server_version_num')::int >=
+                           180000)
+                     else a.attgenerated = '' or (a.attgenerated = 's'
+                       and to_jsonb(p) ->> 'pubgencols' = 's')
                  end
        ) as column_names,
        array_remove(array[
@@ -156,7 +189,8 @@ select p.pubname as publication,
        p.xmin::text::bigint as version,
        p.pubowner::bigint as owner,
        concat_ws(' ', p.pubviaroot, to_jsonb(p) ->> 'pubgencols') as options,
-       (select r.prattrs::text from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = c.oid) as column_list,
+       (select r.prattrs::text from pg_publication_rel r where r.prpubid = p.oid
+         and r.prrelid = c.oid) as column_list,
        e.entries,
        e.is_apart
 from member
@@ -166,13 +200,15 @@ join pg_namespace n on n.oid = c.relnamespace
 left join pg_publication_rel said
        on said.prpubid = p.oid and said.prrelid = c.oid and not p.puballtables
       and not exists (
-          select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = c.relnamespace
+          select from pg_publication_namespace s where s.pnpubid = p.oid
+            and s.pnnspid = c.relnamespace
       )
 cross join lateral (
     with way as (
         select a.relid, a.place,
                string_agg(i.xmin::text, ' ')
-                   over (order by a.place rows between unbounded preceding and 1 preceding) as joined
+                   over (order by a.place rows between unbounded preceding and 1 preceding)
+                     as joined
         from (
             select above.relid::oid, above.place
             from pg_partition_ancestors(c.oid) with ordinality as above (relid, place)
@@ -181,7 +217,8 @@ cross join lateral (
         ) as a
         left join pg_inherits i on i.inhrelid = a.relid and c.relispartition
     )
-    select coalesce(array_agg(distinct i.entry), '{{}}') as entries, coalesce(bool_and(i.cid = 0), false) as is_apart
+    select coalesce(array_agg(distinct i.entry), '{{}}') as entries, coalesce(bool_and(i.cid = 0),
+      false) as is_apart
     from (
         select 'all ' || p.oid as entry, p.cmin::text::bigint as cid where p.puballtables
         union all
@@ -193,7 +230,8 @@ cross join lateral (
             select distinct on (s.oid) concat_ws(' ', 'schema', s.oid, (
                        select d.xmin
                        from pg_depend d
-                       where d.classid = 'pg_class'::regclass and d.objid = way.relid and d.objsubid = 0
+                       where d.classid = 'pg_class'::regclass and d.objid = way.relid
+                         and d.objsubid = 0
                          and d.refclassid = 'pg_namespace'::regclass and d.refobjid = m.relnamespace
                        limit 1
                    ), way.joined), s.cmin::text::bigint
@@ -207,8 +245,9 @@ cross join lateral (
 order by p.pubname, c.oid
 """  # noqa: S608 - no value in it
 
-# What was entered later has the greater oid. A schema's entry is none from the start for what got the schema since the partition
-# was made; whether the partition was attached since, the one that looks at its files tells. Ages: waldelta.pipeline.drift.catalog_state.
+# What was entered later has the greater oid. A schema's entry is none from the start for what got
+# the schema since the partition was made; whether the partition was attached since, the one that
+# looks at its files tells. Ages: waldelta.pipeline.drift.catalog_state.
 _PUBLISHED = f"""{MEMBERS},
 published as (
     select distinct c.oid, n.nspname as schema, c.relname as name, c.relkind::text as relkind
@@ -227,16 +266,19 @@ select m.oid, m.schema, m.name, m.relkind, l.above as ancestors,
                select from pg_class c
                join pg_publication_namespace s on s.pnnspid = c.relnamespace
                join named p on p.oid = s.pnpubid
-               join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid and d.objsubid = 0
+               join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = c.oid
+                 and d.objsubid = 0
                     and d.refclassid = 'pg_namespace'::regclass and d.refobjid = c.relnamespace
                join pg_attribute a on a.attrelid = m.oid and a.attnum = -1
                where c.oid = any(l.above || m.oid) and s.oid < m.oid
-                 and (d.xmin = a.xmin or age(d.xmin) < 0 or (age(a.xmin) >= 0 and age(d.xmin) > age(a.xmin)))
+                 and (d.xmin = a.xmin or age(d.xmin) < 0 or (age(a.xmin) >= 0
+                   and age(d.xmin) > age(a.xmin)))
            )
        ) as is_late
 from published m
 cross join lateral (
-    select array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid) as above
+    select array(select a.relid::oid from pg_partition_ancestors(m.oid) a where a.relid <> m.oid)
+      as above
 ) l
 where not exists (
     select from pg_partition_ancestors(m.oid) a

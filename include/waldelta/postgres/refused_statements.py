@@ -1,7 +1,9 @@
-"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses because they are published: asked by each run.
+"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses because they are published: asked by each
+run.
 
-Preflight looks before a publication is made. A table that is created later under FOR ALL TABLES or TABLES IN SCHEMA, or a key
-that is dropped later, breaks the application all the same, and PostgreSQL tells nobody else.
+Preflight looks before a publication is made. A table that is created later under FOR ALL TABLES or
+TABLES IN SCHEMA, or a key that is dropped later, breaks the application all the same, and
+PostgreSQL tells nobody else.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from waldelta.postgres.type_catalog import fetch
 _MOST_NAMED = 5
 
 
-def refused_statements(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> list[str]:
-    """What to tell of them, with the remedy; nothing when there are none. Two queries, from PostgreSQL 18 on three."""
+def refused_statements(
+    connection: psycopg.Connection[Any], publication_names: Sequence[str]
+) -> list[str]:
+    """What to tell of them, with the remedy; nothing when there are none. Two queries, from
+    PostgreSQL 18 on three.
+    """
     causes = [(_TREE + _WITHOUT_IDENTITY, _NO_IDENTITY), (_OUTSIDE_IDENTITY, _SHRUNKEN_IDENTITY)]
     if connection.info.server_version >= 180000:
         causes.append((_TREE + _GENERATED_IDENTITY, _UNPUBLISHED_IDENTITY))
@@ -37,20 +43,23 @@ def _named(rows: Sequence[Any]) -> str:
 
 
 _NO_IDENTITY = (
-    "the publication publishes them, and the table has no replica identity: add a primary key, or alter table … replica identity "
-    "full, or take the table out of the publication"
+    "the publication publishes them, and the table has no replica identity: add a primary key, or"
+    " alter table … replica identity full, or take the table out of the publication"
 )
 _SHRUNKEN_IDENTITY = (
-    "the publication's row filter uses columns outside of the table's replica identity, or its column list doesn't have all of that: "
-    "make the replica identity fit, or change the filter or list"
+    "the publication's row filter uses columns outside of the table's replica identity, or its"
+    " column list doesn't have all of that: make the replica identity fit, or change the filter or"
+    " list"
 )
 
 _UNPUBLISHED_IDENTITY = (
-    "the table's replica identity has a generated column that the publication doesn't publish: use the primary key, or an index "
-    "without that column, as replica identity, or, for a stored one, set publish_generated_columns: stored"
+    "the table's replica identity has a generated column that the publication doesn't publish: use"
+    " the primary key, or an index without that column, as replica identity, or, for a stored one,"
+    " set publish_generated_columns: stored"
 )
 
-# The published tables and their partitions. pg_partition_tree() would lock each of them, and wait for who holds it.
+# The published tables and their partitions. pg_partition_tree() would lock each of them, and wait
+# for who holds it.
 _TREE = f"""{MEMBERS},
 tree (publication, relid) as (
     select m.publication, m.relid
@@ -75,14 +84,16 @@ where c.relkind = 'r'
   and not exists (
       select from pg_index i
       where i.indrelid = c.oid and i.indimmediate and i.indisvalid
-        and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end
+        and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident
+          else false end
   )
 group by n.nspname, c.relname
 order by n.nspname, c.relname
 """
 
-# What a filter uses stands in its tree alone. A partition is judged by the topmost entry above it, when that is published via
-# its root, under the root's names of columns (pub_rf_contains_invalid_column, pub_collist_contains_invalid_column).
+# What a filter uses stands in its tree alone. A partition is judged by the topmost entry above it,
+# when that is published via its root, under the root's names of columns
+# (pub_rf_contains_invalid_column, pub_collist_contains_invalid_column).
 _OUTSIDE_IDENTITY = """
 with recursive entry as (
     select p.pubname, r.prrelid, r.prattrs, r.prqual, c.relkind = 'p' as is_root
@@ -97,7 +108,8 @@ with recursive entry as (
           select from pg_partition_ancestors(r.prrelid) a
           join pg_class root on root.oid = a.relid
           where a.relid <> r.prrelid
-            and (exists (select from pg_publication_rel m where m.prpubid = p.oid and m.prrelid = root.oid)
+            and (exists (select from pg_publication_rel m where m.prpubid = p.oid
+              and m.prrelid = root.oid)
                  or exists (select from pg_publication_namespace m
                             where m.pnpubid = p.oid and m.pnnspid = root.relnamespace))
       ))
@@ -115,8 +127,10 @@ judged as (
            array(select a.attname from pg_attribute a
                  where a.attrelid = e.prrelid and a.attnum = any(e.prattrs::int2[])) as listed,
            e.prattrs is not null as has_list,
-           array(select a.attname from regexp_matches(e.prqual::text, ':varattno ([0-9]+)', 'g') as used (numbers)
-                 join pg_attribute a on a.attrelid = e.prrelid and a.attnum = used.numbers[1]::int2) as filtered
+           array(select a.attname from regexp_matches(e.prqual::text, ':varattno ([0-9]+)', 'g')
+             as used (numbers)
+                 join pg_attribute a on a.attrelid = e.prrelid
+                   and a.attnum = used.numbers[1]::int2) as filtered
     from entry e
     join tree l on l.root = e.prrelid
     join pg_class c on c.oid = l.leaf
@@ -128,7 +142,8 @@ identified as (
         from pg_index i, unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
         join pg_attribute a on a.attrelid = j.oid and a.attnum = k.attnum
         where i.indrelid = j.oid and i.indisvalid and i.indimmediate and k.position <= i.indnkeyatts
-          and case j.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end
+          and case j.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident
+            else false end
     ) as identity
     from judged j
 )
@@ -136,12 +151,14 @@ select n.nspname as schema, i.relname as name, string_agg(distinct i.pubname, ',
 from identified i
 join pg_namespace n on n.oid = i.relnamespace
 where case when i.relreplident = 'f' then i.has_list
-           else i.identity <> '{}' and (not i.filtered <@ i.identity or i.has_list and not i.identity <@ i.listed) end
+           else i.identity <> '{}' and (not i.filtered <@ i.identity or i.has_list
+             and not i.identity <@ i.listed) end
 group by n.nspname, i.relname
 order by n.nspname, i.relname
 """
 
-# From 18 on (pub_contains_invalid_column): FULL has every column; what a column list names is published, whatever it is.
+# From 18 on (pub_contains_invalid_column): FULL has every column; what a column list names is
+# published, whatever it is.
 _GENERATED_IDENTITY = """
 select n.nspname as schema, c.relname as name, string_agg(distinct p.pubname, ', ') as publication
 from tree t
@@ -158,7 +175,8 @@ where c.relkind = 'r'
           select from pg_index i
           where i.indrelid = c.oid and i.indimmediate and i.indisvalid
             and a.attnum = any(i.indkey[0:i.indnkeyatts - 1])
-            and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident else false end
+            and case c.relreplident when 'd' then i.indisprimary when 'i' then i.indisreplident
+              else false end
       ) and not exists (
           select from pg_publication_rel r
           where r.prpubid = p.oid and r.prattrs is not null

@@ -1,4 +1,5 @@
-"""Where a server stands: its identity, timeline, WAL position and file size, and next transaction id.
+"""Where a server stands: its identity, timeline, WAL position and file size, and next transaction
+id.
 
 A primary and a standby say it by different functions: the ones fail on the other.
 """
@@ -15,13 +16,17 @@ from waldelta.lsn import Lsn
 from waldelta.postgres.connection import describe_server
 
 # Up to where the server's WAL can be decoded: a primary's is flushed, a standby's replayed.
-READABLE_LSN = "case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end"
+READABLE_LSN = (
+    "case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else"
+    " pg_current_wal_flush_lsn() end"
+)
 # Where the last record ends that a primary has written, by Lsn.of_record, and what that takes.
 WRITTEN = "pg_current_wal_insert_lsn()::text, pg_size_bytes(current_setting('wal_segment_size'))"
 # A standby's timeline is told by the replication protocol alone.
 _POSITION = f"""
 select (select system_identifier::text from pg_control_system()),
-       case when not pg_is_in_recovery() then ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int end,
+       case when not pg_is_in_recovery() then ('x' || substr(pg_walfile_name(pg_current_wal_lsn()),
+         1, 8))::bit(32)::int end,
        ({READABLE_LSN})::text,
        (select setting::bigint from pg_settings where name = 'wal_segment_size'),
        current_database()::text
@@ -32,8 +37,8 @@ select (select system_identifier::text from pg_control_system()),
 class ServerPosition:
     """One look at a server; ``next_xid8`` tells the epoch of the 32-bit xids in that WAL.
 
-    ``flush_lsn`` is how far its WAL can be read: a standby's is what it has replayed, and ``primary_lsn`` then how far its
-    primary's is flushed.
+    ``flush_lsn`` is how far its WAL can be read: a standby's is what it has replayed, and
+    ``primary_lsn`` then how far its primary's is flushed.
     """
 
     system_identifier: str
@@ -45,7 +50,9 @@ class ServerPosition:
     primary_lsn: Lsn | None = None
 
     def lag_of(self, read: Lsn) -> int:
-        """Bytes of WAL that somebody who has read so far is behind, a standby's own lag included."""
+        """Bytes of WAL that somebody who has read so far is behind, a standby's own lag
+        included.
+        """
         return max(0, (self.primary_lsn or self.flush_lsn) - read)
 
     @property
@@ -54,12 +61,14 @@ class ServerPosition:
         return None if self.primary_lsn is None else max(0, self.primary_lsn - self.flush_lsn)
 
     def must_move(self, confirmed: Lsn, upto: Lsn, restart: Lsn | None = None) -> bool:
-        """Whether a slot at ``confirmed`` must move over what was read up to ``upto`` and holds nothing for us.
+        """Whether a slot at ``confirmed`` must move over what was read up to ``upto`` and holds
+        nothing for us.
 
-        It must when that lets go of a whole WAL file, since the server keeps and removes nothing smaller, and when more
-        is to be read behind it, since every reading begins where the slot stands. It must too while the slot's
-        ``restart`` position lags by files behind the confirmed one, as after a huge transaction: that position follows
-        only when a move passes the server's next record of running transactions, and every reading begins there.
+        It must when that lets go of a whole WAL file, since the server keeps and removes nothing
+        smaller, and when more is to be read behind it, since every reading begins where the slot
+        stands. It must too while the slot's ``restart`` position lags by files behind the confirmed
+        one, as after a huge transaction: that position follows only when a move passes the server's
+        next record of running transactions, and every reading begins there.
         """
         lets_go = self._file(upto) > self._file(confirmed) or (
             restart is not None and self._file(confirmed) > self._file(restart)
@@ -72,16 +81,21 @@ class ServerPosition:
 
 def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
     """Which cluster it is; a standby's is its primary's."""
-    ((identifier,),) = connection.execute("select system_identifier::text from pg_control_system()").fetchall()
+    ((identifier,),) = connection.execute(
+        "select system_identifier::text from pg_control_system()"
+    ).fetchall()
     return str(identifier)
 
 
 def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
-    """The oldest transaction (xid8) that is still running: those below it have ended, and whoever reads the slot sees them.
+    """The oldest transaction (xid8) that is still running: those below it have ended, and whoever
+    reads the slot sees them.
 
     To be asked of the server that has the slot: on a standby it is what runs as of its replay.
     """
-    ((oldest,),) = connection.execute("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint").fetchall()
+    ((oldest,),) = connection.execute(
+        "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+    ).fetchall()
     return int(oldest)
 
 
@@ -89,18 +103,22 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
     """Ask a primary where it stands; raises NotPrimary on a standby."""
     if is_standby(connection):
         raise NotPrimary(
-            f"{describe_server(connection)} is a standby, where no copy is taken, and no slot consumed but by source.read_from: "
-            "point the connection at the primary, or promote this server (docs/failover.md)"
+            f"{describe_server(connection)} is a standby, where no copy is taken, and no slot"
+            " consumed but by source.read_from: point the connection at the primary, or promote"
+            " this server (docs/failover.md)"
         )
     return _read(connection, None)
 
 
 def read_standby_position(connection: psycopg.Connection[Any], timeline: int) -> ServerPosition:
-    """Ask a standby, which replays ``timeline``, where it stands; raises NotStandby on a primary."""
+    """Ask a standby, which replays ``timeline``, where it stands; raises NotStandby on a
+    primary.
+    """
     if not is_standby(connection):
         raise NotStandby(
-            f"source.read_from leads to {describe_server(connection)}, which is no standby, or was promoted: let it lead to a "
-            "standby of conn_id's server, or take it out; then run resync (docs/standby.md)"
+            f"source.read_from leads to {describe_server(connection)}, which is no standby, or was"
+            " promoted: let it lead to a standby of conn_id's server, or take it out; then run"
+            " resync (docs/standby.md)"
         )
     return _read(connection, timeline)
 
@@ -112,7 +130,9 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
 
 def _read(connection: psycopg.Connection[Any], timeline: int | None) -> ServerPosition:
     row = connection.execute(_POSITION.encode()).fetchone()
-    xid = connection.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint").fetchone()
+    xid = connection.execute(
+        "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    ).fetchone()
     if row is None or xid is None:
         raise SourceError("the server didn't say where it stands")
     return ServerPosition(row[0], timeline or row[1], Lsn.parse(row[2]), xid[0], row[3], row[4])

@@ -1,4 +1,6 @@
-"""What the source's catalogs say about types: their kinds, base and element types, and how PostgreSQL prints them."""
+"""What the source's catalogs say about types: their kinds, base and element types, and how
+PostgreSQL prints them.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ _KINDS: dict[str, TypeKind] = {
 class PgType:
     """A type with its modifier; ``name`` is what PostgreSQL prints: ``numeric(10,2)``, ``text[]``.
 
-    Of a domain, ``base`` is the innermost type that isn't a domain; of an array, ``element`` is its element's type
-    with the array's typmod. ``type_name`` and ``type_schema`` are the bare names, as extensions are recognised by.
+    Of a domain, ``base`` is the innermost type that isn't a domain; of an array, ``element`` is its
+    element's type with the array's typmod. ``type_name`` and ``type_schema`` are the bare names, as
+    extensions are recognised by.
     """
 
     oid: int
@@ -53,13 +56,17 @@ def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple
     every = wanted | {pair for w in wanted for pair in _parts(rows, w)}
     names = {
         (r.oid, r.typmod): r.name
-        for r in fetch(conn, _TYPE_NAMES, {"oids": [o for o, _ in every], "typmods": [t for _, t in every]})
+        for r in fetch(
+            conn, _TYPE_NAMES, {"oids": [o for o, _ in every], "typmods": [t for _, t in every]}
+        )
     }
     return {pair: _type(rows, names, pair) for pair in wanted}
 
 
 class KnownTypes:
-    """The same for one asker after the other: each type is asked for once, and ``connected`` gives the connection for that."""
+    """The same for one asker after the other: each type is asked for once, and ``connected`` gives
+    the connection for that.
+    """
 
     def __init__(self, connected: Callable[[], AbstractContextManager[Connection]]) -> None:
         self._connected = connected
@@ -107,7 +114,9 @@ def _type(rows: dict[int, Any], names: dict[tuple[int, int], str], pair: tuple[i
     row = rows[oid]
     is_domain = row.typtype == "d"
     base = _type(rows, names, _innermost(rows, oid)) if is_domain else None
-    element = _type(rows, names, (row.element_oid, typmod)) if row.element_oid and not is_domain else None
+    element = (
+        _type(rows, names, (row.element_oid, typmod)) if row.element_oid and not is_domain else None
+    )
     return PgType(
         oid=oid,
         typmod=typmod,
@@ -141,7 +150,8 @@ select t.oid,
        t.typbasetype,
        t.typtypmod,
        case
-           when t.typsubscript = 'array_subscript_handler'::regproc and t.oid not in (22, 30) then t.typelem
+           when t.typsubscript = 'array_subscript_handler'::regproc and t.oid not in (22, 30)
+             then t.typelem
            else 0
        end::int8 as element_oid
 from reachable r

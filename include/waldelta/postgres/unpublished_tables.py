@@ -1,7 +1,9 @@
-"""Tables that the pipeline file has setup publish and that their publication lacks: asked by each run.
+"""Tables that the pipeline file has setup publish and that their publication lacks: asked by each
+run.
 
-PostgreSQL takes a table out of a publication without a word of its own: DROP COLUMN … CASCADE of a column of its filter or column
-list does, as its error for a plain DROP COLUMN recommends; so does a table that is dropped and made anew. Nothing is sent from then on.
+PostgreSQL takes a table out of a publication without a word of its own: DROP COLUMN … CASCADE of a
+column of its filter or column list does, as its error for a plain DROP COLUMN recommends; so does a
+table that is dropped and made anew. Nothing is sent from then on.
 """
 
 from __future__ import annotations
@@ -18,42 +20,58 @@ from waldelta.postgres.type_catalog import fetch
 
 def listed(source: Source) -> list[tuple[str, TableId]]:
     """The publications that setup makes, with each table that the pipeline file lists for them."""
-    return [(entry.name, TableId(*t.parts)) for entry in source.publications if entry.manage for t in entry.tables]
+    return [
+        (entry.name, TableId(*t.parts))
+        for entry in source.publications
+        if entry.manage
+        for t in entry.tables
+    ]
 
 
 def unpublished(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    """Listed tables that their publication has neither itself nor by a table above them or their schema; one query, without locks."""
+    """Listed tables that their publication has neither itself nor by a table above them or their
+    schema; one query, without locks.
+    """
     wanted = listed(source)
     asked = {
         "publications": [publication for publication, _ in wanted],
         "schemas": [table.schema for _, table in wanted],
         "names": [table.name for _, table in wanted],
     }
-    return [str(TableId(row.schema, row.name)) for row in fetch(connection, _LACKING, asked)] if wanted else []
+    return (
+        [str(TableId(row.schema, row.name)) for row in fetch(connection, _LACKING, asked)]
+        if wanted
+        else []
+    )
 
 
 def not_published(tables: Sequence[str]) -> str:
     """What to tell of them."""
     return (
-        f"in the pipeline file, but not in its publication: {', '.join(tables)}; what changes there is sent to nobody, and the targets "
-        "stay as they are. Were they never set up, or dropped, renamed or taken out by somebody, or by DROP COLUMN … CASCADE? Run setup, "
-        "then the initial sync with these tables, or take them out of the file"
+        f"in the pipeline file, but not in its publication: {', '.join(tables)}; what changes there"
+        " is sent to nobody, and the targets stay as they are. Were they never set up, or dropped,"
+        " renamed or taken out by somebody, or by DROP COLUMN … CASCADE? Run setup, then the"
+        " initial sync with these tables, or take them out of the file"
     )
 
 
 _LACKING = """
 select distinct w.schema, w.name
-from unnest(%(publications)s::text[], %(schemas)s::text[], %(names)s::text[]) as w (publication, schema, name)
+from unnest(%(publications)s::text[], %(schemas)s::text[], %(names)s::text[]) as w (publication,
+  schema, name)
 left join pg_publication p on p.pubname = w.publication
-left join (pg_namespace n join pg_class c on c.relnamespace = n.oid) on n.nspname = w.schema and c.relname = w.name
+left join (pg_namespace n join pg_class c on c.relnamespace = n.oid) on n.nspname = w.schema
+  and c.relname = w.name
 where p.puballtables is not true
   and not exists (
       select from pg_class way
       where way.oid in (select c.oid union all select a.relid from pg_partition_ancestors(c.oid) a)
         and (
-            exists (select from pg_publication_rel r where r.prpubid = p.oid and r.prrelid = way.oid)
+            exists (select from pg_publication_rel r where r.prpubid = p.oid
+              and r.prrelid = way.oid)
             or exists (
-                select from pg_publication_namespace s where s.pnpubid = p.oid and s.pnnspid = way.relnamespace
+                select from pg_publication_namespace s where s.pnpubid = p.oid
+                  and s.pnnspid = way.relnamespace
             )
         )
   )

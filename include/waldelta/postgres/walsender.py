@@ -1,7 +1,8 @@
-"""What only the replication protocol says or does: timelines, their history, and whether standbys keep a slot.
+"""What only the replication protocol says or does: timelines, their history, and whether standbys
+keep a slot.
 
-All of it needs no more than reading a slot does, where the functions of the same purpose (pg_read_file) need a superuser.
-Source: the chapter on the streaming replication protocol.
+All of it needs no more than reading a slot does, where the functions of the same purpose
+(pg_read_file) need a superuser. Source: the chapter on the streaming replication protocol.
 """
 
 from __future__ import annotations
@@ -25,33 +26,40 @@ _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
 def read_timeline_ends(conninfo: str, timeline: int) -> dict[int, Lsn]:
-    """Where each timeline that ``timeline`` descends from was left: what lies before is common to both.
+    """Where each timeline that ``timeline`` descends from was left: what lies before is common to
+    both.
 
     Raises SourceError when the server doesn't tell.
     """
-    return parse_timeline_ends(_run(conninfo, sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline)))[1])
+    return parse_timeline_ends(
+        _run(conninfo, sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline)))[1]
+    )
 
 
 def parse_timeline_ends(history: str) -> dict[int, Lsn]:
     r"""The lines of a timeline's history file: a timeline, where it was left, and why.
 
-    >>> parse_timeline_ends('1\t0/3000148\tno recovery target specified\n\n2\t0/5000000\tbefore 2026-01-01')
-    {1: Lsn('0/3000148'), 2: Lsn('0/5000000')}
+    >>> parse_timeline_ends('1\t0/3000148\tno recovery target specified\n\n2\t0/5000000\tbefore
+    2026-01-01') {1: Lsn('0/3000148'), 2: Lsn('0/5000000')}
     """
     found = (_HISTORY_LINE.match(line) for line in history.splitlines())
     return {int(line[1]): Lsn.parse(line[2]) for line in found if line is not None}
 
 
 def read_timeline(conninfo: str) -> int:
-    """The timeline that the server writes or, as a standby, replays now; raises SourceError when it doesn't tell.
+    """The timeline that the server writes or, as a standby, replays now; raises SourceError when it
+    doesn't tell.
 
-    No function tells a standby's, and what its control file says is as old as its last restartpoint.
+    No function tells a standby's, and what its control file says is as old as its last
+    restartpoint.
     """
     return int(_run(conninfo, sql.SQL("IDENTIFY_SYSTEM").format())[1])
 
 
 def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:
-    """Have standbys keep the slot, or not any more (PostgreSQL 17); raises SlotInUse while somebody reads it."""
+    """Have standbys keep the slot, or not any more (PostgreSQL 17); raises SlotInUse while somebody
+    reads it.
+    """
     _run(conninfo, alter_failover_command(slot, failover=failover))
 
 
@@ -72,11 +80,18 @@ def _run(conninfo: str, command: sql.Composed) -> list[str]:
             if result.error_field(psycopg.pq.DiagnosticField.SQLSTATE) == b"55006":
                 raise SlotInUse(f"{what}: stop that reader")
             raise SourceError(f"the server refused {what}")
-        return [(result.get_value(0, i) or b"").decode() for i in range(result.nfields)] if result.ntuples else []
+        return (
+            [(result.get_value(0, i) or b"").decode() for i in range(result.nfields)]
+            if result.ntuples
+            else []
+        )
 
 
-def stream_slot(conninfo: str, slot: str, options: Sequence[str], seconds: float) -> Iterator[bytes]:
-    """The messages from where the slot stands up to an error, or for so long; ``options`` are names and values in turn.
+def stream_slot(
+    conninfo: str, slot: str, options: Sequence[str], seconds: float
+) -> Iterator[bytes]:
+    """The messages from where the slot stands up to an error, or for so long; ``options`` are names
+    and values in turn.
 
     Nothing is confirmed, so the slot stays where it is. Raises SourceError when the server refuses.
     """
@@ -84,13 +99,17 @@ def stream_slot(conninfo: str, slot: str, options: Sequence[str], seconds: float
     given = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in pairs
     )
-    command = sql.SQL("START_REPLICATION SLOT {} LOGICAL 0/0 ({})").format(sql.Identifier(slot), given)
+    command = sql.SQL("START_REPLICATION SLOT {} LOGICAL 0/0 ({})").format(
+        sql.Identifier(slot), given
+    )
     connection = connect_walsender(conninfo, f"waldelta stream {slot}")
     try:  # not as a context: COMMIT is none of the protocol's commands
         pgconn, deadline = connection.pgconn, time.monotonic() + seconds
         result = pgconn.exec_(command.as_bytes(connection))
         if result.status != ExecStatus.COPY_BOTH:
-            raise SourceError(f"the server refused to stream slot {slot!r}: {psycopg.pq.error_message(result)}")
+            raise SourceError(
+                f"the server refused to stream slot {slot!r}: {psycopg.pq.error_message(result)}"
+            )
         while (left := deadline - time.monotonic()) > 0:
             size, data = pgconn.get_copy_data(1)
             if size < 0:

@@ -1,8 +1,9 @@
 """Row filters: any expression that PostgreSQL allows in one, understood without Spark.
 
-Stages: ``syntax`` reads what an engineer wrote; ``server`` lets PostgreSQL analyse it; ``parse`` reads the analysed
-text; ``resolve`` gives every part its type and finds its ``signatures``, or refuses it with its place. What Spark makes
-of the result stands in ``waldelta.row_filter.spark.translate``.
+Stages: ``syntax`` reads what an engineer wrote; ``server`` lets PostgreSQL analyse it; ``parse``
+reads the analysed text; ``resolve`` gives every part its type and finds its ``signatures``, or
+refuses it with its place. What Spark makes of the result stands in
+``waldelta.row_filter.spark.translate``.
 """
 
 from waldelta.row_filter._analyze import refused_filter, resolve_filter

@@ -1,4 +1,6 @@
-"""Let PostgreSQL itself say what a filter means: names, types and casts are its own, never guessed."""
+"""Let PostgreSQL itself say what a filter means: names, types and casts are its own, never
+guessed.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ _C_LOCALES = frozenset({"C", "POSIX"})
 
 
 def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
-    """Let the server analyse a filter over ``table``'s columns, in a transaction that is rolled back.
+    """Let the server analyse a filter over ``table``'s columns, in a transaction that is rolled
+    back.
 
-    The filter becomes the CHECK constraint of an empty temporary table with the same columns, which needs SELECT on
-    the table and TEMPORARY on the database, nothing else. The connection must come from ``connection.connect``. Raises
-    ConfigError with the place of what PostgreSQL doesn't take, FilterNotTranslatable for text that this project can't
-    read, PrivilegeMissing. Whether Spark can evaluate it is the question of ``waldelta.row_filter.spark.translate.spark_condition``.
+    The filter becomes the CHECK constraint of an empty temporary table with the same columns, which
+    needs SELECT on the table and TEMPORARY on the database, nothing else. The connection must come
+    from ``connection.connect``. Raises ConfigError with the place of what PostgreSQL doesn't take,
+    FilterNotTranslatable for text that this project can't read, PrivilegeMissing. Whether Spark can
+    evaluate it is the question of ``waldelta.row_filter.spark.translate.spark_condition``.
     """
     parse_row_filter(text)
     with conn.transaction(force_rollback=True):
@@ -37,18 +41,22 @@ def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
             return _analyse(conn, table, text)
         except psycopg.errors.InsufficientPrivilege as err:
             raise PrivilegeMissing(
-                f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}: grant select on the table and"
-                f" temporary on the database"
+                f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}: grant"
+                " select on the table and temporary on the database"
             ) from None
         except psycopg.errors.UndefinedTable as err:
-            raise ConfigError(f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}") from None
+            raise ConfigError(
+                f"filter {text!r} of {table} can't be checked: {err.diag.message_primary}"
+            ) from None
 
 
 def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
-    """Why PostgreSQL would refuse a publication's filter, as far as a role can find out that may not publish the table.
+    """Why PostgreSQL would refuse a publication's filter, as far as a role can find out that may
+    not publish the table.
 
-    It needs no privilege on the table but on its schema: the server analyses the filter, the catalogs say which functions are
-    immutable and what users defined. What else only CREATE PUBLICATION knows stays unsaid.
+    It needs no privilege on the table but on its schema: the server analyses the filter, the
+    catalogs say which functions are immutable and what users defined. What else only CREATE
+    PUBLICATION knows stays unsaid.
     """
     parsed = parse_row_filter(text)
     statement = sql.SQL("prepare {} as select from only {} where (").format(
@@ -74,25 +82,37 @@ def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
     if not refused:
         return None
     return (
-        f"filter {text!r}: PostgreSQL rejects {', '.join(refused)} in it: only immutable functions and types of its own are "
-        "allowed in a publication"
+        f"filter {text!r}: PostgreSQL rejects {', '.join(refused)} in it: only immutable functions"
+        " and types of its own are allowed in a publication"
     )
 
 
 def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
     copy = sql.Identifier("pg_temp", table.name)
-    conn.execute(sql.SQL("create temporary table {} (like {})").format(sql.Identifier(table.name), table.identifier))
-    # Filters are expressions, not values; parse_row_filter has read this one. The line break ends a comment.
-    before = sql.SQL("alter table {} add constraint {} check (").format(copy, sql.Identifier(_CONSTRAINT))
+    conn.execute(
+        sql.SQL("create temporary table {} (like {})").format(
+            sql.Identifier(table.name), table.identifier
+        )
+    )
+    # Filters are expressions, not values; parse_row_filter has read this one. The line break ends a
+    # comment.
+    before = sql.SQL("alter table {} add constraint {} check (").format(
+        copy, sql.Identifier(_CONSTRAINT)
+    )
     _run(conn, before, text, sql.SQL("\n)"))
     analysed = fetch(conn, _ANALYSED, {"name": _CONSTRAINT})[0].analysed
-    # Planning evaluates the parts that are constant, as decoding would: 1 / 0 fails there, whatever the rows.
+    # Planning evaluates the parts that are constant, as decoding would: 1 / 0 fails there, whatever
+    # the rows.
     _run(conn, sql.SQL("explain select from {} where (").format(copy), text, sql.SQL("\n)"))
     columns = column_names(parse_analysed(analysed))
     facts = fetch(conn, _DATABASE, {})[0]
     default = _collation(facts.database, facts.is_utf8)
-    rows = fetch(conn, _COLLATIONS, {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"})
-    collations = {r.name: default if r.is_default else _collation(r.collation, facts.is_utf8) for r in rows}
+    rows = fetch(
+        conn, _COLLATIONS, {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"}
+    )
+    collations = {
+        r.name: default if r.is_default else _collation(r.collation, facts.is_utf8) for r in rows
+    }
     return RowFilter(text, analysed, columns, collations, default, facts.is_utf8)
 
 
@@ -105,7 +125,9 @@ def _run(conn: Connection, before: sql.Composed, text: str, after: sql.SQL) -> N
             raise
         position = int(err.diag.statement_position or 0) - 1 - len(prefix)
         where = f" at {place(text, position)}" if 0 <= position <= len(text) else ""
-        raise ConfigError(f"filter {text!r}: PostgreSQL rejects it{where}: {err.diag.message_primary}") from None
+        raise ConfigError(
+            f"filter {text!r}: PostgreSQL rejects it{where}: {err.diag.message_primary}"
+        ) from None
 
 
 def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
@@ -117,19 +139,23 @@ def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
         return Collation.DETERMINISTIC
     if collate in _C_LOCALES:
         return Collation.CODE_POINT if ctype in _C_LOCALES else Collation.BINARY_ORDER
-    # The builtin provider's other locales sort by code points too; libc's C.UTF-8 depends on the C library.
+    # The builtin provider's other locales sort by code points too; libc's C.UTF-8 depends on the C
+    # library.
     return Collation.BINARY_ORDER if locale["provider"] == "b" else Collation.DETERMINISTIC
 
 
-# Objects with smaller oids are PostgreSQL's own (FirstNormalObjectId). A name that calls none of its immutable functions calls one
-# that a publication refuses; a column's type or collation counts as what uses it.
+# Objects with smaller oids are PostgreSQL's own (FirstNormalObjectId). A name that calls none of
+# its immutable functions calls one that a publication refuses; a column's type or collation counts
+# as what uses it.
 _REFUSED = """
 select 'function' as what, w.name
 from unnest(%(functions)s::text[]) as w (name)
 where exists (select from pg_proc p where p.proname = w.name)
-  and not exists (select from pg_proc p where p.proname = w.name and p.oid < 16384 and p.provolatile = 'i')
+  and not exists (select from pg_proc p where p.proname = w.name and p.oid < 16384
+    and p.provolatile = 'i')
 union all
-select case when a.atttypid >= 16384 then 'the user-defined type of column' else 'the user-defined collation of column' end, a.attname
+select case when a.atttypid >= 16384 then 'the user-defined type of column'
+  else 'the user-defined collation of column' end, a.attname
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0
@@ -141,16 +167,20 @@ order by 1, 2
 _ANALYSED = """
 select pg_get_expr(conbin, conrelid) as analysed
 from pg_constraint
-where conname = %(name)s and conrelid in (select oid from pg_class where relnamespace = pg_my_temp_schema())
+where conname = %(name)s and conrelid in (select oid from pg_class
+  where relnamespace = pg_my_temp_schema())
 """
 
-# The columns with a locale's name differ between versions: daticulocale and colliculocale before 17.
+# The columns with a locale's name differ between versions: daticulocale and colliculocale before
+# 17.
 _DATABASE = """
 select current_setting('server_encoding') = 'UTF8' as is_utf8,
        jsonb_build_object(
            'deterministic', true, 'provider', d.datlocprovider,
-           'collate', case d.datlocprovider when 'b' then to_jsonb(d) ->> 'datlocale' else d.datcollate end,
-           'ctype', case d.datlocprovider when 'b' then to_jsonb(d) ->> 'datlocale' else d.datctype end
+           'collate', case d.datlocprovider when 'b' then to_jsonb(d) ->> 'datlocale'
+             else d.datcollate end,
+           'ctype', case d.datlocprovider when 'b' then to_jsonb(d) ->> 'datlocale'
+             else d.datctype end
        ) as database
 from pg_database d
 where d.datname = current_database()
@@ -161,8 +191,10 @@ select a.attname as name,
        c.collprovider = 'd' as is_default,
        jsonb_build_object(
            'deterministic', c.collisdeterministic, 'provider', c.collprovider,
-           'collate', case c.collprovider when 'b' then to_jsonb(c) ->> 'colllocale' else c.collcollate end,
-           'ctype', case c.collprovider when 'b' then to_jsonb(c) ->> 'colllocale' else c.collctype end
+           'collate', case c.collprovider when 'b' then to_jsonb(c) ->> 'colllocale'
+             else c.collcollate end,
+           'ctype', case c.collprovider when 'b' then to_jsonb(c) ->> 'colllocale'
+             else c.collctype end
        ) as collation
 from pg_attribute a
 join pg_collation c on c.oid = a.attcollation

@@ -24,7 +24,8 @@ FORMS: dict[str, re.Pattern[str]] = {
     }.items()
 }  # fmt: skip
 _INTERVAL = re.compile(
-    r"(?:(-?\d+) years? ?)?(?:(-?\d+) mons? ?)?(?:(-?\d+) days? ?)?(?:(-)?(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?"
+    r"(?:(-?\d+) years? ?)?(?:(-?\d+) mons? ?)?(?:(-?\d+) days?"
+    r" ?)?(?:(-)?(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?"
 )
 _LARGEST_INTERVAL_MONTHS = 12 * 5000
 _HELD_YEAR = 4  # digits
@@ -50,10 +51,10 @@ def numeric_digits(text: str) -> tuple[int, int]:
 
 
 def interval_parts(text: str) -> tuple[int, int, int] | None:
-    """Months, days and microseconds of an interval in IntervalStyle postgres; None for one that isn't certain.
+    """Months, days and microseconds of an interval in IntervalStyle postgres; None for one that
+    isn't certain.
 
-    >>> interval_parts("1 year 2 mons -3 days +04:05:06.5".replace("+", ""))
-    (14, -3, 14706500000)
+    >>> interval_parts("1 year 2 mons -3 days +04:05:06.5".replace("+", "")) (14, -3, 14706500000)
     """
     found = _INTERVAL.fullmatch(text.replace("+", ""))
     if found is None or not text:
@@ -64,7 +65,11 @@ def interval_parts(text: str) -> tuple[int, int, int] | None:
     microseconds += int((fraction or "").ljust(6, "0"))
     microseconds = -microseconds if sign else microseconds
     # So that the result stays within both calendars.
-    if abs(total) > _LARGEST_INTERVAL_MONTHS or abs(int(days or 0)) > 10**6 or abs(microseconds) > 10**15:
+    if (
+        abs(total) > _LARGEST_INTERVAL_MONTHS
+        or abs(int(days or 0)) > 10**6
+        or abs(microseconds) > 10**15
+    ):
         return None
     return total, int(days or 0), microseconds
 
@@ -78,7 +83,9 @@ def array_elements(text: str) -> list[str | None] | None:
     if not re.fullmatch(r"\{.*\}", text, re.DOTALL) or text.startswith("{{"):
         return None
     found: list[str | None] = []
-    for quoted, plain, _ in re.findall(r'(?:"((?:[^"\\]|\\.)*)"|([^",]+))(,|$)', text[1:-1], re.DOTALL):
+    for quoted, plain, _ in re.findall(
+        r'(?:"((?:[^"\\]|\\.)*)"|([^",]+))(,|$)', text[1:-1], re.DOTALL
+    ):
         if plain:
             found.append(None if plain == "NULL" else plain)
         else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from waldelta.row_filter.typed_tree import Typed
 
 # Those of which an infinite date has none (NULL), and those of which it has an infinite one.
-PERIODIC = frozenset({"month", "day", "hour", "minute", "second", "dow", "isodow", "doy", "quarter", "week"})
+PERIODIC = frozenset(
+    {"month", "day", "hour", "minute", "second", "dow", "isodow", "doy", "quarter", "week"}
+)
 MONOTONIC = frozenset({"year", "isoyear", "epoch"})
 _TIMES = frozenset({"hour", "minute", "second"})
 UNITS = frozenset({"year", "quarter", "month", "week", "day", "hour", "minute", "second"})

@@ -1,4 +1,6 @@
-"""How many digits results of numeric operators can have: what makes Spark's decimals exact, or too small."""
+"""How many digits results of numeric operators can have: what makes Spark's decimals exact, or too
+small.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,16 @@ def with_digits(typed: Typed) -> Typed:
 
 def _places(typed: Typed) -> int:
     """The second argument of round() and trunc()."""
-    given = typed.arguments[1].value if len(typed.arguments) > 1 and typed.arguments[1].type.name == "int4" else None
+    given = (
+        typed.arguments[1].value
+        if len(typed.arguments) > 1 and typed.arguments[1].type.name == "int4"
+        else None
+    )
     places = int(given or 0)
     if places < 0:
-        raise TooManyDigits(f"{typed.key.removeprefix('numeric_')} to the left of the decimal point")
+        raise TooManyDigits(
+            f"{typed.key.removeprefix('numeric_')} to the left of the decimal point"
+        )
     return places
 
 

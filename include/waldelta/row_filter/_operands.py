@@ -37,7 +37,9 @@ class Operands(ABC):
 
     def refused(self, node: Node | Typed, reason: str) -> FilterNotTranslatable:
         """The error for a part that has no certain translation, with its place."""
-        return FilterNotTranslatable(self.filter.analysed, place(self.filter.analysed, node.start), reason)
+        return FilterNotTranslatable(
+            self.filter.analysed, place(self.filter.analysed, node.start), reason
+        )
 
     @abstractmethod
     def node(self, node: Node) -> Typed:
@@ -67,13 +69,19 @@ class Operands(ABC):
 
     def with_default(self, typed: Typed) -> Typed:
         """The node with the database's collation, if it is a text."""
-        return replace(typed, collation=self.filter.default_collation) if typed.type.name in TEXTS else typed
+        return (
+            replace(typed, collation=self.filter.default_collation)
+            if typed.type.name in TEXTS
+            else typed
+        )
 
     def constant(self, node: Node, kind: Type, text: str | None) -> Typed:
         """A constant of a type, checked."""
         if text is None:
             digits = (1, 0) if kind.name == "numeric" and kind.digits is None else kind.digits
-            return self.with_default(Typed("constant", replace(kind, digits=digits), value=None, start=node.start))
+            return self.with_default(
+                Typed("constant", replace(kind, digits=digits), value=None, start=node.start)
+            )
         form = FORMS.get(kind.name)
         if form is not None and not form.fullmatch(text):
             raise self.refused(node, f"a constant of type {kind} in an unusual form")
@@ -125,7 +133,10 @@ class Operands(ABC):
     def folded(self, node: Cast, operand: Typed, target: Type) -> Typed | None:
         """The constant that a cast of a constant makes, where that is plain."""
         source, text = operand.type.name, operand.value or ""
-        to_number = source in ("int2", "int4", "int8", "numeric") and target.name in ("numeric", *FLOATS)
+        to_number = source in ("int2", "int4", "int8", "numeric") and target.name in (
+            "numeric",
+            *FLOATS,
+        )
         if to_number and text[-1].isdigit():
             return self.constant(node, target, text)
         if {source, target.name} <= {"text", "varchar"}:
@@ -138,13 +149,17 @@ class Operands(ABC):
         if not modifiers or typed.is_null:
             return typed
         if typed.type.name in ("varchar", "bpchar"):
-            return replace(typed, key=f"{typed.type.name}_limit", arguments=(typed,), value=str(modifiers[0]))
+            return replace(
+                typed, key=f"{typed.type.name}_limit", arguments=(typed,), value=str(modifiers[0])
+            )
         if typed.type.name == "numeric":
             precision, scale = (*modifiers, 0)[:2]
             if precision > MAX_DIGITS or scale > precision:
                 raise self.refused(node, f"a numeric of more than {MAX_DIGITS} digits")
             digits = (precision - scale, scale)
-            return Typed("numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start)
+            return Typed(
+                "numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start
+            )
         if typed.is_constant:
             return typed  # its value has the modifier already
         raise self.refused(node, f"a cast to {node.type.name} with a precision")
@@ -156,7 +171,9 @@ class Operands(ABC):
             return Typed("constant", target, value=None, start=node.start)
         if (texts := array_elements(text)) is None:
             raise self.refused(node, "an array of more than one dimension, or not counted from 1")
-        return self.array(node, [self.constant(node, element, each) for each in texts], element.name)
+        return self.array(
+            node, [self.constant(node, element, each) for each in texts], element.name
+        )
 
     def array(self, node: Node, elements: list[Typed], element: str | None = None) -> Typed:
         """``ARRAY[…]`` of typed elements, all of one type."""
@@ -172,7 +189,10 @@ class Operands(ABC):
         if operand.key == "array":
             casts = [self.element_cast(node, element, target) for element in operand.arguments]
             return self.array(node, casts, target.element)
-        if {operand.type.element, target.element} <= {"text", "varchar"} and not node.type.modifiers:
+        if {operand.type.element, target.element} <= {
+            "text",
+            "varchar",
+        } and not node.type.modifiers:
             return replace(operand, type=target)
         raise self.refused(node, f"a cast of {operand.type} to {target}")
 
@@ -192,7 +212,8 @@ class Operands(ABC):
         texts = [o for o in operands if o.collation is not None]
         strength = max((o.strength for o in texts), default=0)
         found = {o.collation for o in texts if o.strength == strength}
-        # Two columns' collations can be two languages'; PostgreSQL says so only when it meets a row.
+        # Two columns' collations can be two languages'; PostgreSQL says so only when it meets a
+        # row.
         if len(found) > 1:
             raise self.refused(node, "texts of different collations")
         return (found.pop() if found else None), strength

@@ -1,7 +1,8 @@
-"""Patterns: PostgreSQL's LIKE, SIMILAR TO and advanced regular expressions as Java's, where both mean the same.
+"""Patterns: PostgreSQL's LIKE, SIMILAR TO and advanced regular expressions as Java's, where both
+mean the same.
 
-Only whether there is a match counts, so greedy and reluctant quantifiers are the same here. Each function raises
-PatternRefused with the reason.
+Only whether there is a match counts, so greedy and reluctant quantifiers are the same here. Each
+function raises PatternRefused with the reason.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ import re
 from typing import NoReturn
 
 _MAX_REPEATS = 255  # DUPMAX of PostgreSQL's regular expressions
-_CONTROL = {"a": "\a", "b": "\b", "e": "\033", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_CONTROL = {
+    "a": "\a",
+    "b": "\b",
+    "e": "\033",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
 # Under collation C the classes hold ASCII characters only, as in Java.
 _CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\x0B\f\r"}
 _NAMED = {
@@ -21,7 +31,9 @@ _SPECIAL = frozenset("\\^$.|?*+()[]{}&~-#\"'/ ")
 
 
 class PatternRefused(Exception):
-    """The pattern isn't valid in PostgreSQL, or has no certain counterpart in Java; the message says what it has."""
+    """The pattern isn't valid in PostgreSQL, or has no certain counterpart in Java; the message
+    says what it has.
+    """
 
 
 def like_parts(pattern: str, escape: str = "\\") -> list[tuple[str, str]]:
@@ -53,7 +65,9 @@ def similar_to_regex(pattern: str, escape: str = "\\") -> str:
     '^(?:(?:a|b).*.\\\\.)$'
     """
     if re.search(r"\[\^?\]|\[[^\]]*\[", pattern):
-        raise PatternRefused("a bracket within brackets of SIMILAR TO")  # releases of PostgreSQL differ
+        raise PatternRefused(
+            "a bracket within brackets of SIMILAR TO"
+        )  # releases of PostgreSQL differ
     out, characters, in_brackets = ["^(?:"], iter(pattern), False
     for c in characters:
         if c == escape:
@@ -133,7 +147,8 @@ class _Regex:
         if is_anchor:
             self.refuse("a quantified anchor")
         if source.startswith("(") and (quantifier in "*+" or quantifier.endswith(",}")):
-            # Java goes one level of its stack deeper with each repetition, and may need exponential time.
+            # Java goes one level of its stack deeper with each repetition, and may need exponential
+            # time.
             if (letters := re.fullmatch(r"\((?:\?:)?(\w(?:\|\w)*)\)", source)) is None:
                 self.refuse("a group that is repeated without limit")
             atom = f"[{letters[1].replace('|', '')}]"

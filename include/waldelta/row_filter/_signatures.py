@@ -1,8 +1,9 @@
 """The operators and functions that have a certain counterpart in Spark: one row each.
 
-``name(argument types) result key flags``. The analysed text has every cast in it, so a call is known by the exact types
-of its arguments. Flags: ``c`` needs a text whose case is certain (collation C), ``o`` one whose order is, ``u`` a UTF-8
-server, ``k<n>`` constants from argument n on. What isn't listed is refused.
+``name(argument types) result key flags``. The analysed text has every cast in it, so a call is
+known by the exact types of its arguments. Flags: ``c`` needs a text whose case is certain
+(collation C), ``o`` one whose order is, ``u`` a UTF-8 server, ``k<n>`` constants from argument n
+on. What isn't listed is refused.
 """
 
 from __future__ import annotations
@@ -171,7 +172,18 @@ name        text        same
 
 def _same_kind() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
     """Comparisons, which differ in nothing but the types."""
-    kinds = ["bool", "text", "bpchar", "name", "uuid", "bytea", "numeric", "date", "timestamp", "timestamptz"]
+    kinds = [
+        "bool",
+        "text",
+        "bpchar",
+        "name",
+        "uuid",
+        "bytea",
+        "numeric",
+        "date",
+        "timestamp",
+        "timestamptz",
+    ]
     pairs = [(kind, kind) for kind in kinds]
     pairs += [*product(INTEGERS, INTEGERS), *product(FLOATS, FLOATS)]
     pairs += [("date", "timestamp"), ("timestamp", "date")]

@@ -10,15 +10,17 @@ from waldelta.row_filter.parse.place import place
 
 
 def of_column(expression: str, column: str) -> str:
-    """The constraint, as the catalogs print it, with the column in the place of VALUE; raises FilterNotTranslatable.
+    """The constraint, as the catalogs print it, with the column in the place of VALUE; raises
+    FilterNotTranslatable.
 
-    >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
-    '(("a b")::text <> \\'VALUE\\'::text)'
+    >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b") '(("a b")::text <> \\'VALUE\\'::text)'
     """
     try:
         tokens = sqlglot.tokenize(expression, read="postgres")
     except SqlglotError as err:
-        raise FilterNotTranslatable(expression, place(expression, len(expression)), "a quote is not closed") from err
+        raise FilterNotTranslatable(
+            expression, place(expression, len(expression)), "a quote is not closed"
+        ) from err
     quoted = '"' + column.replace('"', '""') + '"'
     parts, done = [], 0
     for token in tokens:

@@ -1,4 +1,6 @@
-"""Give every part of an analysed filter its type, and find its row in the table of signatures, or refuse it."""
+"""Give every part of an analysed filter its type, and find its row in the table of signatures, or
+refuse it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ from waldelta.row_filter._patterns import PatternRefused, java_regex, like_parts
 from waldelta.row_filter._signatures import COMPARISONS, NAMES, SIGNATURES, Signature
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
 from waldelta.row_filter.parse.parse import parse_analysed
-from waldelta.row_filter.parse.tree import Array, Call, Case, Cast, Collate, Column, Literal, Node, Quantified, Test
+from waldelta.row_filter.parse.tree import (
+    Array,
+    Call,
+    Case,
+    Cast,
+    Collate,
+    Column,
+    Literal,
+    Node,
+    Quantified,
+    Test,
+)
 from waldelta.row_filter.typed_tree import (
     BOOL,
     MAX_DIGITS,
@@ -34,7 +47,9 @@ _NAMED_COLLATIONS = {
 
 
 def resolve(row_filter: RowFilter, columns: Mapping[str, ColumnType]) -> Typed:
-    """The typed filter; raises FilterNotTranslatable with the place of the part that has no certain translation."""
+    """The typed filter; raises FilterNotTranslatable with the place of the part that has no certain
+    translation.
+    """
     resolver = _Resolver(row_filter, columns)
     node = parse_analysed(row_filter.analysed)
     typed = resolver.node(node)
@@ -66,7 +81,9 @@ class _Resolver(Operands):
         operand = self.node(node.operand)
         collation = _NAMED_COLLATIONS.get(node.collation)
         if collation is None or not self.filter.is_utf8:
-            raise self.refused(node, f"the collation {node.collation}, whose rules are not certain here")
+            raise self.refused(
+                node, f"the collation {node.collation}, whose rules are not certain here"
+            )
         return replace(operand, collation=collation, strength=2)
 
     def call(self, node: Call) -> Typed:
@@ -91,42 +108,63 @@ class _Resolver(Operands):
             signature = SIGNATURES.get((name, names))
         if signature is None:
             kinds = ", ".join(str(a.type) for a in arguments)
-            what = f"{name} of {kinds}" if name in NAMES else f"{name}, which isn't among the functions"
+            what = (
+                f"{name} of {kinds}"
+                if name in NAMES
+                else f"{name}, which isn't among the functions"
+            )
             raise self.refused(node, f"{what} that can be translated")
         collation, strength = self.merged(node, arguments)
         self.demands(node, signature, arguments, collation)
         typed = Typed(signature.key, Type(signature.result), tuple(arguments), None, node.start)
         if signature.result == "text":
-            typed = replace(typed, collation=collation or self.filter.default_collation, strength=strength)
+            typed = replace(
+                typed, collation=collation or self.filter.default_collation, strength=strength
+            )
         return self.special(node, typed, collation)
 
-    def demands(self, node: Node, signature: Signature, arguments: list[Typed], collation: Collation | None) -> None:
+    def demands(
+        self, node: Node, signature: Signature, arguments: list[Typed], collation: Collation | None
+    ) -> None:
         if collation is Collation.NONDETERMINISTIC:
             raise self.refused(node, "a text of a nondeterministic collation")
         if "o" in signature.flags and collation not in _ORDERED:
             raise self.refused(
-                node, 'the order of texts, which depends on the collation (add COLLATE "C" if that is meant)'
+                node,
+                'the order of texts, which depends on the collation (add COLLATE "C" if that is'
+                " meant)",
             )
         if "c" in signature.flags and collation is not Collation.CODE_POINT:
             raise self.refused(
-                node, 'upper and lower case, which depend on the collation (add COLLATE "C" if that is meant)'
+                node,
+                'upper and lower case, which depend on the collation (add COLLATE "C" if that is'
+                " meant)",
             )
         if "u" in signature.flags and not self.filter.is_utf8:
             raise self.refused(node, "bytes of a text, which depend on the server's encoding")
         first = signature.constants_from
-        if first is not None and not all(a.is_constant or a.key == "pattern" for a in arguments[first:]):
+        if first is not None and not all(
+            a.is_constant or a.key == "pattern" for a in arguments[first:]
+        ):
             raise self.refused(
-                arguments[first], "something that changes from row to row, where only a constant is translated"
+                arguments[first],
+                "something that changes from row to row, where only a constant is translated",
             )
 
     def special(self, node: Node, typed: Typed, collation: Collation | None) -> Typed:
-        """What a signature's row can't say: digits, patterns, fields of dates, elements of arrays."""
+        """What a signature's row can't say: digits, patterns, fields of dates, elements of
+        arrays.
+        """
         if any(a.is_null for a in typed.arguments):
             # Strict: PostgreSQL folds such a call into NULL without looking at its other arguments.
             return self.constant(node, typed.type, None)
         if typed.key in _PATTERN_KEYS:
             return self.pattern(node, typed, collation)
-        if typed.arguments[0].type.element and len(typed.arguments) == 2 and typed.arguments[1].type.element:
+        if (
+            typed.arguments[0].type.element
+            and len(typed.arguments) == 2
+            and typed.arguments[1].type.element
+        ):
             self.same_elements(node, typed)
         if reason := check_moment(typed):
             raise self.refused(node, reason)
@@ -140,7 +178,9 @@ class _Resolver(Operands):
         return typed
 
     def same_elements(self, node: Node, typed: Typed) -> None:
-        one, two = ({"varchar": "text"}.get(a.type.element or "", a.type.element) for a in typed.arguments)
+        one, two = (
+            {"varchar": "text"}.get(a.type.element or "", a.type.element) for a in typed.arguments
+        )
         if one != two or one not in ("int2", "int4", "int8", "text", "bool", "uuid"):
             raise self.refused(node, f"arrays of {one} and {two}")
 
@@ -153,7 +193,9 @@ class _Resolver(Operands):
             raise self.refused(node, "an escape of more than one character")
         escape = texts[1] if len(texts) > 1 else "\\"
         pattern = replace(arguments[0], key="pattern", strength=0)
-        return replace(pattern, arguments=(replace(pattern, key=_ESCAPES[node.name], value=escape),))
+        return replace(
+            pattern, arguments=(replace(pattern, key=_ESCAPES[node.name], value=escape),)
+        )
 
     def pattern(self, node: Node, typed: Typed, collation: Collation | None) -> Typed:
         subject, pattern = typed.arguments
@@ -165,7 +207,9 @@ class _Resolver(Operands):
             if is_like:
                 mark = escape.value or "" if escape else "\\"
                 like_parts(text, mark)
-                value = f"{len(mark)}{mark}{text}"  # as row_filter_functions reads it: any character may be the mark
+                value = (  # as row_filter_functions reads it: any character may be the mark
+                    f"{len(mark)}{mark}{text}"
+                )
             else:
                 regex = similar_to_regex(text, escape.value or "") if escape else text
                 value = java_regex(regex, certain_case=collation is Collation.CODE_POINT)
@@ -179,7 +223,13 @@ class _Resolver(Operands):
             compared = self.found(node, "=", arguments)
             if compared.is_null:
                 return arguments[0]
-            return replace(arguments[0], key="nullif", arguments=compared.arguments, value=None, start=node.start)
+            return replace(
+                arguments[0],
+                key="nullif",
+                arguments=compared.arguments,
+                value=None,
+                start=node.start,
+            )
         if node.name != "COALESCE":
             self.found(node, "<", arguments[:2])  # they need an order
         return self.alike(node, node.name.lower(), arguments, arguments)
@@ -188,14 +238,26 @@ class _Resolver(Operands):
         """An expression whose results, all of one type, become its own."""
         names = {r.type.name for r in results}
         if len(names) != 1 or any(r.type.element or r.type.name == "opaque" for r in results):
-            raise self.refused(node, f"results of types {', '.join(sorted(str(r.type) for r in results))}")
+            raise self.refused(
+                node, f"results of types {', '.join(sorted(str(r.type) for r in results))}"
+            )
         kind = results[0].type
         if kind.name == "numeric":
             kind = replace(NUMERIC, digits=numeric.common([r.type for r in results]))
             if sum(kind.digits or ()) > MAX_DIGITS:
-                raise self.refused(node, f"numbers that need more than {MAX_DIGITS} digits together")
+                raise self.refused(
+                    node, f"numbers that need more than {MAX_DIGITS} digits together"
+                )
         collation, strength = self.merged(node, results)
-        return Typed(key, Type(kind.name, kind.digits), tuple(arguments), None, node.start, collation, strength)
+        return Typed(
+            key,
+            Type(kind.name, kind.digits),
+            tuple(arguments),
+            None,
+            node.start,
+            collation,
+            strength,
+        )
 
     def case(self, node: Case) -> Typed:
         operand = self.node(node.operand) if node.operand else None
@@ -224,7 +286,9 @@ class _Resolver(Operands):
         if any(not (e.is_constant or e.key == "column") for e in array.arguments):
             # PostgreSQL computes all of them first, and may fail where Spark stops early.
             raise self.refused(node.array, "a list of more than constants and columns")
-        compared = [self.found(node, node.operator, [operand, element]) for element in array.arguments]
+        compared = [
+            self.found(node, node.operator, [operand, element]) for element in array.arguments
+        ]
         self.need_boolean(node, *compared)
         if operand.is_null and compared:
             return self.constant(node, BOOL, None)
@@ -236,10 +300,14 @@ class _Resolver(Operands):
         compared = self.found(node, node.operator, [operand, element])
         if compared.is_null or node.operator not in COMPARISONS:
             raise self.refused(node, f"{node.operator} {node.quantifier} of a column")
-        return Typed(f"{node.quantifier.lower()}_element", BOOL, (array, compared, operand), None, node.start)
+        return Typed(
+            f"{node.quantifier.lower()}_element", BOOL, (array, compared, operand), None, node.start
+        )
 
 
-_PATTERN_KEYS = frozenset(f"{no}{i}{kind}" for no in ("", "not_") for i in ("", "i") for kind in ("like", "regex"))
+_PATTERN_KEYS = frozenset(
+    f"{no}{i}{kind}" for no in ("", "not_") for i in ("", "i") for kind in ("like", "regex")
+)
 
 _BY_SYNTAX: dict[type, Callable[[_Resolver, Any], Typed]] = {
     Column: _Resolver.column,

@@ -1,4 +1,6 @@
-"""What of a filter can raise for some row: such a row stops the slot of every table, since PostgreSQL can't decode it."""
+"""What of a filter can raise for some row: such a row stops the slot of every table, since
+PostgreSQL can't decode it.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,81 @@ from collections.abc import Iterator, Mapping
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.row_filter.parse.parse import parse_analysed, walk
-from waldelta.row_filter.parse.tree import Array, Call, Cast, Column, Literal, Node, Quantified, TypeName
+from waldelta.row_filter.parse.tree import (
+    Array,
+    Call,
+    Cast,
+    Column,
+    Literal,
+    Node,
+    Quantified,
+    TypeName,
+)
 
 _DIVISIONS = frozenset({"/", "%", "div", "mod"})
 _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floor"})
 # LIKE, and regular expressions, read their pattern for each row.
 _PATTERNS = frozenset({"~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"})
 _SAFE_OPERATORS = frozenset(
-    {"=", "<>", "<", "<=", ">", ">=", "||", "@>", "<@", "&&", "?", "?|", "?&", "->", "->>", "#>", "#>>", "^@"}
+    {
+        "=",
+        "<>",
+        "<",
+        "<=",
+        ">",
+        ">=",
+        "||",
+        "@>",
+        "<@",
+        "&&",
+        "?",
+        "?|",
+        "?&",
+        "->",
+        "->>",
+        "#>",
+        "#>>",
+        "^@",
+    }
 )
 _SAFE_FUNCTIONS = frozenset(
     {
-        "AND", "OR", "NOT", "COALESCE", "NULLIF", "GREATEST", "LEAST", "IS DISTINCT FROM",
-        "lower", "upper", "initcap", "length", "char_length", "octet_length", "btrim", "ltrim", "rtrim", "strpos",
-        "starts_with", "left", "right", "reverse", "replace", "md5", "concat", "concat_ws", "sign",
-        "cardinality", "array_length", "jsonb_typeof", "isfinite", "num_nulls", "num_nonnulls", "text",
+        "AND",
+        "OR",
+        "NOT",
+        "COALESCE",
+        "NULLIF",
+        "GREATEST",
+        "LEAST",
+        "IS DISTINCT FROM",
+        "lower",
+        "upper",
+        "initcap",
+        "length",
+        "char_length",
+        "octet_length",
+        "btrim",
+        "ltrim",
+        "rtrim",
+        "strpos",
+        "starts_with",
+        "left",
+        "right",
+        "reverse",
+        "replace",
+        "md5",
+        "concat",
+        "concat_ws",
+        "sign",
+        "cardinality",
+        "array_length",
+        "jsonb_typeof",
+        "isfinite",
+        "num_nulls",
+        "num_nonnulls",
+        "text",
     }
-)  # fmt: skip
+)
 _TEXTS = frozenset({"text", "character varying", "character", "bpchar", "varchar", "name"})
 # What holds every value of the type before it.
 _WIDER = ("smallint", "integer", "bigint", "numeric")
@@ -30,14 +90,14 @@ _FLOATS = frozenset({"real", "double precision"})
 
 
 def raising_parts(text: str, types: Mapping[str, str]) -> list[str]:
-    """The kinds of operations of an analysed filter that can raise, in the order of the text; ``types`` are the columns'.
+    """The kinds of operations of an analysed filter that can raise, in the order of the text;
+    ``types`` are the columns'.
 
     Of a filter that can't be read here nothing is known, and nothing is said.
 
     >>> raising_parts("(((10 / n) > 0) AND ((v)::integer < 5))", {"n": "integer", "v": "text"})
-    ['division', 'a cast to integer']
-    >>> raising_parts("(((n / 2) > 0) AND ((v)::text ~~ 'L%'::text))", {"n": "integer", "v": "character varying(3)"})
-    []
+    ['division', 'a cast to integer'] >>> raising_parts("(((n / 2) > 0) AND ((v)::text ~~
+    'L%'::text))", {"n": "integer", "v": "character varying(3)"}) []
     """
     try:
         tree = parse_analysed(text)
@@ -48,7 +108,9 @@ def raising_parts(text: str, types: Mapping[str, str]) -> list[str]:
 
 def _raising(node: Node, types: Mapping[str, str]) -> Iterator[str]:
     match node:
-        case Cast(operand, kind) if not _is_constant(operand) and not _is_safe_cast(operand, kind, types):
+        case Cast(operand, kind) if not _is_constant(operand) and not _is_safe_cast(
+            operand, kind, types
+        ):
             yield f"a cast to {kind.name}"
         case Call(name, (_, divisor)) if name in _DIVISIONS:
             if not _is_other_than_zero(divisor):
@@ -108,7 +170,9 @@ def _type_of(node: Node, types: Mapping[str, str]) -> str:
 
 
 def _is_other_than_zero(divisor: Node) -> bool:
-    """A constant that isn't zero, nor -1, by which the least integer can't be divided; or null in zero's place."""
+    """A constant that isn't zero, nor -1, by which the least integer can't be divided; or null in
+    zero's place.
+    """
     while isinstance(divisor, Cast):
         divisor = divisor.operand
     match divisor:

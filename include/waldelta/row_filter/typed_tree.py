@@ -1,4 +1,6 @@
-"""A filter with types: every node says its PostgreSQL type and which row of the table of signatures it is."""
+"""A filter with types: every node says its PostgreSQL type and which row of the table of signatures
+it is.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,25 @@ from waldelta.row_filter.analyzed_filter import Collation
 
 # PostgreSQL's short names for the names that it prints.
 _SHORT = {
-    "smallint": "int2", "integer": "int4", "bigint": "int8", "numeric": "numeric", "real": "float4",
-    "double precision": "float8", "boolean": "bool", "text": "text", "character varying": "varchar",
-    "character": "bpchar", "bpchar": "bpchar", "name": "name", "uuid": "uuid", "bytea": "bytea", "date": "date",
-    "timestamp without time zone": "timestamp", "timestamp with time zone": "timestamptz", "interval": "interval",
-}  # fmt: skip
+    "smallint": "int2",
+    "integer": "int4",
+    "bigint": "int8",
+    "numeric": "numeric",
+    "real": "float4",
+    "double precision": "float8",
+    "boolean": "bool",
+    "text": "text",
+    "character varying": "varchar",
+    "character": "bpchar",
+    "bpchar": "bpchar",
+    "name": "name",
+    "uuid": "uuid",
+    "bytea": "bytea",
+    "date": "date",
+    "timestamp without time zone": "timestamp",
+    "timestamp with time zone": "timestamptz",
+    "interval": "interval",
+}
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 MAX_DIGITS = 38  # of Spark's decimal
 
@@ -21,14 +37,29 @@ INTEGERS = ("int2", "int4", "int8")
 FLOATS = ("float4", "float8")
 TEXTS = frozenset({"text", "varchar", "bpchar", "name"})
 MOMENTS = frozenset({"date", "timestamp", "timestamptz"})
-# Spark's types that hold every value of their PostgreSQL type; for others some stand verbatim in _wd_raw.
-_COMPLETE = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary"})
+# Spark's types that hold every value of their PostgreSQL type; for others some stand verbatim in
+# _wd_raw.
+_COMPLETE = frozenset(
+    {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary"}
+)
 # What holds the values of a type in Spark.
 SPARK_TYPES = {
-    "int2": "smallint", "int4": "int", "int8": "bigint", "float4": "float", "float8": "double", "bool": "boolean",
-    "text": "string", "varchar": "string", "bpchar": "string", "name": "string", "uuid": "string", "bytea": "binary",
-    "date": "date", "timestamp": "timestamp_ntz", "timestamptz": "timestamp",
-}  # fmt: skip
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "float4": "float",
+    "float8": "double",
+    "bool": "boolean",
+    "text": "string",
+    "varchar": "string",
+    "bpchar": "string",
+    "name": "string",
+    "uuid": "string",
+    "bytea": "binary",
+    "date": "date",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+}
 _ELEMENTS = frozenset({"int2", "int4", "int8", "text", "varchar", "bool", "uuid"})
 
 
@@ -36,9 +67,9 @@ _ELEMENTS = frozenset({"int2", "int4", "int8", "text", "varchar", "bool", "uuid"
 class Type:
     """A PostgreSQL type by its short name.
 
-    ``digits`` of a numeric: how many there can be before and after the decimal point. ``element`` is the short name
-    of an array's elements. Types of which only NULL can be told apart are called ``opaque`` and keep what PostgreSQL
-    prints in ``printed``.
+    ``digits`` of a numeric: how many there can be before and after the decimal point. ``element``
+    is the short name of an array's elements. Types of which only NULL can be told apart are called
+    ``opaque`` and keep what PostgreSQL prints in ``printed``.
     """
 
     name: str
@@ -55,7 +86,9 @@ BOOL, TEXT, NUMERIC = Type("bool"), Type("text"), Type("numeric")
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column as the target holds it; ``may_be_raw`` when some of its values stand verbatim in ``_wd_raw``."""
+    """A column as the target holds it; ``may_be_raw`` when some of its values stand verbatim in
+    ``_wd_raw``.
+    """
 
     type: Type
     may_be_raw: bool
@@ -63,10 +96,12 @@ class ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A node. ``key`` is column, constant, or what the table of signatures (or the syntax) calls it.
+    """A node. ``key`` is column, constant, or what the table of signatures (or the syntax) calls
+    it.
 
-    ``value`` is a column's name, a constant's canonical text (None for NULL), or what the key needs besides arguments.
-    ``collation`` is what is certain of a text's, ``strength`` how it came by it: 0 none, 1 a column's, 2 COLLATE.
+    ``value`` is a column's name, a constant's canonical text (None for NULL), or what the key needs
+    besides arguments. ``collation`` is what is certain of a text's, ``strength`` how it came by it:
+    0 none, 1 a column's, 2 COLLATE.
     """
 
     key: str
@@ -96,10 +131,8 @@ def short_name(printed: str) -> str | None:
 def column_type(printed: str, spark_type: str) -> ColumnType:
     """The type of a column, from what PostgreSQL and Spark call it.
 
-    >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits
-    (10, 2)
-    >>> column_type("numeric", "double").may_be_raw, column_type("double precision", "double").may_be_raw
-    (True, False)
+    >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits (10, 2) >>> column_type("numeric",
+    "double").may_be_raw, column_type("double precision", "double").may_be_raw (True, False)
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
     short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
@@ -108,7 +141,11 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
     opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
     if is_array:
         held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPES[short]}>"
-        return ColumnType(Type("array", element=short, printed=printed), may_be_raw) if held else opaque
+        return (
+            ColumnType(Type("array", element=short, printed=printed), may_be_raw)
+            if held
+            else opaque
+        )
     if short == "numeric":
         found = _DECIMAL.fullmatch(spark_type)
         # Of a numeric without precision any number may stand verbatim, so its order isn't known.

@@ -1,7 +1,9 @@
-"""Moving the slot: verified consumption of what has landed, and idle moves; every move is preceded by an intent.
+"""Moving the slot: verified consumption of what has landed, and idle moves; every move is preceded
+by an intent.
 
-The order of effects is the whole point: the batch is durable in the lake, the intent is durable in the ledger,
-a temporary copy of the slot keeps a way back, and only then does PostgreSQL forget the changes.
+The order of effects is the whole point: the batch is durable in the lake, the intent is durable in
+the ledger, a temporary copy of the slot keeps a way back, and only then does PostgreSQL forget the
+changes.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ def consume(
     landed: Transactions,
     sessions: Sessions | None = None,
 ) -> Transactions:
-    """Consume the slot up to ``move.lsn`` and verify that this is what has landed. ``sessions`` opens more like ``connection``.
+    """Consume the slot up to ``move.lsn`` and verify that this is what has landed. ``sessions``
+    opens more like ``connection``.
 
-    Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's copy permanent so that
-    nothing is lost (with ``acknowledge: peek`` nothing has been consumed then); SlotStuck when the slot didn't move, SlotInUse
-    when somebody else reads it.
+    Raises ConsumeMismatch when the transactions consumed aren't those landed, and makes the slot's
+    copy permanent so that nothing is lost (with ``acknowledge: peek`` nothing has been consumed
+    then); SlotStuck when the slot didn't move, SlotInUse when somebody else reads it.
     """
     fault_point("consume.landed")
     by_get = source.options.acknowledge == "get"
@@ -72,7 +75,9 @@ def consume(
 
 
 def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: SlotMove) -> None:
-    """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL back."""
+    """Move a slot over WAL that was read and holds nothing for us, so that it doesn't hold the WAL
+    back.
+    """
     ledger.append(replace(move, at=now(), event="intent"))
     fault_point("idle.intended")
     _advance(connection, slot, move.lsn)
@@ -91,7 +96,11 @@ def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
 
 
 def _get_verified(
-    connection: Connection, source: Source, move: SlotMove, landed: Transactions, sessions: Sessions | None
+    connection: Connection,
+    source: Source,
+    move: SlotMove,
+    landed: Transactions,
+    sessions: Sessions | None,
 ) -> Transactions:
     _check_alone(connection, move)
     keep = _copy_slot(connection, source.slot)
@@ -105,21 +114,25 @@ def _get_verified(
         consumed = counted(connection, "get", whole(source), Lsn(move.lsn))
     fault_point("consume.got")
     if not agree(connection, consumed, landed):
-        differs = f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
+        differs = (
+            f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
+        )
         # Before anything else may fail: whoever looks for it later finds it here.
         log.error(differs)
         try:
             kept = _keep_copy(connection, source.slot, keep)
         except psycopg.Error as err:
             raise ConsumeMismatch(
-                f"{differs}; the copy of the slot that holds these changes could not be kept ({err}): reconcile tells what differs "
-                "from the source; teardown, setup and resync start afresh"
+                f"{differs}; the copy of the slot that holds these changes could not be kept"
+                f" ({err}): reconcile tells what differs from the source; teardown, setup and"
+                " resync start afresh"
             ) from err
         raise ConsumeMismatch(
-            f"{differs}; the slot {kept!r} still holds these changes: compare them with the change log, then drop one of "
-            "the two slots"
+            f"{differs}; the slot {kept!r} still holds these changes: compare them with the change"
+            " log, then drop one of the two slots"
         )
-    # Where its session was lost while another one consumed, the copy is gone already, and what was found stands.
+    # Where its session was lost while another one consumed, the copy is gone already, and what was
+    # found stands.
     with suppress(psycopg.OperationalError):
         connection.execute("select pg_drop_replication_slot(%s)", (keep,))
     return consumed
@@ -139,27 +152,38 @@ def _backend_pid(connection: Connection) -> int:
 
 
 def _check_kept(session: Connection, kept: _Kept) -> None:
-    """Raises SourceUnreachable where the copy of the slot isn't to be seen from this session: its own may be lost, or on another server,
-    as behind an address that has moved to a standby which was promoted.
+    """Raises SourceUnreachable where the copy of the slot isn't to be seen from this session: its
+    own may be lost, or on another server, as behind an address that has moved to a standby which
+    was promoted.
     """
-    query = "select 1 from pg_replication_slots where slot_name = %s and temporary and active_pid = %s"
+    query = (
+        "select 1 from pg_replication_slots where slot_name = %s and temporary and active_pid = %s"
+    )
     if session.execute(query, (kept.name, kept.pid)).fetchone() is None:
         raise SourceUnreachable(
-            f"the session that holds {kept.name!r}, the way back, was lost before anything was consumed: the changes are landed; run again"
+            f"the session that holds {kept.name!r}, the way back, was lost before anything was"
+            " consumed: the changes are landed; run again"
         )
 
 
 def _check_alone(connection: Connection, move: SlotMove) -> None:
-    """Raises LateWriter when another run has moved the slot meanwhile: what is got behind it is nothing, which is no mismatch."""
+    """Raises LateWriter when another run has moved the slot meanwhile: what is got behind it is
+    nothing, which is no mismatch.
+    """
     if confirmed_lsn(connection, move.slot).value >= move.lsn:
-        raise LateWriter(f"slot {move.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again")
+        raise LateWriter(
+            f"slot {move.slot!r} was moved to {Lsn(move.lsn)} by another run meanwhile: run again"
+        )
 
 
-def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove, kept: _Kept) -> Transactions | None:
-    """The same call, for whose answer nobody has to print values; None where they have to be, and nothing was given away.
+def _get_in_binary(
+    sessions: Sessions, source: Source, move: SlotMove, kept: _Kept
+) -> Transactions | None:
+    """The same call, for whose answer nobody has to print values; None where they have to be, and
+    nothing was given away.
 
-    In a session of its own: nothing is decoded in one any more in which that has failed, and the copy, which is temporary, goes with any
-    error of its own session.
+    In a session of its own: nothing is decoded in one any more in which that has failed, and the
+    copy, which is temporary, goes with any error of its own session.
     """
     with sessions() as session:
         if not is_plain(session, source.publication_names):
@@ -170,23 +194,31 @@ def _get_in_binary(sessions: Sessions, source: Source, move: SlotMove, kept: _Ke
         except psycopg.Error as err:  # the slot moves behind the last message
             if not is_refused(err):
                 raise
-            log.info("slot=%s is counted by the texts of its values: %s", source.slot, err.diag.message_primary)
+            log.info(
+                "slot=%s is counted by the texts of its values: %s",
+                source.slot,
+                err.diag.message_primary,
+            )
             return None
 
 
 def check_no_mismatch(connection: Connection, slot: str) -> None:
-    """Raises ConsumeMismatch while the copy of an earlier mismatch is kept: no run goes on over what it stands for."""
+    """Raises ConsumeMismatch while the copy of an earlier mismatch is kept: no run goes on over
+    what it stands for.
+    """
     if (kept := kept_copy(connection, slot)) is not None:
         raise ConsumeMismatch(
-            f"the slot {kept!r} is left from a mismatch and holds WAL: compare its changes with the change log, then drop it "
-            f"with select pg_drop_replication_slot('{kept}')"
+            f"the slot {kept!r} is left from a mismatch and holds WAL: compare its changes with the"
+            f" change log, then drop it with select pg_drop_replication_slot('{kept}')"
         )
 
 
 def kept_copy(connection: Connection, slot: str) -> str | None:
     """The name of the copy that an earlier mismatch left, if there is one."""
     kept = name_of_kept(slot)
-    found = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (kept,)).fetchone()
+    found = connection.execute(
+        "select 1 from pg_replication_slots where slot_name = %s", (kept,)
+    ).fetchone()
     return kept if found is not None else None
 
 
@@ -200,16 +232,21 @@ def _copy_slot(connection: Connection, slot: str) -> str:
     leftover = connection.execute(_HOLDER, (name,)).fetchone()
     if leftover is not None:
         raise SlotInUse(
-            f"a slot {name!r} is there already ({leftover[0]}), which this run would make to keep a way back; nothing was "
-            f"consumed, the changes are landed: end its session, or drop it (select pg_drop_replication_slot('{name}'))"
+            f"a slot {name!r} is there already ({leftover[0]}), which this run would make to keep a"
+            " way back; nothing was consumed, the changes are landed: end its session, or drop it"
+            f" (select pg_drop_replication_slot('{name}'))"
         )
-    # After a mismatch the copy is copied once more, to stay: without room for that, nothing would be left of the changes.
-    free = "select current_setting('max_replication_slots')::int - count(*) >= 2 from pg_replication_slots"
+    # After a mismatch the copy is copied once more, to stay: without room for that, nothing would
+    # be left of the changes.
+    free = (
+        "select current_setting('max_replication_slots')::int - count(*) >= 2 from"
+        " pg_replication_slots"
+    )
     if connection.execute(free).fetchone() != (True,):
         raise NoFreeSlot(
-            f"two free replication slots are needed to consume slot {slot!r}, for a copy that keeps a way back and for keeping "
-            "it after a mismatch: drop unused slots, or raise max_replication_slots; nothing was consumed, the changes are "
-            "landed"
+            f"two free replication slots are needed to consume slot {slot!r}, for a copy that keeps"
+            " a way back and for keeping it after a mismatch: drop unused slots, or raise"
+            " max_replication_slots; nothing was consumed, the changes are landed"
         )
     connection.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
     return name
@@ -233,13 +270,14 @@ def _check_moved(connection: Connection, slot: str, lsn: int) -> None:
     confirmed = confirmed_lsn(connection, slot)
     if confirmed.value < lsn:
         raise SlotStuck(
-            f"slot {slot!r} should have moved to {Lsn(lsn)} but stands at {confirmed}: WAL piles up on the server; check "
-            f"pg_replication_slots and the server's log"
+            f"slot {slot!r} should have moved to {Lsn(lsn)} but stands at {confirmed}: WAL piles up"
+            " on the server; check pg_replication_slots and the server's log"
         )
 
 
 _HOLDER = """
-select coalesce('of pid ' || s.active_pid || coalesce(' (' || nullif(a.application_name, '') || ')', ''), 'of no session')
+select coalesce('of pid ' || s.active_pid || coalesce(' (' || nullif(a.application_name,
+  '') || ')', ''), 'of no session')
 from pg_replication_slots s
 left join pg_stat_activity a on a.pid = s.active_pid
 where s.slot_name = %s

@@ -1,7 +1,9 @@
-"""Gaps: what of the stream the lake lacks for good, recorded once when a run or a look finds it, closed when it is made up for.
+"""Gaps: what of the stream the lake lacks for good, recorded once when a run or a look finds it,
+closed when it is made up for.
 
-A lost, dropped or moved slot, or another server, gives the changes behind the landed end no more. Nothing brings these changes
-back; the rows that they left behind are in the source, and a resync brings the targets there.
+A lost, dropped or moved slot, or another server, gives the changes behind the landed end no more.
+Nothing brings these changes back; the rows that they left behind are in the source, and a resync
+brings the targets there.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _OTHER_SERVER = "point the connection back, if it leads to the wrong server; els
 
 @contextmanager
 def gaps_recorded(job: Job) -> Iterator[None]:
-    """Record the gap that an error inside means; without one, what was recorded of this life of the slot is closed.
+    """Record the gap that an error inside means; without one, what was recorded of this life of the
+    slot is closed.
 
     That was a connection to another server, say, which leads back by now.
     """
@@ -61,27 +64,46 @@ def breaks_recorded(job: Job) -> Iterator[None]:
     except BREAKS as err:
         try:
             record_gap(job, err)
-        except Exception as other:  # the error itself says what to do, and every run that meets it tries again
+        except (
+            Exception
+        ) as other:  # the error itself says what to do, and every run that meets it tries again
             log.warning("the gap was not recorded: %s", other)
         raise
 
 
 def record_gap(job: Job, err: SlotError) -> Gap | None:
-    """Enter the gap that ``err`` means into the ledger, once; None when the slot was never set up, or was torn down."""
+    """Enter the gap that ``err`` means into the ledger, once; None when the slot was never set up,
+    or was torn down.
+    """
     try:
         identity = job.slot_identity()
     except SlotMissing:
         return None
     last = next(
-        (gap for gap in reversed(job.ledger.gaps(identity.slot)) if gap.incarnation == identity.incarnation), None
+        (
+            gap
+            for gap in reversed(job.ledger.gaps(identity.slot))
+            if gap.incarnation == identity.incarnation
+        ),
+        None,
     )
     if last is not None and last.status == OPEN:
         return last
     begin, stands = _lost(job, identity, err)
     gap = Gap(
-        now(), job.run_id, OPEN, identity.slot, identity.system_identifier, identity.timeline, identity.incarnation,
-        begin, stands, type(err).__name__, str(err), _REMEDY if stands else _OTHER_SERVER + _REMEDY,
-    )  # fmt: skip
+        now(),
+        job.run_id,
+        OPEN,
+        identity.slot,
+        identity.system_identifier,
+        identity.timeline,
+        identity.incarnation,
+        begin,
+        stands,
+        type(err).__name__,
+        str(err),
+        _REMEDY if stands else _OTHER_SERVER + _REMEDY,
+    )
     with suppress(LateWriter):  # a run and a look found it at the same moment
         job.ledger.append_gap(gap, last)
     log.error("slot=%s changes in %s are lost to the lake: %s", gap.slot, describe(gap), gap.cause)
@@ -95,9 +117,11 @@ def open_gaps(rows: Sequence[Gap]) -> list[Gap]:
 
 
 def close_gaps(job: Job) -> list[Gap]:
-    """Close the gaps of the slot's earlier lives once every published table has been copied, or mended, in the present one.
+    """Close the gaps of the slot's earlier lives once every published table has been copied, or
+    mended, in the present one.
 
-    Returns those that were closed. Whoever completes the last table does it: a resync, or a sync after a setup.
+    Returns those that were closed. Whoever completes the last table does it: a resync, or a sync
+    after a setup.
     """
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
@@ -109,7 +133,11 @@ def close_gaps(job: Job) -> list[Gap]:
     with job.connect("gap") as connection:
         standings = read_standings(job, read_published(connection, job))
     if left := due(standings, Due.FIRST, Due.COPY, Due.WAIT, Due.BROKEN):
-        log.info("slot=%s its gap stays open: still to be copied: %s", life.slot, counted(len(left), "table"))
+        log.info(
+            "slot=%s its gap stays open: still to be copied: %s",
+            life.slot,
+            counted(len(left), "table"),
+        )
         return []
     return [_close(job, gap, life.lsn) for gap in earlier]
 
@@ -144,7 +172,9 @@ def _close_false(job: Job) -> None:
 
 
 def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:
-    """Between which positions the changes were committed that the lake lacks; where they end may not be known."""
+    """Between which positions the changes were committed that the lake lacks; where they end may
+    not be known.
+    """
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
         return life_of(identity.slot, job.ledger.slot_lives()).lsn if begin is None else begin, end
@@ -154,8 +184,9 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
 def _landed_end(job: Job, identity: SlotIdentity) -> int:
     change_log = job.change_log(identity)
     last = change_log.last_batch()
-    # An intent is written once its batch is durable; killed in between, the batch alone tells. Of a log that was removed, or put
-    # back to an earlier state, what the slot moved over since isn't landed any more.
+    # An intent is written once its batch is durable; killed in between, the batch alone tells. Of a
+    # log that was removed, or put back to an earlier state, what the slot moved over since isn't
+    # landed any more.
     return max(
         change_log.landed_end(last) if last is not None else 0,
         job.ledger.furthest_lsn(identity.slot, identity.incarnation, last or 0),
@@ -163,10 +194,19 @@ def _landed_end(job: Job, identity: SlotIdentity) -> int:
 
 
 def _stands(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
-    """Where the slot stands, if that is the gap, else how far the server's WAL is flushed; None when it is another server's."""
+    """Where the slot stands, if that is the gap, else how far the server's WAL is flushed; None
+    when it is another server's.
+    """
     with suppress(SourceError, psycopg.Error), job.connect_slot("gap") as connection:
         position, slot = slot_position(connection, job), read_slot(connection, identity.slot)
-        if (position.system_identifier, position.timeline) == (identity.system_identifier, identity.timeline):
-            at = slot.confirmed_flush_lsn if slot is not None and isinstance(err, SlotGap) else position.flush_lsn
+        if (position.system_identifier, position.timeline) == (
+            identity.system_identifier,
+            identity.timeline,
+        ):
+            at = (
+                slot.confirmed_flush_lsn
+                if slot is not None and isinstance(err, SlotGap)
+                else position.flush_lsn
+            )
             return at.value
     return None

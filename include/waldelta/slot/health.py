@@ -1,7 +1,9 @@
-"""The slot's health: how much WAL it holds back, and how long until that is too much, should it stand still.
+"""The slot's health: how much WAL it holds back, and how long until that is too much, should it
+stand still.
 
-A slot that isn't moved holds back everything that the server writes. Beyond ``max_slot_wal_keep_size`` it is lost, and
-with it the stream; without that setting the disk fills, and the application stands.
+A slot that isn't moved holds back everything that the server writes. Beyond
+``max_slot_wal_keep_size`` it is lost, and with it the stream; without that setting the disk fills,
+and the application stands.
 """
 
 from __future__ import annotations
@@ -38,15 +40,17 @@ class SlotWarning:
 
 def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
     """What a run records of the slot."""
-    return SlotReading(at.isoformat(), slot.wal_status, lag_bytes, slot.retained_bytes, slot.safe_wal_size)
+    return SlotReading(
+        at.isoformat(), slot.wal_status, lag_bytes, slot.retained_bytes, slot.safe_wal_size
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """When the slot's limit is reached, should nothing move it.
 
-    ``limit`` is what sets it (max_slot_wal_keep_size or slot_limits.disk_budget_mb), ``left_bytes`` the WAL until then,
-    ``hours`` the time at the present rate; None while no rate is known.
+    ``limit`` is what sets it (max_slot_wal_keep_size or slot_limits.disk_budget_mb), ``left_bytes``
+    the WAL until then, ``hours`` the time at the present rate; None while no rate is known.
     """
 
     limit: str
@@ -56,7 +60,9 @@ class Forecast:
 
 
 def wal_rate(slot: SlotState, last_move: SlotMove | None, at: datetime) -> float | None:
-    """Bytes of WAL an hour: the server's average, or what came since the slot's last move when that is more."""
+    """Bytes of WAL an hour: the server's average, or what came since the slot's last move when that
+    is more.
+    """
     rates = [] if slot.wal_bytes_per_hour is None else [slot.wal_bytes_per_hour]
     if last_move and slot.restart_lsn is not None and (passed := at - last_move.at) >= _SHORTEST:
         written = slot.restart_lsn.value + slot.retained_bytes - last_move.lsn
@@ -64,13 +70,19 @@ def wal_rate(slot: SlotState, last_move: SlotMove | None, at: datetime) -> float
     return max(rates, default=None)
 
 
-def forecast(slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime) -> Forecast | None:
-    """When the nearer of the server's limit and the pipeline file's budget is reached; None where there is neither."""
+def forecast(
+    slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
+) -> Forecast | None:
+    """When the nearer of the server's limit and the pipeline file's budget is reached; None where
+    there is neither.
+    """
     left = {}
     if slot.safe_wal_size is not None:
         left["max_slot_wal_keep_size"] = max(0, slot.safe_wal_size)
     if limits.disk_budget_mb is not None:
-        left["slot_limits.disk_budget_mb"] = max(0, (limits.disk_budget_mb << 20) - slot.retained_bytes)
+        left["slot_limits.disk_budget_mb"] = max(
+            0, (limits.disk_budget_mb << 20) - slot.retained_bytes
+        )
     if not left:
         return None
     limit = min(left, key=left.__getitem__)
@@ -78,7 +90,9 @@ def forecast(slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at
     return Forecast(limit, left[limit], rate, left[limit] / rate if rate else None)
 
 
-def slot_warnings(slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime) -> list[SlotWarning]:
+def slot_warnings(
+    slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
+) -> list[SlotWarning]:
     """What is worth saying of the slot before a run; nothing within the pipeline file's limits."""
     found = [
         _about_to_go(slot),
@@ -93,39 +107,53 @@ def _about_to_go(slot: SlotState) -> SlotWarning | None:
         return None
     return SlotWarning(
         "critical",
-        f"slot {slot.name!r} holds back more WAL than max_slot_wal_keep_size and is lost with the next checkpoint: let the "
-        "pipeline run now, or raise the setting and reload",
+        f"slot {slot.name!r} holds back more WAL than max_slot_wal_keep_size and is lost with the"
+        " next checkpoint: let the pipeline run now, or raise the setting and reload",
     )
 
 
 def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
     is_critical = slot.retained_bytes > limits.critical_mb << 20
-    limit, bound = ("critical_mb", limits.critical_mb) if is_critical else ("warn_mb", limits.warn_mb)
+    limit, bound = (
+        ("critical_mb", limits.critical_mb) if is_critical else ("warn_mb", limits.warn_mb)
+    )
     if slot.retained_bytes <= bound << 20:
         return None
-    left = f", and is lost after {size(slot.safe_wal_size)} more" if slot.safe_wal_size is not None else ""
+    left = (
+        f", and is lost after {size(slot.safe_wal_size)} more"
+        if slot.safe_wal_size is not None
+        else ""
+    )
     spilled = (
-        f"; of its transactions {slot.spilled} didn't fit into logical_decoding_work_mem ({size(slot.spilled_bytes)} spilled)"
+        f"; of its transactions {slot.spilled} didn't fit into logical_decoding_work_mem"
+        f" ({size(slot.spilled_bytes)} spilled)"
         if slot.spilled
         else ""
     )
     return SlotWarning(
         "critical" if is_critical else "warning",
-        f"slot {slot.name!r} holds back {size(slot.retained_bytes)} of WAL{left}; slot_limits.{limit} is {bound}: run the "
-        f"pipeline more often, and look for transactions that stay open (restart_lsn {slot.restart_lsn}, "
-        f"confirmed_flush_lsn {slot.confirmed_flush_lsn}){spilled}",
+        f"slot {slot.name!r} holds back {size(slot.retained_bytes)} of WAL{left};"
+        f" slot_limits.{limit} is {bound}: run the pipeline more often, and look for transactions"
+        f" that stay open (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
+        f" {slot.confirmed_flush_lsn}){spilled}",
     )
 
 
 def _running_out(slot: SlotState, limits: SlotLimits, ahead: Forecast | None) -> SlotWarning | None:
-    if ahead is None or ahead.hours is None or ahead.bytes_per_hour is None or ahead.hours >= limits.warn_hours:
+    if (
+        ahead is None
+        or ahead.hours is None
+        or ahead.bytes_per_hour is None
+        or ahead.hours >= limits.warn_hours
+    ):
         return None
     end = "is lost" if ahead.limit == "max_slot_wal_keep_size" else "exceeds its budget"
     return SlotWarning(
         "critical" if ahead.hours < limits.critical_hours else "warning",
-        f"slot {slot.name!r} {end} in {duration(ahead.hours)} should it stand still: {size(ahead.left_bytes)} are left of "
-        f"{ahead.limit}, and the server writes {size(round(ahead.bytes_per_hour))} of WAL an hour: run the pipeline more often, "
-        "or raise the limit",
+        f"slot {slot.name!r} {end} in {duration(ahead.hours)} should it stand still:"
+        f" {size(ahead.left_bytes)} are left of {ahead.limit}, and the server writes"
+        f" {size(round(ahead.bytes_per_hour))} of WAL an hour: run the pipeline more often, or"
+        " raise the limit",
     )
 
 

@@ -1,6 +1,6 @@
-"""Pending: when the oldest commit was made that targets lack, by the slot and by the change log. A source on which nothing happens
-has none, however long ago the last run was.
-"""  # fmt: skip
+"""Pending: when the oldest commit was made that targets lack, by the slot and by the change log. A
+source on which nothing happens has none, however long ago the last run was.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from waldelta.slot.read.decode_failure import Refusal
 from waldelta.slot.read.peek import peek_error, whole
 from waldelta.slot.verify.slot_count import first_message
 
-# A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as that goes.
+# A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as
+# that goes.
 BUDGET_S = 30.0
 
 
 def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
-    """When the first transaction was committed that the slot still has for us up to a position; None when there is none.
+    """When the first transaction was committed that the slot still has for us up to a position;
+    None when there is none.
 
-    Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout when there is too much WAL to say, StateError while the
-    slot has again what has landed.
+    Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout when there is too much WAL
+    to say, StateError while the slot has again what has landed.
     """
     source = job.pipeline.source
     landed = Lsn(job.change_log(job.slot_identity()).end_after(job.first_batch()))
@@ -43,36 +45,48 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             confirmed = confirmed_lsn(connection, source.slot)
             if confirmed < landed:
                 raise StateError(
-                    f"slot {source.slot!r} is at {confirmed} and so behind {landed}, up to where its changes have landed, as after an "
-                    "immediate stop of its server: the next run moves it on"
+                    f"slot {source.slot!r} is at {confirmed} and so behind {landed}, up to where"
+                    " its changes have landed, as after an immediate stop of its server: the next"
+                    " run moves it on"
                 )
             first = first_message(connection, _of_changes(source), upto)
     except psycopg.errors.QueryCanceled as err:
-        raise PeekTimeout(f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s") from err
+        raise PeekTimeout(
+            f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s"
+        ) from err
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
     except psycopg.DatabaseError as err:
         if Refusal.of(err) is None:
             raise
         raise StateError(
-            f"PostgreSQL can't decode what waits first in slot {source.slot!r}: the next run says more"
+            f"PostgreSQL can't decode what waits first in slot {source.slot!r}: the next run says"
+            " more"
         ) from err
     if first is None:
         return None
     at = begun_at(first)
     if at is None:
-        raise StateError(f"what waits first in slot {source.slot!r} is of no transaction, and has no time")
+        raise StateError(
+            f"what waits first in slot {source.slot!r} is of no transaction, and has no time"
+        )
     return shown_at(at)
 
 
 def _of_changes(source: Source) -> Source:
-    """The source without logical messages, of which those that aren't transactional have no time; targets hold none."""
+    """The source without logical messages, of which those that aren't transactional have no time;
+    targets hold none.
+    """
     plain = whole(source)
-    return plain.model_copy(update={"options": plain.options.model_copy(update={"messages": False})})
+    return plain.model_copy(
+        update={"options": plain.options.model_copy(update={"messages": False})}
+    )
 
 
 def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, datetime]:
-    """The same of what has landed, by target that hasn't applied it; a target that can't be read is left out."""
+    """The same of what has landed, by target that hasn't applied it; a target that can't be read is
+    left out.
+    """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     last = change_log.last_batch()

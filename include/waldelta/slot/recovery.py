@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Where slot and lake stand once they agree; ``identity`` is the slot's on the server's present timeline."""
+    """Where slot and lake stand once they agree; ``identity`` is the slot's on the server's present
+    timeline.
+    """
 
     confirmed: Lsn
     next_batch: int
@@ -56,10 +58,11 @@ def recover(
 ) -> Recovered:
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
-    The slot may be behind (a run died between landing and consuming, or an immediate stop moved the slot back): it
-    is advanced, after what it holds there was compared with what has landed, a bite at a time; with ``one_bite``, PeekTimeout
-    is raised when one wasn't enough. It must not be ahead of every position we ever
-    meant to move it to: then somebody else consumed it. Nor may the log lack a batch that was consumed. After a promotion of the standby that kept the slot, both are
+    The slot may be behind (a run died between landing and consuming, or an immediate stop moved the
+    slot back): it is advanced, after what it holds there was compared with what has landed, a bite
+    at a time; with ``one_bite``, PeekTimeout is raised when one wasn't enough. It must not be ahead
+    of every position we ever meant to move it to: then somebody else consumed it. Nor may the log
+    lack a batch that was consumed. After a promotion of the standby that kept the slot, both are
     judged by what the new timeline has in common with the old one (waldelta.slot.failover).
     """
     ledger = job.ledger
@@ -74,21 +77,27 @@ def recover(
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch()
     if last is not None:
-        # An intent is written once its batch is durable, so the furthest one counts where the last batch is empty.
+        # An intent is written once its batch is durable, so the furthest one counts where the last
+        # batch is empty.
         landed_end = max(change_log.landed_end(last), furthest.value)
-        if server.primary_lsn is not None and server.flush_lsn.value < landed_end <= server.primary_lsn.value:
+        if (
+            server.primary_lsn is not None
+            and server.flush_lsn.value < landed_end <= server.primary_lsn.value
+        ):
             raise StandbyAway(
-                f"the lake holds changes up to {Lsn(landed_end)} but the standby has replayed WAL up to {server.flush_lsn} only, "
-                "as after its restart: run again"
+                f"the lake holds changes up to {Lsn(landed_end)} but the standby has replayed WAL"
+                f" up to {server.flush_lsn} only, as after its restart: run again"
             )
         if landed_end > server.flush_lsn.value:
             raise SourceChanged(
-                f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at {server.flush_lsn}: it was "
-                f"restored to an earlier state; run resync"
+                f"the lake holds changes up to {Lsn(landed_end)} but the server's WAL ends at"
+                f" {server.flush_lsn}: it was restored to an earlier state; run resync"
             )
         if landed_end > confirmed.value:
             log.info(
-                "slot %s is behind the landed end: advancing %s", identity.slot, LsnRange(confirmed, Lsn(landed_end))
+                "slot %s is behind the landed end: advancing %s",
+                identity.slot,
+                LsnRange(confirmed, Lsn(landed_end)),
             )
             bites = Bites(job)
             most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
@@ -96,9 +105,13 @@ def recover(
             messages = change_log.sizes(last - 1, last).get(last, 0)
             move = slot_move(identity, job.run_id, landed_end, last, messages)
             try:
-                _catch_up(connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite)
+                _catch_up(
+                    connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite
+                )
             except (BiteTooLarge, SourceDiskFull) as err:
-                bites.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))  # the next run compares less at once
+                bites.lacks_room(
+                    is_disk_full=isinstance(err, SourceDiskFull)
+                )  # the next run compares less at once
                 raise
             return _recovered(job, change_log, last, Lsn(landed_end), identity)
     if promotion is not None:
@@ -116,18 +129,23 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
     promotion: Promotion | None,
     one_bite: bool,
 ) -> None:
-    """Advance the slot to the end of what has landed, over each stretch once it was found to be the same.
+    """Advance the slot to the end of what has landed, over each stretch once it was found to be the
+    same.
 
-    Compared whatever acknowledge says: a server put back to an earlier day, or a batch that a run read from the server of
-    before a failover, shows by nothing else, and what the slot holds there would be lost. Not all at once: a catch-up lands
-    any number of bites between two checkpoints, and one answer for them may be more than the server has disk or time for.
+    Compared whatever acknowledge says: a server put back to an earlier day, or a batch that a run
+    read from the server of before a failover, shows by nothing else, and what the slot holds there
+    would be lost. Not all at once: a catch-up lands any number of bites between two checkpoints,
+    and one answer for them may be more than the server has disk or time for.
     """
     identity = SlotIdentity(move.slot, move.system_identifier, move.timeline, move.incarnation)
     stands, moved = confirmed, False
     ends = [*(min(stretch.begins, move.lsn) for stretch in behind[1:]), move.lsn]
     for stretch, end in zip(behind, ends, strict=True):
         if one_bite and moved:
-            raise PeekTimeout(f"slot {move.slot!r} is at {stands}, and was more than one bite behind {Lsn(move.lsn)}")
+            raise PeekTimeout(
+                f"slot {move.slot!r} is at {stands}, and was more than one bite behind"
+                f" {Lsn(move.lsn)}"
+            )
         is_last = stretch is behind[-1]
         # The others were counted when the slot was moved over them first.
         step = move if is_last else replace(move, lsn=end, batch=stretch.batches[1], messages=None)
@@ -135,7 +153,9 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
             with _session_beside(connection, job) as session:
                 compared = check_behind(session, job.pipeline.source, step, stretch, stands.value)
         except ConsumeMismatch:
-            check_unmoved(connection, job, identity, stands)  # by another run, there is less than has landed
+            check_unmoved(
+                connection, job, identity, stands
+            )  # by another run, there is less than has landed
             raise
         if is_last and promotion is not None:
             record_promotion(job, promotion)
@@ -143,7 +163,9 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
         if compared or is_last:
             fault_point("recover.compared")
             unverified = not compared and job.pipeline.source.options.acknowledge != "advance"
-            move_idle_slot(connection, move.slot, job.ledger, replace(step, compared_after=unverified))
+            move_idle_slot(
+                connection, move.slot, job.ledger, replace(step, compared_after=unverified)
+            )
             stands, moved = Lsn(end), True
 
 
@@ -151,7 +173,9 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
 def _session_beside(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """One more, with the same limit of a statement: in one whose decoding has failed nothing is decoded any more (binary_count)."""
+    """One more, with the same limit of a statement: in one whose decoding has failed nothing is
+    decoded any more (binary_count).
+    """
     with job.connect_slot("compare") as session:
         ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()
         session.execute("select set_config('statement_timeout', %s, false)", (limit,))
@@ -161,33 +185,44 @@ def _session_beside(
 def check_unmoved(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, stands: Lsn
 ) -> None:
-    """After a peek, before anything follows from it: the slot still stood at ``stands``, so that nothing in front is missing.
+    """After a peek, before anything follows from it: the slot still stood at ``stands``, so that
+    nothing in front is missing.
 
-    A move that comes later is harmless: what was read is whole then. Raises SlotGap, or LateWriter when it was another run of this
-    pipeline that moved the slot.
+    A move that comes later is harmless: what was read is whole then. Raises SlotGap, or LateWriter
+    when it was another run of this pipeline that moved the slot.
     """
     confirmed = confirmed_lsn(connection, identity.slot)
     if confirmed <= stands:
         return
     _no_gap(identity, Lsn(job.ledger.furthest_lsn(identity.slot, identity.incarnation)), confirmed)
-    raise LateWriter(f"slot {identity.slot!r} was moved to {confirmed} by another run meanwhile: run again")
+    raise LateWriter(
+        f"slot {identity.slot!r} was moved to {confirmed} by another run meanwhile: run again"
+    )
 
 
-def _recovered(job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity) -> Recovered:
-    # A batch without rows leaves no partition, only its transaction id; Delta would skip that number.
-    return Recovered(confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity)
+def _recovered(
+    job: Job, change_log: ChangeLog, last: int | None, confirmed: Lsn, identity: SlotIdentity
+) -> Recovered:
+    # A batch without rows leaves no partition, only its transaction id; Delta would skip that
+    # number.
+    return Recovered(
+        confirmed, max(change_log.highest_batch(), last or 0, job.first_batch()) + 1, identity
+    )
 
 
 def landed_behind(
     change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, most: tuple[int, int]
 ) -> list[Stretch]:
-    """What has landed behind the slot: one batch after a kill, several after an immediate stop, by what they were read by.
+    """What has landed behind the slot: one batch after a kill, several after an immediate stop, by
+    what they were read by.
 
-    Those had been compared before. A server whose files were put back to an earlier day tells itself by nothing but what it
-    holds there now: system identifier and timeline are the same, and its WAL may have grown past the landed end again.
-    ``batches`` are those after the first, up to the second. A stretch ends where the slot stood when something else was asked
-    for, be it by an empty batch: up to there the slot was moved only over WAL that held nothing by the same request. It holds
-    no more than ``most``, messages and bytes of WAL, as one bite, unless a single batch does.
+    Those had been compared before. A server whose files were put back to an earlier day tells
+    itself by nothing but what it holds there now: system identifier and timeline are the same, and
+    its WAL may have grown past the landed end again. ``batches`` are those after the first, up to
+    the second. A stretch ends where the slot stood when something else was asked for, be it by an
+    empty batch: up to there the slot was moved only over WAL that held nothing by the same request.
+    It holds no more than ``most``, messages and bytes of WAL, as one bite, unless a single batch
+    does.
     """
     behind: set[int] = set()
     first = batches[1]
@@ -224,15 +259,34 @@ def _is_one_bite(one: Stretch, behind: Stretch, ended: int, most: tuple[int, int
 
 
 def slot_move(
-    identity: SlotIdentity, run_id: str, lsn: int, batch: int | None = None, messages: int | None = None
+    identity: SlotIdentity,
+    run_id: str,
+    lsn: int,
+    batch: int | None = None,
+    messages: int | None = None,
 ) -> SlotMove:
-    """An intent to move the slot to ``lsn``, over ``batch`` of so many messages, as a row for the ledger."""
-    return SlotMove(now(), run_id, "intent", identity.slot, identity.system_identifier, identity.timeline,
-                    identity.incarnation, lsn, batch, messages=messages)  # fmt: skip
+    """An intent to move the slot to ``lsn``, over ``batch`` of so many messages, as a row for the
+    ledger.
+    """
+    return SlotMove(
+        now(),
+        run_id,
+        "intent",
+        identity.slot,
+        identity.system_identifier,
+        identity.timeline,
+        identity.incarnation,
+        lsn,
+        batch,
+        messages=messages,
+    )
 
 
-def never_compared(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity) -> list[str]:
-    """A warning when nothing says that what the server gave away as the last batch was compared with what has landed.
+def never_compared(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity
+) -> list[str]:
+    """A warning when nothing says that what the server gave away as the last batch was compared
+    with what has landed.
 
     Asked before recover(), which compares what the slot still holds, or holds again.
     """
@@ -240,27 +294,30 @@ def never_compared(connection: psycopg.Connection[tuple[Any, ...]], job: Job, id
     if move is None or confirmed_lsn(connection, identity.slot).value < move.lsn:
         return []
     notice = (
-        f"batch {move.batch} was consumed, but the run that did so ended before it had recorded that what the server gave away is "
-        "what has landed: reconcile compares tables with their source (docs/consume.md)"
+        f"batch {move.batch} was consumed, but the run that did so ended before it had recorded"
+        " that what the server gave away is what has landed: reconcile compares tables with their"
+        " source (docs/consume.md)"
     )
     log.warning("%s", notice)
     return [notice]
 
 
 def check_log(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> None:
-    """Raises SlotGap when the change log lacks a batch that was consumed from the slot, or messages of one.
+    """Raises SlotGap when the change log lacks a batch that was consumed from the slot, or messages
+    of one.
 
-    An intent is written once its batch is durable, so the log holds every batch that has one. Batches that are numbered anew
-    would count as applied, wherever those of the same numbers were. A batch that all targets have applied may be missing: no
-    target lacks its changes, and a replay that needs them refuses.
+    An intent is written once its batch is durable, so the log holds every batch that has one.
+    Batches that are numbered anew would count as applied, wherever those of the same numbers were.
+    A batch that all targets have applied may be missing: no target lacks its changes, and a replay
+    that needs them refuses.
     """
     consumed = job.ledger.consumed_batches(identity.slot, identity.incarnation)
     intended = max(consumed, default=0)
     if (last := change_log.last_batch() or 0) < intended:
         raise SlotGap(
-            f"the change log {change_log.uri} ends at batch {last}, but batch {intended} had landed in it and was consumed from "
-            "the slot: it was removed, or put back to an earlier state; bring it back, or run resync, since what targets "
-            "hadn't applied of it is lost"
+            f"the change log {change_log.uri} ends at batch {last}, but batch {intended} had landed"
+            " in it and was consumed from the slot: it was removed, or put back to an earlier"
+            " state; bring it back, or run resync, since what targets hadn't applied of it is lost"
         )
     try:
         change_log.whole_sizes(consumed, 0, last)
@@ -273,7 +330,8 @@ def check_log(job: Job, identity: SlotIdentity, change_log: ChangeLog) -> None:
 def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
     if confirmed > furthest:
         raise SlotGap(
-            f"slot {identity.slot!r} stands at {confirmed}, beyond {furthest}, the furthest this pipeline ever moved it: "
-            f"changes in {LsnRange(furthest, confirmed)} were consumed by somebody else, or the slot was recreated; find "
-            f"out who it was, drop the slot once nobody else needs it, and run resync"
+            f"slot {identity.slot!r} stands at {confirmed}, beyond {furthest}, the furthest this"
+            f" pipeline ever moved it: changes in {LsnRange(furthest, confirmed)} were consumed by"
+            " somebody else, or the slot was recreated; find out who it was, drop the slot once"
+            " nobody else needs it, and run resync"
         )

@@ -1,4 +1,6 @@
-"""The logical replication slot: what the server says of it, whether it can be used, creating and dropping it."""
+"""The logical replication slot: what the server says of it, whether it can be used, creating and
+dropping it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,11 @@ Connection = psycopg.Connection[Any]
 
 PLUGIN = "pgoutput"
 CREATE_TIMEOUT_S = 60
-# What keeps a slot on a standby from being lost again, by why it was. Before PostgreSQL 17 the reason isn't told.
-_CONFLICT = "see that the standby has hot_standby_feedback on and a primary_slot_name (docs/standby.md)"
+# What keeps a slot on a standby from being lost again, by why it was. Before PostgreSQL 17 the
+# reason isn't told.
+_CONFLICT = (
+    "see that the standby has hot_standby_feedback on and a primary_slot_name (docs/standby.md)"
+)
 _PREVENTIONS = {
     "rows_removed": _CONFLICT,
     "conflicting": f"{_CONFLICT}, and the primary wal_level logical",
@@ -44,8 +49,8 @@ _PREVENTIONS = {
 class SlotState:
     """One row of pg_replication_slots, with what belongs to it.
 
-    ``retained_bytes`` is the WAL the slot holds back, ``active_by`` the application_name of who reads it now.
-    ``invalidation_reason`` and ``inactive_since`` are known from PostgreSQL 17 on.
+    ``retained_bytes`` is the WAL the slot holds back, ``active_by`` the application_name of who
+    reads it now. ``invalidation_reason`` and ``inactive_since`` are known from PostgreSQL 17 on.
     """
 
     name: str
@@ -69,24 +74,30 @@ class SlotState:
     timeline: int
     # Transactions that were ever decoded for it, as far as the server's statistics reach back.
     decoded: int = 0
-    # Of these, how many didn't fit into logical_decoding_work_mem, and what was written to the server's disk for them.
+    # Of these, how many didn't fit into logical_decoding_work_mem, and what was written to the
+    # server's disk for them.
     spilled: int = 0
     spilled_bytes: int = 0
     # How many transactions vacuum of the catalogs lags behind for it.
     catalog_xmin_age: int | None = None
-    # Whether it is kept on standbys too, and whether it was made by that on what was one then (both from PostgreSQL 17 on).
+    # Whether it is kept on standbys too, and whether it was made by that on what was one then (both
+    # from PostgreSQL 17 on).
     failover: bool = False
     synced: bool = False
     # Whether its server is a standby now.
     in_recovery: bool = False
-    # Standbys of synchronized_standby_slots that aren't connected: until they are, a failover slot gives nothing away.
+    # Standbys of synchronized_standby_slots that aren't connected: until they are, a failover slot
+    # gives nothing away.
     standbys_away: tuple[str, ...] = ()
-    # What the server writes on average since its statistics were reset; None while that is too short ago.
+    # What the server writes on average since its statistics were reset; None while that is too
+    # short ago.
     wal_bytes_per_hour: float | None = None
 
     @property
     def is_servers_own(self) -> bool:
-        """Whether PostgreSQL keeps it on a standby as the copy of a slot of the primary's: nobody reads, moves or drops it."""
+        """Whether PostgreSQL keeps it on a standby as the copy of a slot of the primary's: nobody
+        reads, moves or drops it.
+        """
         return self.synced and self.in_recovery
 
 
@@ -113,7 +124,8 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         wal_status=row.wal_status,
         safe_wal_size=row.safe_wal_size,
         two_phase=row.two_phase,
-        invalidation_reason=extra.get("invalidation_reason") or ("conflicting" if extra.get("conflicting") else None),
+        invalidation_reason=extra.get("invalidation_reason")
+        or ("conflicting" if extra.get("conflicting") else None),
         inactive_since=datetime.fromisoformat(since) if since else None,
         retained_bytes=max(0, int(row.retained_bytes or 0)),
         system_identifier=row.system_identifier,
@@ -126,40 +138,47 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
         synced=bool(extra.get("synced")),
         in_recovery=row.in_recovery,
         standbys_away=tuple(row.standbys_away) if extra.get("failover") else (),
-        wal_bytes_per_hour=float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
+        wal_bytes_per_hour=(
+            float(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None
+        ),
     )
 
 
 def check_health(
     slot: SlotState | None, name: str, *, two_phase: bool | None = None, asked: str | None = None
 ) -> SlotState:
-    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse, StandbyAway or ConfigError.
+    """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse,
+    StandbyAway or ConfigError.
 
-    ``asked`` names the server that ought to have it, where that is source.read_from's. ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a call with the option would
-    turn it on for good.
-    A reader that an earlier attempt of ours left behind doesn't count as use: whoever holds the slot's lock ends it.
+    ``asked`` names the server that ought to have it, where that is source.read_from's.
+    ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a
+    call with the option would turn it on for good. A reader that an earlier attempt of ours left
+    behind doesn't count as use: whoever holds the slot's lock ends it.
     """
     if slot is None:
         raise SlotMissing(
-            f"slot {name!r} does not exist{f' on the standby {asked}' if asked else ''}: run resync; if it was never made, run setup, then the initial sync"
+            f"slot {name!r} does not exist{f' on the standby {asked}' if asked else ''}: run"
+            " resync; if it was never made, run setup, then the initial sync"
         )
     check_ours(slot)
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = slot.invalidation_reason or "wal_status=lost"
         raise SlotLost(
-            f"slot {name!r} is lost ({reason}): changes since {slot.confirmed_flush_lsn} are gone; run resync, and "
-            f"{_PREVENTIONS.get(reason, 'raise max_slot_wal_keep_size or run more often')}"
+            f"slot {name!r} is lost ({reason}): changes since {slot.confirmed_flush_lsn} are gone;"
+            " run resync, and"
+            f" {_PREVENTIONS.get(reason, 'raise max_slot_wal_keep_size or run more often')}"
         )
     if two_phase is not None and slot.two_phase != two_phase:
         raise ConfigError(
-            f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says otherwise: "
-            "correct source.options.two_phase, or run teardown and setup, which make the slot anew, then resync"
+            f"slot {name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the"
+            " pipeline file says otherwise: correct source.options.two_phase, or run teardown and"
+            " setup, which make the slot anew, then resync"
         )
     if slot.standbys_away:
         raise StandbyAway(
-            f"slot {name!r} is a failover slot, and PostgreSQL gives its changes away only once the standbys of "
-            f"synchronized_standby_slots have them; {', '.join(slot.standbys_away)} isn't connected: start that standby, or "
-            "take its slot out of the setting and reload"
+            f"slot {name!r} is a failover slot, and PostgreSQL gives its changes away only once the"
+            f" standbys of synchronized_standby_slots have them; {', '.join(slot.standbys_away)}"
+            " isn't connected: start that standby, or take its slot out of the setting and reload"
         )
     if slot.active and slot.active_by != reader_name(name)[:63]:
         raise SlotInUse(
@@ -173,17 +192,22 @@ def check_ours(slot: SlotState) -> None:
     """Raises SlotForeign when the slot can't be read as pgoutput from this database."""
     remedy = "choose another slot name in the pipeline file"
     if slot.slot_type != "logical":
-        raise SlotForeign(f"slot {slot.name!r} is a {slot.slot_type} slot, not a logical one: {remedy}")
+        raise SlotForeign(
+            f"slot {slot.name!r} is a {slot.slot_type} slot, not a logical one: {remedy}"
+        )
     if slot.plugin != PLUGIN:
-        raise SlotForeign(f"slot {slot.name!r} uses the plugin {slot.plugin!r}, not {PLUGIN!r}: {remedy}")
+        raise SlotForeign(
+            f"slot {slot.name!r} uses the plugin {slot.plugin!r}, not {PLUGIN!r}: {remedy}"
+        )
     if not slot.in_this_database:
         raise SlotForeign(f"slot {slot.name!r} belongs to database {slot.database!r}: {remedy}")
     if slot.temporary:
         raise SlotForeign(f"slot {slot.name!r} is another session's temporary slot: {remedy}")
     if slot.is_servers_own:
         raise SlotForeign(
-            f"slot {slot.name!r} on the standby is PostgreSQL's copy of the primary's failover slot of that name, which can't be "
-            f"read there: {remedy}, or drop the primary's, once nobody reads it, and the copy goes with it"
+            f"slot {slot.name!r} on the standby is PostgreSQL's copy of the primary's failover slot"
+            f" of that name, which can't be read there: {remedy}, or drop the primary's, once"
+            " nobody reads it, and the copy goes with it"
         )
 
 
@@ -196,11 +220,13 @@ def create_slot(
     timeout_s: float = CREATE_TIMEOUT_S,
     primary: Connection | None = None,
 ) -> SlotState:
-    """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin. ``failover`` needs PostgreSQL 17.
+    """Create the slot; ``confirmed_flush_lsn`` of the answer is where its changes begin.
+    ``failover`` needs PostgreSQL 17.
 
-    PostgreSQL waits for every transaction that is open or prepared; raises TransactionsStillOpen that names them
-    after ``timeout_s``, and nothing was created then. On a standby it is the ``primary`` that knows them; StandbyAway when there
-    are none, and the standby got no word of that.
+    PostgreSQL waits for every transaction that is open or prepared; raises TransactionsStillOpen
+    that names them after ``timeout_s``, and nothing was created then. On a standby it is the
+    ``primary`` that knows them; StandbyAway when there are none, and the standby got no word of
+    that.
     """
     before = conn.execute("select current_setting('statement_timeout')").fetchone()
     conn.execute("select set_config('statement_timeout', %s, false)", (f"{timeout_s * 1000:.0f}",))
@@ -208,7 +234,9 @@ def create_slot(
         # Before PostgreSQL 17 the function doesn't have the argument.
         given = (name, PLUGIN, False, two_phase, *([True] if failover else []))
         conn.execute(
-            sql.SQL("select pg_create_logical_replication_slot({})").format(sql.SQL(", ").join(map(sql.Literal, given)))
+            sql.SQL("select pg_create_logical_replication_slot({})").format(
+                sql.SQL(", ").join(map(sql.Literal, given))
+            )
         )
     except psycopg.errors.QueryCanceled as err:
         raise _not_created(conn, primary, name, timeout_s) from err
@@ -218,7 +246,8 @@ def create_slot(
         ) from err
     except psycopg.errors.ConfigurationLimitExceeded as err:
         raise SourceError(
-            f"slot {name!r} can't be created: {err.diag.message_primary}; drop unused slots or raise max_replication_slots"
+            f"slot {name!r} can't be created: {err.diag.message_primary}; drop unused slots or"
+            " raise max_replication_slots"
         ) from err
     finally:
         conn.execute("select set_config('statement_timeout', %s, false)", before)
@@ -235,7 +264,9 @@ def drop_slot(conn: Connection, name: str) -> bool:
     except psycopg.errors.UndefinedObject:
         return False
     except psycopg.errors.ObjectInUse as err:
-        raise SlotInUse(f"slot {name!r} can't be dropped, {err.diag.message_primary}: stop that reader") from err
+        raise SlotInUse(
+            f"slot {name!r} can't be dropped, {err.diag.message_primary}: stop that reader"
+        ) from err
     return True
 
 
@@ -247,38 +278,47 @@ def _not_created(
     if primary is None or rows:
         return TransactionsStillOpen(_blocked_by(rows, name, timeout_s))
     return StandbyAway(
-        f"slot {name!r} can't be created before the standby learns which transactions run, which it didn't within "
-        f"{timeout_s:g} s: see whether it is connected to its primary, and there grant execute on function "
-        f"pg_log_standby_snapshot() to {primary.info.user}, or run it; then run this again (docs/standby.md)"
+        f"slot {name!r} can't be created before the standby learns which transactions run, which it"
+        f" didn't within {timeout_s:g} s: see whether it is connected to its primary, and there"
+        f" grant execute on function pg_log_standby_snapshot() to {primary.info.user}, or run it;"
+        " then run this again (docs/standby.md)"
     )
 
 
 def check_received(conn: Connection, name: str, upto: Lsn) -> None:
-    """Raises StandbyAway when a standby hasn't received WAL up to a position, which a failover slot doesn't give away before.
+    """Raises StandbyAway when a standby hasn't received WAL up to a position, which a failover slot
+    doesn't give away before.
 
-    Its connection says nothing: one that is up may receive nothing for hours. Who reads waits for it, as long as for a slow server.
+    Its connection says nothing: one that is up may receive nothing for hours. Who reads waits for
+    it, as long as for a slow server.
     """
     rows = conn.execute(_NOT_RECEIVED, {"slot": name, "upto": str(upto)}).fetchall()
     if rows:
         listed = ", ".join(f"{standby} (up to {lsn or 'nowhere'})" for standby, lsn in rows)
         raise StandbyAway(
-            f"slot {name!r} gives no changes up to {upto} before the standbys of synchronized_standby_slots have them; behind: {listed}: let that "
-            "standby catch up, or take it out of synchronized_standby_slots"
+            f"slot {name!r} gives no changes up to {upto} before the standbys of"
+            f" synchronized_standby_slots have them; behind: {listed}: let that standby catch up,"
+            " or take it out of synchronized_standby_slots"
         )
 
 
 def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) -> str:
-    lines = "\n".join(f"  - {who}, since {since}" for who, since in rows) or "  - (they have ended just now)"
+    lines = (
+        "\n".join(f"  - {who}, since {since}" for who, since in rows)
+        or "  - (they have ended just now)"
+    )
     return (
-        f"slot {name!r} can't be created while older transactions are open; after {timeout_s:g} s there still were:\n"
-        f"{lines}\nend them (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run setup again"
+        f"slot {name!r} can't be created while older transactions are open; after {timeout_s:g} s"
+        f" there still were:\n{lines}\nend them (pg_terminate_backend(pid), rollback prepared"
+        " 'gid'), or wait, and run setup again"
     )
 
 
 _NOT_RECEIVED = """
 select trim(both ' "' from listed.name), held.restart_lsn::text
 from pg_replication_slots s,
-     string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''), ',') as listed (name)
+     string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''), ',')
+       as listed (name)
 left join pg_replication_slots held on held.slot_name = trim(both ' "' from listed.name)
 where s.slot_name = %(slot)s
   and (to_jsonb(s) ->> 'failover')::boolean
@@ -312,7 +352,8 @@ select s.slot_name,
        age(s.catalog_xmin) as catalog_xmin_age,
        array(
            select trim(both ' "' from listed.name)
-           from string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''), ',') as listed (name)
+           from string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''),
+             ',') as listed (name)
            left join pg_replication_slots held on held.slot_name = trim(both ' "' from listed.name)
            where held.active is not true
        ) as standbys_away,
@@ -330,21 +371,25 @@ left join pg_stat_activity a on a.pid = s.active_pid
 left join pg_stat_replication_slots t on t.slot_name = s.slot_name
 cross join pg_control_system() c
 cross join lateral (
-    select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end as lsn
+    select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+      else pg_current_wal_lsn() end as lsn
 ) w
--- A standby computes both from the WAL position that it writes, which it hasn't: so here they are as pg_get_replication_slots()
+-- A standby computes both from the WAL position that it writes, which it hasn't:
+-- so here they are as pg_get_replication_slots()
 -- has them on a primary, from what a restartpoint goes by.
 cross join lateral (
     select pg_size_bytes(current_setting('wal_segment_size')) as segment,
            pg_size_bytes(current_setting('max_slot_wal_keep_size')) as slot_keep,
            pg_size_bytes(current_setting('wal_keep_size')) as keep,
-           pg_wal_lsn_diff(greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0') as reached
+           pg_wal_lsn_diff(greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')
+             as reached
 ) wal
 cross join lateral (
     select case
         when not pg_is_in_recovery() then s.safe_wal_size
         when s.wal_status = 'lost' or wal.slot_keep < 0 then null
-        else (div(pg_wal_lsn_diff(s.restart_lsn, '0/0'), wal.segment) + greatest(wal.slot_keep, wal.keep) / wal.segment + 1)
+        else (div(pg_wal_lsn_diff(s.restart_lsn, '0/0'), wal.segment)
+              + greatest(wal.slot_keep, wal.keep) / wal.segment + 1)
             * wal.segment - wal.reached
     end::bigint as bytes
 ) safe

@@ -1,7 +1,9 @@
-"""A standby that has the slot (source.read_from): where it stands beside its primary, and what it has to be waited for.
+"""A standby that has the slot (source.read_from): where it stands beside its primary, and what it
+has to be waited for.
 
-Its WAL is the primary's, byte by byte, so positions and transaction ids mean the same on both. What it has replayed is what
-can be read there; copies, whose snapshots only the primary can give, run ahead of that and fit the stream by visibility.
+Its WAL is the primary's, byte by byte, so positions and transaction ids mean the same on both. What
+it has replayed is what can be read there; copies, whose snapshots only the primary can give, run
+ahead of that and fit the stream by visibility.
 """
 
 from __future__ import annotations
@@ -52,18 +54,23 @@ _PAUSE_S = 0.05
 _NUDGE_S = 0.5
 
 
-def slot_position(connection: Connection, job: Job, primary: Connection | None = None) -> ServerPosition:
-    """Where the server stands that has the slot and that ``connection`` leads to; ``primary`` where the caller has that one too.
+def slot_position(
+    connection: Connection, job: Job, primary: Connection | None = None
+) -> ServerPosition:
+    """Where the server stands that has the slot and that ``connection`` leads to; ``primary`` where
+    the caller has that one too.
 
-    Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's server, SourceChanged when it has
-    WAL that the primary hasn't, SourceUnreachable when it doesn't say what it replays.
+    Raises NotPrimary; with source.read_from NotStandby when that isn't a standby of conn_id's
+    server, SourceChanged when it has WAL that the primary hasn't, SourceUnreachable when it doesn't
+    say what it replays.
     """
     if job.pipeline.source.read_from is None:
         return read_position(connection)
     # A server that isn't in recovery may have no room for a walsender: what it is comes first.
     standby = read_standby_position(connection, timeline=0)
     with nullcontext(primary) if primary is not None else job.connect("primary") as connected:
-        # Afterwards, so that it isn't behind what the standby has replayed: a primary sends only what it has flushed.
+        # Afterwards, so that it isn't behind what the standby has replayed: a primary sends only
+        # what it has flushed.
         ahead = read_position(connected)
     standby = replace(standby, timeline=_timeline(job), primary_lsn=ahead.flush_lsn)
     _check_follows(connection, standby, ahead)
@@ -71,10 +78,11 @@ def slot_position(connection: Connection, job: Job, primary: Connection | None =
 
 
 def committed_upto(connection: Connection, server: ServerPosition, asked: datetime) -> datetime:
-    """A moment up to which all that was committed on the primary can be read where ``connection`` leads to.
+    """A moment up to which all that was committed on the primary can be read where ``connection``
+    leads to.
 
-    That is when the position was ``asked`` for; on a standby that was behind then, the commit time of the last transaction that
-    it has replayed.
+    That is when the position was ``asked`` for; on a standby that was behind then, the commit time
+    of the last transaction that it has replayed.
     """
     if server.replay_lag:
         row = connection.execute("select pg_last_xact_replay_timestamp()").fetchone()
@@ -85,58 +93,75 @@ def committed_upto(connection: Connection, server: ServerPosition, asked: dateti
 
 
 def check_slot(connection: Connection, job: Job) -> SlotState:
-    """The slot, on the server that ``connection`` leads to and that has it; raises as check_health() does."""
+    """The slot, on the server that ``connection`` leads to and that has it; raises as
+    check_health() does.
+    """
     source = job.pipeline.source
     asked = describe_server(connection) if source.read_from is not None else None
     return check_health(
-        read_slot(connection, source.slot), source.slot, two_phase=source.options.two_phase, asked=asked
+        read_slot(connection, source.slot),
+        source.slot,
+        two_phase=source.options.two_phase,
+        asked=asked,
     )
 
 
 def standby_warnings(
     primary: Connection, connection: Connection, job: Job, server: ServerPosition
 ) -> list[SlotWarning]:
-    """What is worth saying before a run of where the slot is, beside the slot itself; nothing of a primary's.
+    """What is worth saying before a run of where the slot is, beside the slot itself; nothing of a
+    primary's.
 
-    ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the primary.
+    ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the
+    primary.
     """
     left = left_on_primary(primary, connection, job.pipeline.source.slot)
-    return [*replay_warnings(server, job.pipeline.slot_limits), *(SlotWarning("warning", text) for text in left)]
+    return [
+        *replay_warnings(server, job.pipeline.slot_limits),
+        *(SlotWarning("warning", text) for text in left),
+    ]
 
 
 def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarning]:
-    """What is worth saying of a standby that is behind its primary: the slot's backlog doesn't tell it."""
+    """What is worth saying of a standby that is behind its primary: the slot's backlog doesn't tell
+    it.
+    """
     behind = server.replay_lag or 0
     if behind <= limits.warn_mb << 20:
         return []
     return [
         SlotWarning(
             "critical" if behind > limits.critical_mb << 20 else "warning",
-            f"the standby of source.read_from is {size(behind)} of WAL behind its primary, and what it lacks can't be read: see "
-            "whether it is connected (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())",
+            f"the standby of source.read_from is {size(behind)} of WAL behind its primary, and what"
+            " it lacks can't be read: see whether it is connected (pg_stat_wal_receiver) and"
+            " replays (pg_is_wal_replay_paused())",
         )
     ]
 
 
 def left_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
-    """A line on the primary's slot of that name, when ``connection`` leads to a standby that has the pipeline's."""
+    """A line on the primary's slot of that name, when ``connection`` leads to a standby that has
+    the pipeline's.
+    """
     left = read_slot(primary, name) if connection is not primary else None
     if left is None:
         return []
     line = (
-        f"the primary has a slot {name!r} too, which this pipeline doesn't read and which holds back "
-        f"{size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it there: "
-        f"select pg_drop_replication_slot('{name}')"
+        f"the primary has a slot {name!r} too, which this pipeline doesn't read and which holds"
+        f" back {size(left.retained_bytes)} of WAL, growing: unless somebody else reads it, drop it"
+        f" there: select pg_drop_replication_slot('{name}')"
     )
     return [line]
 
 
-def wait_replayed(primary: Connection, connection: Connection, timeout_s: float = REPLAY_TIMEOUT_S) -> None:
-    """Return once the server that has the slot has replayed what the primary has written until now; at once where it is the
-    primary.
+def wait_replayed(
+    primary: Connection, connection: Connection, timeout_s: float = REPLAY_TIMEOUT_S
+) -> None:
+    """Return once the server that has the slot has replayed what the primary has written until now;
+    at once where it is the primary.
 
     Raises StandbyAway after ``timeout_s``.
-    """  # fmt: skip
+    """
     if connection is primary:
         return
     ((written, segment_bytes),) = primary.execute(f"select {WRITTEN}".encode()).fetchall()
@@ -145,15 +170,17 @@ def wait_replayed(primary: Connection, connection: Connection, timeout_s: float 
     while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < wanted:
         if time.monotonic() > deadline:
             raise StandbyAway(
-                f"the standby {describe_server(connection)} has replayed WAL up to {replayed}, and not to {wanted} within "
-                f"{timeout_s:g} s: see whether it is connected (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())"
+                f"the standby {describe_server(connection)} has replayed WAL up to {replayed}, and"
+                f" not to {wanted} within {timeout_s:g} s: see whether it is connected"
+                " (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())"
             )
         time.sleep(_PAUSE_S)
 
 
 @contextmanager
 def snapshots_logged(primary: Connection) -> Iterator[None]:
-    """Have the primary write down which transactions run, again and again, while a slot is made on its standby.
+    """Have the primary write down which transactions run, again and again, while a slot is made on
+    its standby.
 
     The slot waits for such records, which an idle primary doesn't write by itself.
     """
@@ -174,31 +201,42 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
 def _timeline(job: Job) -> int:
     try:
         return read_timeline(job.slot_conninfo)
-    except (AuthenticationFailed, PrivilegeMissing):  # as they say, and trying again changes nothing
+    except (
+        AuthenticationFailed,
+        PrivilegeMissing,
+    ):  # as they say, and trying again changes nothing
         raise
     except SourceError as err:
         raise SourceUnreachable(
-            f"what the standby {describe(job.slot_conninfo)} replays couldn't be read: {err}; a free place in its "
-            "max_wal_senders is needed (docs/standby.md)"
+            f"what the standby {describe(job.slot_conninfo)} replays couldn't be read: {err}; a"
+            " free place in its max_wal_senders is needed (docs/standby.md)"
         ) from err
 
 
-def _check_follows(connection: Connection, standby: ServerPosition, primary: ServerPosition) -> None:
-    theirs, ours = (f"system {at.system_identifier}, timeline {at.timeline}" for at in (primary, standby))
+def _check_follows(
+    connection: Connection, standby: ServerPosition, primary: ServerPosition
+) -> None:
+    theirs, ours = (
+        f"system {at.system_identifier}, timeline {at.timeline}" for at in (primary, standby)
+    )
     if theirs != ours:
         raise NotStandby(
-            f"source.read_from leads to {describe_server(connection)}, which replays {ours}, and conn_id to {theirs}: let "
-            "read_from lead to a standby of that server (docs/standby.md)"
+            f"source.read_from leads to {describe_server(connection)}, which replays {ours}, and"
+            f" conn_id to {theirs}: let read_from lead to a standby of that server"
+            " (docs/standby.md)"
         )
     if standby.database != primary.database:
         # A slot there would have no changes of ours, and every run would find none and move it on.
         raise NotStandby(
-            f"source.read_from leads to database {standby.database!r} of {describe_server(connection)}, and conn_id to "
-            f"{primary.database!r}: let both lead to the same database (docs/standby.md)"
+            f"source.read_from leads to database {standby.database!r} of"
+            f" {describe_server(connection)}, and conn_id to {primary.database!r}: let both lead to"
+            " the same database (docs/standby.md)"
         )
     if standby.flush_lsn > primary.flush_lsn:
         raise SourceChanged(
-            f"the standby {describe_server(connection)} of source.read_from has replayed WAL up to {standby.flush_lsn}, and its "
-            f"primary has written no further than {primary.flush_lsn}: they don't share their WAL any more, as after a restore "
-            "of the primary's disk; make the standby anew from the primary, then run resync (docs/standby.md)"
+            f"the standby {describe_server(connection)} of source.read_from has replayed WAL up to"
+            f" {standby.flush_lsn}, and its primary has written no further than"
+            f" {primary.flush_lsn}: they don't share their WAL any more, as after a restore of the"
+            " primary's disk; make the standby anew from the primary, then run resync"
+            " (docs/standby.md)"
         )

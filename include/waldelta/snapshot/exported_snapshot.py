@@ -1,8 +1,10 @@
-"""The snapshot a table is copied from: when it may be taken, who keeps it alive, how a table is cut into chunks.
+"""The snapshot a table is copied from: when it may be taken, who keeps it alive, how a table is cut
+into chunks.
 
-A copy and the stream fit together by visibility: the copy holds what its snapshot sees, the stream brings what it
-doesn't. That is exact only if no transaction that was open at the slot's creation, or at a change of the
-publication, is open any more when the snapshot is taken; hence wait_for_old_transactions().
+A copy and the stream fit together by visibility: the copy holds what its snapshot sees, the stream
+brings what it doesn't. That is exact only if no transaction that was open at the slot's creation,
+or at a change of the publication, is open any more when the snapshot is taken; hence
+wait_for_old_transactions().
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
 _TASKS = 6
 _POLL_S = (0.02, 1.0)  # first and longest pause between two looks
 
-# Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may be decoded already,
-# yet no snapshot sees it. It keeps the lock on its own xid until it is visible; so does a prepared one.
+# Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may
+# be decoded already, yet no snapshot sees it. It keeps the lock on its own xid until it is visible;
+# so does a prepared one.
 _HELD_XIDS = """
     select transactionid::text
       from pg_locks
@@ -39,7 +42,8 @@ _HELD_XIDS = """
 _HOLDERS = """
     select coalesce('prepared transaction ' || quote_literal(p.gid),
                     'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')),
-           coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text, 'a time that pg_read_all_stats would show')
+           coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text,
+             'a time that pg_read_all_stats would show')
       from pg_locks l
       left join pg_stat_activity a on a.pid = l.pid
       left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
@@ -66,26 +70,30 @@ def reader_name(holder_pid: int, task: int, table: object = "") -> str:
 def wait_for_old_transactions(
     conn: psycopg.Connection[Any], timeout_s: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Return once no transaction is open that was open at the call; call it after slot creation has returned and
-    after every committed change of a publication.
+    """Return once no transaction is open that was open at the call; call it after slot creation has
+    returned and after every committed change of a publication.
 
-    Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after ``timeout_s``.
-    """  # fmt: skip
+    Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after
+    ``timeout_s``.
+    """
     if old := _held_after(conn, _held_xids(conn), timeout_s, sleep):
         raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 
 
-def wait_until_visible(conn: psycopg.Connection[Any], xids: Iterable[int], timeout_s: float) -> None:
+def wait_until_visible(
+    conn: psycopg.Connection[Any], xids: Iterable[int], timeout_s: float
+) -> None:
     """Return once a new snapshot sees all of these committed transactions (64-bit ids).
 
-    A commit that waits for a synchronous standby is decoded before anybody sees it. Raises TransactionsStillOpen, naming
-    each, when some still can't be seen after ``timeout_s``.
+    A commit that waits for a synchronous standby is decoded before anybody sees it. Raises
+    TransactionsStillOpen, naming each, when some still can't be seen after ``timeout_s``.
     """
     decoded = {str(xid & 0xFFFFFFFF) for xid in xids}
     if hidden := _held_after(conn, decoded & _held_xids(conn), timeout_s, time.sleep):
         holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
         raise TransactionsStillOpen(
-            f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous standby: {holders}; run again"
+            f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous"
+            f" standby: {holders}; run again"
         )
 
 
@@ -116,18 +124,19 @@ def _still_open(conn: psycopg.Connection[Any], xids: Iterable[str], timeout_s: f
     holders = conn.execute(_HOLDERS, (sorted(xids),)).fetchall()
     lines = "\n".join(f"  - {who} since {since}" for who, since in dict.fromkeys(holders))
     return (
-        f"a table can't be copied while transactions are open that are older than the slot or the publication's last"
-        f" change; still open after {timeout_s:g} s:\n{lines}\n"
-        f"end them (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run the sync again"
+        "a table can't be copied while transactions are open that are older than the slot or the"
+        f" publication's last change; still open after {timeout_s:g} s:\n{lines}\nend them"
+        " (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run the sync again"
     )
 
 
 class SnapshotHolder:
-    """One exported snapshot, kept alive by an idle transaction on a connection of its own (a context manager).
+    """One exported snapshot, kept alive by an idle transaction on a connection of its own (a
+    context manager).
 
-    ``snapshot`` is what it sees (text of pg_current_snapshot()), ``snapshot_id`` what readers import, ``lsn`` a WAL
-    position by which every transaction it sees had committed. Raises NotPrimary on a standby, whose snapshots
-    leave running transactions out.
+    ``snapshot`` is what it sees (text of pg_current_snapshot()), ``snapshot_id`` what readers
+    import, ``lsn`` a WAL position by which every transaction it sees had committed. Raises
+    NotPrimary on a standby, whose snapshots leave running transactions out.
     """
 
     connection: psycopg.Connection[Any]
@@ -148,7 +157,10 @@ class SnapshotHolder:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.end()
 
@@ -162,13 +174,21 @@ class SnapshotHolder:
         return self.connection.info.backend_pid
 
     def relfilenodes(self, oids: Sequence[int]) -> dict[int, int]:
-        """Each relation's file as of the snapshot; a reader that finds another one reads a rewritten table."""
-        # Not pg_relation_filenode(): that shows the present, and a TRUNCATE may lie between snapshot and call.
-        rows = self._execute("select oid::bigint, relfilenode::bigint from pg_class where oid = any(%s)", (list(oids),))
+        """Each relation's file as of the snapshot; a reader that finds another one reads a
+        rewritten table.
+        """
+        # Not pg_relation_filenode(): that shows the present, and a TRUNCATE may lie between
+        # snapshot and call.
+        rows = self._execute(
+            "select oid::bigint, relfilenode::bigint from pg_class where oid = any(%s)",
+            (list(oids),),
+        )
         return dict(rows)
 
     def active_tasks(self) -> dict[int, int]:
-        """Rows read so far by each task that is reading now (its readers name themselves by reader_name())."""
+        """Rows read so far by each task that is reading now (its readers name themselves by
+        reader_name()).
+        """
         # Statistics are frozen within a transaction until they are cleared.
         self._execute("select pg_stat_clear_snapshot()")
         pattern = f"^{reader_name(self.pid, 0).removesuffix('0')}([0-9]+)"
@@ -180,32 +200,39 @@ class SnapshotHolder:
         if standby:
             where = describe(self._conninfo)
             raise NotPrimary(
-                f"{where} is a standby, whose snapshots leave running transactions out: copy from the primary"
+                f"{where} is a standby, whose snapshots leave running transactions out: copy from"
+                " the primary"
             )
-        # The transaction idles as long as its readers read, whatever the role's or database's defaults.
+        # The transaction idles as long as its readers read, whatever the role's or database's
+        # defaults.
         self._execute("select set_config('idle_in_transaction_session_timeout', '0', false)")
         self.connection.execute("begin isolation level repeatable read read only")
-        # The first statement takes the snapshot; the insert position read after it lies behind all commits it sees.
+        # The first statement takes the snapshot; the insert position read after it lies behind all
+        # commits it sees.
         self.snapshot, self.snapshot_id, written, segment_bytes = self._execute(
             f"select pg_current_snapshot()::text, pg_export_snapshot(), {WRITTEN}"
         )[0]
         self.lsn = Lsn.parse(written).of_record(segment_bytes)
 
-    def _execute(self, statement: str, params: tuple[Any, ...] | None = None) -> list[tuple[Any, ...]]:
+    def _execute(
+        self, statement: str, params: tuple[Any, ...] | None = None
+    ) -> list[tuple[Any, ...]]:
         try:
             return self.connection.execute(statement, params).fetchall()
         except psycopg.OperationalError:
             raise SnapshotLost(
-                "the session that holds the snapshot was ended (see the server's log): the copy starts again"
+                "the session that holds the snapshot was ended (see the server's log): the copy"
+                " starts again"
             ) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive; None: to the end) of each of these leaves.
+    """Blocks ``first_block`` (inclusive) to ``last_block`` (exclusive; None: to the end) of each of
+    these leaves.
 
-    A leaf that the role may read is a chunk's only one. Others are read together ``through`` the table above them, whose
-    range of ctid is a range of each of its partitions.
+    A leaf that the role may read is a chunk's only one. Others are read together ``through`` the
+    table above them, whose range of ctid is a range of each of its partitions.
     """
 
     leaves: tuple[Leaf, ...]
@@ -221,23 +248,29 @@ class Chunk:
     @property
     def size_bytes(self) -> int:
         """Planned size; what was added behind the last planned block isn't counted."""
-        ends = [leaf.blocks if self.last_block is None else min(self.last_block, leaf.blocks) for leaf in self.leaves]
+        ends = [
+            leaf.blocks if self.last_block is None else min(self.last_block, leaf.blocks)
+            for leaf in self.leaves
+        ]
         return sum(
-            max(0, end - self.first_block) * _block_bytes(leaf) for end, leaf in zip(ends, self.leaves, strict=True)
+            max(0, end - self.first_block) * _block_bytes(leaf)
+            for end, leaf in zip(ends, self.leaves, strict=True)
         )
 
 
 def bytes_per_task(table_bytes: int) -> int:
-    """How much of a table one task reads: so little that no core waits long for another's last task, in files that aren't small."""
+    """How much of a table one task reads: so little that no core waits long for another's last
+    task, in files that aren't small.
+    """
     return min(MOST_BYTES_PER_TASK, max(LEAST_BYTES_PER_TASK, table_bytes // _TASKS))
 
 
 def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:
-    """Cut the leaves into ranges of blocks of at most ``bytes_per_chunk``: each by itself, or those that are read through one
-    table together.
+    """Cut the leaves into ranges of blocks of at most ``bytes_per_chunk``: each by itself, or those
+    that are read through one table together.
 
-    The last chunk is open-ended, since a leaf may have grown between the look at its size and the snapshot; so an empty leaf
-    has one chunk too.
+    The last chunk is open-ended, since a leaf may have grown between the look at its size and the
+    snapshot; so an empty leaf has one chunk too.
     """
     together: dict[object, list[Leaf]] = {}
     for leaf in leaves:
@@ -265,7 +298,9 @@ def _starts(leaves: Sequence[Leaf], bytes_per_chunk: int) -> Iterator[int]:
 
 
 def plan_tasks(chunks: Sequence[Chunk], bytes_per_task: int) -> list[list[Chunk]]:
-    """Gather small neighbours, so that a thousand little partitions make neither a thousand tasks nor files."""
+    """Gather small neighbours, so that a thousand little partitions make neither a thousand tasks
+    nor files.
+    """
     tasks: list[list[Chunk]] = []
     size = 0
     for chunk in chunks:

@@ -1,8 +1,10 @@
-"""Settled publications: no transaction is open any more that wrote anything under an earlier version of them.
+"""Settled publications: no transaction is open any more that wrote anything under an earlier
+version of them.
 
-Only then may a table's snapshot be taken. What a transaction wrote before an ALTER PUBLICATION is decoded by the rules of
-that moment, though it commits later; a snapshot taken while it is open doesn't see it either, and its rows would be in
-neither. Anybody may alter a publication at any time, so each snapshot is asked which version it sees.
+Only then may a table's snapshot be taken. What a transaction wrote before an ALTER PUBLICATION is
+decoded by the rules of that moment, though it commits later; a snapshot taken while it is open
+doesn't see it either, and its rows would be in neither. Anybody may alter a publication at any
+time, so each snapshot is asked which version it sees.
 """
 
 from __future__ import annotations
@@ -19,16 +21,24 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder, wait_for_old_tra
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Publications, their version whose older transactions have all ended, and how long to wait for those of a later one."""
+    """Publications, their version whose older transactions have all ended, and how long to wait for
+    those of a later one.
+    """
 
     publications: tuple[str, ...]
     version: str
     timeout_s: float
 
 
-def settle(connection: psycopg.Connection[Any], publications: Sequence[str], timeout_s: float) -> Settled:
-    """Wait for the transactions that may have written under an earlier version; raises TransactionsStillOpen."""
-    version = read_version(connection, publications)  # before the wait: a later ALTER must give another one
+def settle(
+    connection: psycopg.Connection[Any], publications: Sequence[str], timeout_s: float
+) -> Settled:
+    """Wait for the transactions that may have written under an earlier version; raises
+    TransactionsStillOpen.
+    """
+    version = read_version(
+        connection, publications
+    )  # before the wait: a later ALTER must give another one
     wait_for_old_transactions(connection, timeout_s)
     return Settled(tuple(publications), version, timeout_s)
 
@@ -41,32 +51,47 @@ def settle_again(connection: psycopg.Connection[Any], settled: Settled) -> Settl
 
 
 def check_settled(holder: SnapshotHolder, settled: Settled) -> None:
-    """Raises SnapshotLost when the snapshot sees publications that were altered after they had settled."""
+    """Raises SnapshotLost when the snapshot sees publications that were altered after they had
+    settled.
+    """
     if read_version_as_of(holder, settled) != settled.version:
-        raise SnapshotLost("the publications were altered before the snapshot was taken: the copy starts again")
+        raise SnapshotLost(
+            "the publications were altered before the snapshot was taken: the copy starts again"
+        )
 
 
-def read_version_as_of(holder: SnapshotHolder, settled: Settled, oids: Sequence[int] | None = None) -> str:
-    """As read_version(), as the snapshot sees it; raises SnapshotLost when its session has ended."""
+def read_version_as_of(
+    holder: SnapshotHolder, settled: Settled, oids: Sequence[int] | None = None
+) -> str:
+    """As read_version(), as the snapshot sees it; raises SnapshotLost when its session has
+    ended.
+    """
     try:
         return read_version(holder.connection, settled.publications, oids)
     except psycopg.Error as err:
-        raise SnapshotLost(f"the publications can't be read in the snapshot ({err}): the copy starts again") from None
+        raise SnapshotLost(
+            f"the publications can't be read in the snapshot ({err}): the copy starts again"
+        ) from None
 
 
 def read_version(
-    connection: psycopg.Connection[Any], publications: Sequence[str], oids: Sequence[int] | None = None
+    connection: psycopg.Connection[Any],
+    publications: Sequence[str],
+    oids: Sequence[int] | None = None,
 ) -> str:
-    """A text that is another one after any change of the publications, also after one that was taken back.
+    """A text that is another one after any change of the publications, also after one that was
+    taken back.
 
-    With the ``oids`` of tables: after any change of what they say of these, which setting their options isn't.
+    With the ``oids`` of tables: after any change of what they say of these, which setting their
+    options isn't.
     """
     params = {"publications": list(publications), "oids": None if oids is None else list(oids)}
     ((version,),) = connection.execute(_VERSION.encode(), params).fetchall()
     return str(version)
 
 
-# ALTER PUBLICATION writes a row anew, or takes it out and puts in another one: oid and xmin never come back.
+# ALTER PUBLICATION writes a row anew, or takes it out and puts in another one: oid and xmin never
+# come back.
 _VERSION = """
 with publication as (
     select oid, xmin from pg_publication where pubname = any(%(publications)s::name[])
@@ -78,7 +103,8 @@ named as (
 )
 select md5(coalesce(string_agg(version, ' ' order by version), ''))
 from (
-    select format('p %%s %%s', oid, case when %(oids)s::oid[] is null then xmin::text end) as version
+    select format('p %%s %%s', oid, case when %(oids)s::oid[] is null then xmin::text end)
+      as version
     from publication
     union all
     select format('r %%s %%s', r.oid, r.xmin)

@@ -1,6 +1,8 @@
-"""Reads chosen rows of a table as a snapshot sees them: those that meet a condition, or those of given keys.
+"""Reads chosen rows of a table as a snapshot sees them: those that meet a condition, or those of
+given keys.
 
-What a repair adds to a target. Without ranges of ctid, so that PostgreSQL finds the rows by an index where there is one.
+What a repair adds to a target. Without ranges of ctid, so that PostgreSQL finds the rows by an
+index where there is one.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from waldelta.snapshot.read_table import (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows of one relation (as it stands behind FROM) that meet a condition; ``files``: what the snapshot sees of its leaves.
+    """Rows of one relation (as it stands behind FROM) that meet a condition; ``files``: what the
+    snapshot sees of its leaves.
 
-    ``root`` is the partitioned table that the leaves are read through, by its oid; None: the relation is its only leaf.
+    ``root`` is the partitioned table that the leaves are read through, by its oid; None: the
+    relation is its only leaf.
     """
 
     relation: str
@@ -48,7 +52,9 @@ class Choice:
 
 
 def whole_table(table: PublishedTable, condition: str, files: Mapping[int, int]) -> Choice:
-    """Rows of a table with all that is published as its rows: its partitions, but not what inherits from it."""
+    """Rows of a table with all that is published as its rows: its partitions, but not what inherits
+    from it.
+    """
     if table.relkind == "p":
         return Choice(table.id.identifier.as_string(None), condition, files, table.oid)
     return of_leaf(next(leaf for leaf in table.leaves if leaf.oid == table.oid), condition, files)
@@ -61,17 +67,26 @@ def of_leaf(leaf: Leaf, condition: str, files: Mapping[int, int]) -> Choice:
     return of_leaves_through(leaf.through, [leaf], condition, files)
 
 
-def of_leaves_through(through: Through, leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
+def of_leaves_through(
+    through: Through, leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]
+) -> Choice:
     """Rows of these leaves, read through one table above them."""
     these = of_leaves([leaf.oid for leaf in leaves]).as_string(None)
-    return Choice(through.id.identifier.as_string(None), f"({condition}) and {these}", files, through.oid)
+    return Choice(
+        through.id.identifier.as_string(None), f"({condition}) and {these}", files, through.oid
+    )
 
 
 def read_choices(
     conninfo: str, copy: TableCopy, choices: Sequence[Choice], application_name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen rows as the target's columns. Raises SnapshotLost when a leaf isn't the file that the snapshot sees."""
-    with closing(connect_arrow(conninfo, application_name)) as connection, named_errors(connection, conninfo, copy):
+    """Yield the chosen rows as the target's columns. Raises SnapshotLost when a leaf isn't the file
+    that the snapshot sees.
+    """
+    with (
+        closing(connect_arrow(conninfo, application_name)) as connection,
+        named_errors(connection, conninfo, copy),
+    ):
         for choice in choices:
             yield from _read(connection, copy, choice, choice.statement(copy))
 
@@ -84,45 +99,65 @@ def read_keys(
     batches: Iterable[pa.RecordBatch],
     application_name: str,
 ) -> Iterator[pa.RecordBatch]:
-    """As read_choices(), of the rows with these keys: ``key`` names columns and types, each batch has their texts first."""
-    with closing(connect_arrow(conninfo, application_name)) as connection, named_errors(connection, conninfo, copy):
+    """As read_choices(), of the rows with these keys: ``key`` names columns and types, each batch
+    has their texts first.
+    """
+    with (
+        closing(connect_arrow(conninfo, application_name)) as connection,
+        named_errors(connection, conninfo, copy),
+    ):
         for batch in batches:
             if batch.num_rows:
                 statement = choice.statement(copy, is_one_of(key, batch.columns[: len(key)]))
                 yield from _read(connection, copy, choice, statement)
 
 
-def _read(connection: adbc.Connection, copy: TableCopy, choice: Choice, statement: str) -> Iterator[pa.RecordBatch]:
+def _read(
+    connection: adbc.Connection, copy: TableCopy, choice: Choice, statement: str
+) -> Iterator[pa.RecordBatch]:
     begin_snapshot(connection, copy)
     yield from fetch_rows(connection, copy, statement)
-    # Under the locks that the query has taken: a TRUNCATE or a rewrite before it would have shown it an empty relation.
+    # Under the locks that the query has taken: a TRUNCATE or a rewrite before it would have shown
+    # it an empty relation.
     with connection.cursor() as cursor:
         cursor.execute(other_files(choice))
         others = cursor.fetch_arrow_table().column(0)[0].as_py()
     if others:
-        raise SnapshotLost(f"{copy.table} was truncated, rewritten or detached while rows of it were read")
+        raise SnapshotLost(
+            f"{copy.table} was truncated, rewritten or detached while rows of it were read"
+        )
     run_statement(connection, "commit")
 
 
 def other_files(choice: Choice) -> str:
-    """How many of the leaves have another file by now than the snapshot sees, or were detached; under the locks of what read them."""
+    """How many of the leaves have another file by now than the snapshot sees, or were detached;
+    under the locks of what read them.
+    """
     query = sql.SQL(
         "select count(*) from unnest({}::oid[], {}::oid[]) as f (leaf, node)"
         " where pg_catalog.pg_relation_filenode(leaf) is distinct from node"
     ).format(sql.Literal(list(choice.files)), sql.Literal(list(choice.files.values())))
     if choice.root is not None:
         query += sql.SQL(
-            " or not exists (select from pg_catalog.pg_partition_ancestors(leaf) a where a.relid = {}::oid)"
+            " or not exists (select from pg_catalog.pg_partition_ancestors(leaf) a where a.relid ="
+            " {}::oid)"
         ).format(sql.Literal(choice.root))
     return query.as_string(None)
 
 
 def is_one_of(key: Sequence[tuple[str, str]], texts: Sequence[pa.Array]) -> sql.Composable:
-    """The condition that a row has one of these keys, given as texts by column; ``key`` names columns and types."""
-    names = [sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name) for name, _ in key]
+    """The condition that a row has one of these keys, given as texts by column; ``key`` names
+    columns and types.
+    """
+    names = [
+        sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name) for name, _ in key
+    ]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
     # A type's name is PostgreSQL's own, quoted where it must be.
-    typed = [sql.SQL("k.{}::{}").format(number, sql.SQL(kind)) for number, (_, kind) in zip(numbered, key, strict=True)]
+    typed = [
+        sql.SQL("k.{}::{}").format(number, sql.SQL(kind))
+        for number, (_, kind) in zip(numbered, key, strict=True)
+    ]
     arrays = [sql.SQL("{}::text[]").format(sql.Literal(text.to_pylist())) for text in texts]
     return sql.SQL("({}) in (select {} from unnest({}) as k ({}))").format(
         *(sql.SQL(", ").join(parts) for parts in (names, typed, arrays, numbered))

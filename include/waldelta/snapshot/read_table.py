@@ -1,7 +1,8 @@
-"""Reads the rows of a table as a snapshot sees them, chunk by chunk, as Arrow record batches (COPY through ADBC).
+"""Reads the rows of a table as a snapshot sees them, chunk by chunk, as Arrow record batches (COPY
+through ADBC).
 
-Runs inside Spark's Python tasks. Errors leave here by name, in one line and without credentials, because a task's
-exception travels to the driver as text.
+Runs inside Spark's Python tasks. Errors leave here by name, in one line and without credentials,
+because a task's exception travels to the driver as text.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ from waldelta.types.base import printed
 from waldelta.types.type_map import TargetType, column_types, unheld_key
 
 BATCH_BYTES = 8 << 20
-# A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on the whole server.
+# A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on
+# the whole server.
 LOCK_TIMEOUT_MS = 60_000
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
-METADATA_COLUMNS: dict[str, Any] = {LSN: pa.int64(), COMMIT_TS: pa.timestamp("us", tz="UTC"), RAW: RAW_TYPE}
+METADATA_COLUMNS: dict[str, Any] = {
+    LSN: pa.int64(),
+    COMMIT_TS: pa.timestamp("us", tz="UTC"),
+    RAW: RAW_TYPE,
+}
 
-# What a reader meets when the relation was dropped, renamed or altered, or the holder died, since the snapshot.
+# What a reader meets when the relation was dropped, renamed or altered, or the holder died, since
+# the snapshot.
 GONE = {"3F000", "42P01", "42703", "42804", "42883"}
 NO_SNAPSHOT = {"22023", "42704"}
 NO_PRIVILEGE = "42501"
@@ -61,8 +68,9 @@ LOCKED = "55P03"
 class TableCopy:
     """What the readers of one table need to know; travels to the tasks.
 
-    ``gathers``: the first column is the row's leaf. ``relfilenodes`` are the files that the snapshot sees, by leaf; ``lsn`` is None for targets without metadata
-    columns. ``where`` is the target's own filter, as PostgreSQL prints it.
+    ``gathers``: the first column is the row's leaf. ``relfilenodes`` are the files that the
+    snapshot sees, by leaf; ``lsn`` is None for targets without metadata columns. ``where`` is the
+    target's own filter, as PostgreSQL prints it.
     """
 
     table: TableId
@@ -90,20 +98,32 @@ def plan_copy(
     options: TypeOptions = DEFAULT_TYPES,
     where: RowFilter | None = None,
 ) -> TableCopy:
-    """Describe the copy of a published table: its published columns, the publications' ORed row filter, the target's own."""
-    types = column_types({column.name: column.type for column in table.columns}, table.key_columns, options)
+    """Describe the copy of a published table: its published columns, the publications' ORed row
+    filter, the target's own.
+    """
+    types = column_types(
+        {column.name: column.type for column in table.columns}, table.key_columns, options
+    )
     keys, own = tuple(table.key_columns), None if where is None else where.analysed
     gathers = any(column.attnum == RELID_ATTNUM for column in table.columns)
     return TableCopy(
-        table.id, tuple(types.items()), table.row_filter, snapshot_id, relfilenodes, lsn, keys, own, gathers
+        table.id,
+        tuple(types.items()),
+        table.row_filter,
+        snapshot_id,
+        relfilenodes,
+        lsn,
+        keys,
+        own,
+        gathers,
     )
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> str:
     """The SELECT of one chunk; ``bounds`` as lock_query() gives them.
 
-    ONLY, since a table that others inherit from is published without them. The filter is PostgreSQL's own deparsed
-    text, read and evaluated with the same search_path.
+    ONLY, since a table that others inherit from is published without them. The filter is
+    PostgreSQL's own deparsed text, read and evaluated with the same search_path.
     """
     return select_statement(copy, chunk_relation(chunk), chunk_conditions(copy, chunk, bounds))
 
@@ -113,7 +133,9 @@ def chunk_relation(chunk: Chunk) -> sql.Composable:
     return sql.SQL("only {}" if chunk.through is None else "{}").format(chunk.id.identifier)
 
 
-def chunk_conditions(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> list[sql.Composable]:
+def chunk_conditions(
+    copy: TableCopy, chunk: Chunk, bounds: str | None = None
+) -> list[sql.Composable]:
     """Which rows of its leaves are the chunk's, and pass the filter."""
     conditions: list[sql.Composable] = []
     if chunk.through is not None:
@@ -122,7 +144,9 @@ def chunk_conditions(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -
         # PostgreSQL's own deparsed text.
         conditions.append(sql.SQL(f"({bounds})"))
     if chunk.first_block > 0 or chunk.last_block is not None:
-        conditions.append(sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)")))
+        conditions.append(
+            sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first_block},0)"))
+        )
     if chunk.last_block is not None:
         conditions.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last_block},0)")))
     return [*conditions, *filter_conditions(copy)]
@@ -139,7 +163,9 @@ def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
     return [] if row_filter is None else [sql.SQL("(" + row_filter + ")")]
 
 
-def select_statement(copy: TableCopy, relation: sql.Composable, conditions: Sequence[sql.Composable]) -> str:
+def select_statement(
+    copy: TableCopy, relation: sql.Composable, conditions: Sequence[sql.Composable]
+) -> str:
     """The SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
     selected = [e for pair in _expressions(copy) for e in pair if e is not None]
     where = sql.SQL(" where ") + sql.SQL(" and ").join(conditions) if conditions else sql.SQL("")
@@ -156,7 +182,9 @@ def select_statement(copy: TableCopy, relation: sql.Composable, conditions: Sequ
 
 
 def _row_filter(copy: TableCopy) -> str | None:
-    """The publications' filter and the target's own, which is asked of rows that pass the first, as in the stream."""
+    """The publications' filter and the target's own, which is asked of rows that pass the first, as
+    in the stream.
+    """
     if copy.row_filter is None or copy.where is None:
         return copy.where or copy.row_filter
     return f"case when ({copy.row_filter}) then ({copy.where}) else false end"
@@ -165,36 +193,47 @@ def _row_filter(copy: TableCopy) -> str | None:
 def read_chunks(
     conninfo: str, copy: TableCopy, chunks: Sequence[Chunk], application_name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of these chunks as the target's columns; one connection, one short transaction per chunk.
+    """Yield the rows of these chunks as the target's columns; one connection, one short transaction
+    per chunk.
 
-    Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that it sees, ApplyError for
-    a key that its type in the lake can't hold.
+    Raises SnapshotLost when the snapshot can't be imported any more or a leaf isn't the file that
+    it sees, ApplyError for a key that its type in the lake can't hold.
     """
-    with closing(connect_arrow(conninfo, application_name)) as connection, named_errors(connection, conninfo, copy):
+    with (
+        closing(connect_arrow(conninfo, application_name)) as connection,
+        named_errors(connection, conninfo, copy),
+    ):
         for chunk in chunks:
             yield from _read_chunk(connection, copy, chunk)
 
 
-def _read_chunk(connection: adbc.Connection, copy: TableCopy, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+def _read_chunk(
+    connection: adbc.Connection, copy: TableCopy, chunk: Chunk
+) -> Iterator[pa.RecordBatch]:
     begin_snapshot(connection, copy)
-    # Under the lock that reading takes anyway the files can't change until the transaction ends. Without the comparison a
-    # TRUNCATE or rewriting ALTER would show an older snapshot an empty table, silently.
+    # Under the lock that reading takes anyway the files can't change until the transaction ends.
+    # Without the comparison a TRUNCATE or rewriting ALTER would show an older snapshot an empty
+    # table, silently.
     with connection.cursor() as cursor:
         cursor.execute(lock_query(copy, chunk))
         ((is_other, bounds),) = cursor.fetchall()
     if is_other:
         raise SnapshotLost(
-            f"{chunk.id} was truncated, rewritten or detached while it was copied (VACUUM FULL, CLUSTER, TRUNCATE or"
-            f" ALTER TABLE): its copy starts again"
+            f"{chunk.id} was truncated, rewritten or detached while it was copied (VACUUM FULL,"
+            " CLUSTER, TRUNCATE or ALTER TABLE): its copy starts again"
         )
     yield from fetch_rows(connection, copy, chunk_query(copy, chunk, bounds))
     run_statement(connection, "commit")
 
 
-def fetch_rows(connection: adbc.Connection, copy: TableCopy, query: str) -> Iterator[pa.RecordBatch]:
+def fetch_rows(
+    connection: adbc.Connection, copy: TableCopy, query: str
+) -> Iterator[pa.RecordBatch]:
     """What a select_statement() finds, as the target's columns."""
     with connection.cursor() as cursor:
-        cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)})
+        cursor.adbc_statement.set_options(
+            **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
+        )
         cursor.execute(query)
         has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
         for batch in cursor.fetch_record_batch():
@@ -207,22 +246,27 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
     """Begin a transaction that sees what the copy's snapshot sees."""
     run_statement(connection, "begin isolation level repeatable read read only")
     run_statement(
-        connection, sql.SQL("set transaction snapshot {}").format(sql.Literal(copy.snapshot_id)).as_string(None)
+        connection,
+        sql.SQL("set transaction snapshot {}")
+        .format(sql.Literal(copy.snapshot_id))
+        .as_string(None),
     )
     run_statement(connection, f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
 
 
 def lock_query(copy: TableCopy, chunk: Chunk) -> str:
-    """Lock a chunk's leaves as reading them does; gives whether any isn't what the snapshot sees, and bounds of their rows.
+    """Lock a chunk's leaves as reading them does; gives whether any isn't what the snapshot sees,
+    and bounds of their rows.
 
-    The bounds are those of a leaf that is read through a table above it: by them PostgreSQL leaves that one's other partitions
-    alone. Reading a partition's bounds locks it, and needs no privilege.
+    The bounds are those of a leaf that is read through a table above it: by them PostgreSQL leaves
+    that one's other partitions alone. Reading a partition's bounds locks it, and needs no
+    privilege.
     """
     if chunk.through is None:
         (leaf,) = chunk.leaves
         query = sql.SQL(
-            "select pg_relation_filenode({oid}::oid)::bigint is distinct from {file}::bigint, null::text"
-            " where not exists (select from only {leaf} where false)"
+            "select pg_relation_filenode({oid}::oid)::bigint is distinct from {file}::bigint,"
+            " null::text where not exists (select from only {leaf} where false)"
         )
         file = copy.relfilenodes.get(leaf.oid)
         return query.format(
@@ -236,8 +280,9 @@ def lock_query(copy: TableCopy, chunk: Chunk) -> str:
     ).as_string(None)  # fmt: skip
 
 
-# The bounds of a hash partition exclude none of its siblings, and are dear to evaluate. Those of a key with an expression
-# would run the functions in it, which may be anything the table's owner wrote, as the role that reads.
+# The bounds of a hash partition exclude none of its siblings, and are dear to evaluate. Those of a
+# key with an expression would run the functions in it, which may be anything the table's owner
+# wrote, as the role that reads.
 _LOCK_THROUGH = """
 with locked as materialized (
     select leaf, file, pg_get_partition_constraintdef(leaf) as bounds
@@ -247,7 +292,8 @@ select bool_or(
            pg_relation_filenode(leaf)::bigint is distinct from file
            or not exists (select from pg_partition_ancestors(leaf) a where a.relid = {through}::oid)
        ),
-       case when count(*) = 1 and strpos(max(bounds), 'satisfies_hash_partition(') = 0 and not bool_or(exists (
+       case when count(*) = 1 and strpos(max(bounds), 'satisfies_hash_partition(') = 0
+         and not bool_or(exists (
            select
            from pg_partition_ancestors(leaf) a
            join pg_partitioned_table k on k.partrelid = a.relid
@@ -260,7 +306,8 @@ from locked
 def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable | None]]:
     """What to select for each column: its value, and its raw text where the type may not hold it.
 
-    Of a very wide table such columns are selected as text alone, which costs more to read: PostgreSQL has a limit.
+    Of a very wide table such columns are selected as text alone, which costs more to read:
+    PostgreSQL has a limit.
     """
     chosen = [target.copy_expressions(column_sql(copy, name)) for name, target in copy.columns]
     if sum(1 + (raw is not None) for _, raw in chosen) <= MOST_EXPRESSIONS:
@@ -278,7 +325,9 @@ def column_sql(copy: TableCopy, name: str) -> sql.Composable:
 
 
 def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Bring what was selected into the target's types; texts are read by the codec that reads the stream's."""
+    """Bring what was selected into the target's types; texts are read by the codec that reads the
+    stream's.
+    """
     columns = iter(batch.columns)
     values: list[ArrowArray] = []
     raws: dict[str, ArrowArray] = {}
@@ -304,7 +353,9 @@ def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> p
 
 
 def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
-    """One map per row from column name to PostgreSQL's text, of the columns that have one; null where none has."""
+    """One map per row from column name to PostgreSQL's text, of the columns that have one; null
+    where none has.
+    """
     if not raws:
         return pa.nulls(row_count, RAW_TYPE)
     present = [np.flatnonzero(_is_valid(raw)) for raw in raws.values()]
@@ -312,13 +363,18 @@ def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
     order = np.argsort(rows, kind="stable")
     names = np.repeat(np.arange(len(raws)), [len(p) for p in present])[order]
     texts: ArrowArray = pa.concat_arrays(
-        [raw.take(_indexes(p)).cast(pa.string()) for raw, p in zip(raws.values(), present, strict=True)]
+        [
+            raw.take(_indexes(p)).cast(pa.string())
+            for raw, p in zip(raws.values(), present, strict=True)
+        ]
     )
     counts = np.bincount(rows, minlength=row_count)
     offsets = _indexes(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
     keys: ArrowArray = pa.array(list(raws), pa.string()).take(_indexes(names))
     # A null slot still needs its offset, so nulls are set by mask.
-    made: ArrowArray = pa.MapArray.from_arrays(offsets, keys, texts.take(_indexes(order)), mask=pa.array(counts == 0))
+    made: ArrowArray = pa.MapArray.from_arrays(
+        offsets, keys, texts.take(_indexes(order)), mask=pa.array(counts == 0)
+    )
     return made
 
 
@@ -349,28 +405,36 @@ def named_errors(connection: adbc.Connection, conninfo: str, copy: TableCopy) ->
         named = _named(err, connection, conninfo, copy)
     else:
         return
-    # Raised here, so that not even the context of the driver's own exception, with its query, goes along.
+    # Raised here, so that not even the context of the driver's own exception, with its query, goes
+    # along.
     raise named
 
 
-def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: TableCopy) -> SourceError:
+def _named(
+    err: Exception, connection: adbc.Connection, conninfo: str, copy: TableCopy
+) -> SourceError:
     state, reason = getattr(err, "sqlstate", None), _reason(err, conninfo)
     if state in GONE:
         return SnapshotLost(
-            f"{copy.table} was altered, renamed or dropped while it was copied ({reason}): it starts again"
+            f"{copy.table} was altered, renamed or dropped while it was copied ({reason}): it"
+            " starts again"
         )
     if state in NO_SNAPSHOT:
-        return SnapshotLost(f"the snapshot of {copy.table} is gone ({reason}): its copy starts again")
+        return SnapshotLost(
+            f"the snapshot of {copy.table} is gone ({reason}): its copy starts again"
+        )
     if state == NO_PRIVILEGE:
         return PrivilegeMissing(
-            f"{copy.table} can't be copied ({reason}): grant select on it; where a row-level security policy would hide"
-            f" rows, grant the role bypassrls or copy as the owner"
+            f"{copy.table} can't be copied ({reason}): grant select on it; where a row-level"
+            " security policy would hide rows, grant the role bypassrls or copy as the owner"
         )
     if state == LOCKED:
         return TableBusy(
-            f"{copy.table} can't be copied now: it stayed locked for {LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"
+            f"{copy.table} can't be copied now: it stayed locked for {LOCK_TIMEOUT_MS / 1000:g}"
+            f" s{_holders(conninfo)}; it starts again"
         )
-    # An error in mid-stream comes without SQLSTATE, so whether the session has survived it tells what it was.
+    # An error in mid-stream comes without SQLSTATE, so whether the session has survived it tells
+    # what it was.
     if not _is_alive(connection):
         return SourceUnreachable(
             f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
@@ -380,8 +444,14 @@ def _named(err: Exception, connection: adbc.Connection, conninfo: str, copy: Tab
 
 def _holders(conninfo: str) -> str:
     """Who keeps tables locked against readers, where that can be asked, in the error's one line."""
-    with suppress(WaldeltaError, psycopg.Error), connect(conninfo, "waldelta copy locks") as connection:
-        return f" (locks against readers in this database now: {'; '.join(named_holders(connection, BARRED, waiting=True))})"
+    with (
+        suppress(WaldeltaError, psycopg.Error),
+        connect(conninfo, "waldelta copy locks") as connection,
+    ):
+        return (
+            " (locks against readers in this database now:"
+            f" {'; '.join(named_holders(connection, BARRED, waiting=True))})"
+        )
     return ""
 
 
@@ -395,6 +465,9 @@ def _is_alive(connection: adbc.Connection) -> bool:
 
 def _reason(err: Exception, conninfo: str) -> str:
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    told = next((line.split(":  ", 1)[1] for line in lines if ":  " in line), lines[0] if lines else type(err).__name__)
+    told = next(
+        (line.split(":  ", 1)[1] for line in lines if ":  " in line),
+        lines[0] if lines else type(err).__name__,
+    )
     password = str(conninfo_to_dict(conninfo).get("password") or "")
     return told.replace(password, "***") if password else told

@@ -1,4 +1,6 @@
-"""Checks that a Spark Connect server answers before PySpark asks it: PySpark repeats a call for minutes and logs no reason."""
+"""Checks that a Spark Connect server answers before PySpark asks it: PySpark repeats a call for
+minutes and logs no reason.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,19 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
 CONNECT_TIMEOUT_S = 30.0
-# Servers on other machines that are used without TLS, as host:port, separated by commas: a service mesh encrypts below PySpark.
+# Servers on other machines that are used without TLS, as host:port, separated by commas: a service
+# mesh encrypts below PySpark.
 UNENCRYPTED_VARIABLE = "WALDELTA_UNENCRYPTED_SPARK"
 # How long the port itself is asked for the reason, once no connection came about.
 _REASON_TIMEOUT_S = 5.0
 
 
 def check_reachable(remote: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Connect to the Spark Connect server of a SPARK_REMOTE as PySpark will, and close the connection.
+    """Connect to the Spark Connect server of a SPARK_REMOTE as PySpark will, and close the
+    connection.
 
-    Raises SparkUnreachable with the reason, and ConfigError for an address that can't be read, or leads to another machine
-    without TLS.
+    Raises SparkUnreachable with the reason, and ConfigError for an address that can't be read, or
+    leads to another machine without TLS.
     """
     import grpc
 
@@ -53,8 +57,8 @@ def named_refusal(remote: str, err: Exception) -> SparkUnreachable | None:
     if "UNAUTHENTICATED" not in str(err) and "authentication token" not in str(err):
         return None
     return _for_good(
-        f"the Spark Connect server {_parsed(remote).endpoint} refused the token: write the server's "
-        f"spark.connect.authenticate.token into {_ADDRESS}"
+        f"the Spark Connect server {_parsed(remote).endpoint} refused the token: write the server's"
+        f" spark.connect.authenticate.token into {_ADDRESS}"
     )
 
 
@@ -67,41 +71,50 @@ def _parsed(remote: str) -> DefaultChannelBuilder:
     except (PySparkException, ValueError):
         # Their messages repeat the address, which may hold a token.
         raise ConfigError(
-            f"the address of the Spark Connect server can't be read: write sc://host:port/;token=… into {_ADDRESS}"
+            "the address of the Spark Connect server can't be read: write sc://host:port/;token=…"
+            f" into {_ADDRESS}"
         ) from None
 
 
 def _refuse_clear_text(server: DefaultChannelBuilder) -> None:
-    """What a job sends holds the source's password: Spark's tasks read the source themselves. Nothing is sent before this."""
+    """What a job sends holds the source's password: Spark's tasks read the source themselves.
+    Nothing is sent before this.
+    """
     allowed = {one.strip() for one in os.environ.get(UNENCRYPTED_VARIABLE, "").split(",")}
     host = server.host.strip("[]")
     if server.secure or host == "localhost" or _is_loopback(host) or server.endpoint in allowed:
         return
     raise ConfigError(
-        f"the Spark Connect server {server.endpoint} is on another machine, and the connection to it has no TLS: the source's "
-        f"password would cross the network as it is. Add use_ssl=true to SPARK_REMOTE, or use_ssl to the connection's extra, "
-        f"and put a proxy that ends TLS before the server; where the network itself encrypts, list {server.endpoint} in "
-        f"{UNENCRYPTED_VARIABLE}"
+        f"the Spark Connect server {server.endpoint} is on another machine, and the connection to"
+        " it has no TLS: the source's password would cross the network as it is. Add use_ssl=true"
+        " to SPARK_REMOTE, or use_ssl to the connection's extra, and put a proxy that ends TLS"
+        f" before the server; where the network itself encrypts, list {server.endpoint} in"
+        f" {UNENCRYPTED_VARIABLE}"
     )
 
 
 def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreachable:
-    """The reason why no connection came about, by what the port itself answers; no token is sent."""
+    """The reason why no connection came about, by what the port itself answers; no token is
+    sent.
+    """
     host, port = server.host.strip("[]"), int(server.endpoint.rpartition(":")[2])
     where = f"the Spark Connect server {server.endpoint}"
     try:
         tls = _speaks_tls(host, port)
     except TimeoutError:
         return SparkUnreachable(
-            f"{where} didn't answer within {timeout_s:g} s: check host, port and the firewalls, which may drop packets"
+            f"{where} didn't answer within {timeout_s:g} s: check host, port and the firewalls,"
+            " which may drop packets"
         )
     except OSError as err:
         return SparkUnreachable(
-            f"{where} can't be reached ({err.strerror or err}): start it, or correct host and port in {_ADDRESS}"
+            f"{where} can't be reached ({err.strerror or err}): start it, or correct host and port"
+            f" in {_ADDRESS}"
         )
     if tls is None:
         return SparkUnreachable(
-            f"{where} takes connections and doesn't answer: check the port in {_ADDRESS}, and the server's log"
+            f"{where} takes connections and doesn't answer: check the port in {_ADDRESS}, and the"
+            " server's log"
         )
     return _for_good(f"{where} {_mismatch(server, host, tls=tls)}")
 
@@ -109,23 +122,42 @@ def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreac
 def _mismatch(server: DefaultChannelBuilder, host: str, *, tls: bool) -> str:
     if tls and server.secure:
         return (
-            "has a certificate that isn't trusted here, or isn't for that host: write the host as the certificate names "
-            "it, and the file of the authority that signed it into GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+            "has a certificate that isn't trusted here, or isn't for that host: write the host as"
+            " the certificate names it, and the file of the authority that signed it into"
+            " GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
         )
     if tls:
-        return "speaks TLS, and the address asks for none: add use_ssl=true to SPARK_REMOTE, or use_ssl to the connection's extra"
+        return (
+            "speaks TLS, and the address asks for none: add use_ssl=true to SPARK_REMOTE, or"
+            " use_ssl to the connection's extra"
+        )
     if server.use_ssl:
-        return f"doesn't speak TLS: take use_ssl out of {_ADDRESS}, or point that at the proxy that ends TLS for the server"
+        return (
+            f"doesn't speak TLS: take use_ssl out of {_ADDRESS}, or point that at the proxy that"
+            " ends TLS for the server"
+        )
     if server.secure:
-        remedy = "write localhost for the host" if _is_loopback(host) else "put a proxy that ends TLS before the server"
-        return f"doesn't speak TLS, and PySpark sends a token without TLS to localhost alone, by that name: {remedy}"
+        remedy = (
+            "write localhost for the host"
+            if _is_loopback(host)
+            else "put a proxy that ends TLS before the server"
+        )
+        return (
+            "doesn't speak TLS, and PySpark sends a token without TLS to localhost alone, by that"
+            f" name: {remedy}"
+        )
     return f"is something else that listens there: check host and port in {_ADDRESS}"
 
 
 def _speaks_tls(host: str, port: int) -> bool | None:
-    """Whether the port answers the beginning of TLS by TLS; None when it takes the connection and says nothing."""
+    """Whether the port answers the beginning of TLS by TLS; None when it takes the connection and
+    says nothing.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the answer alone is wanted, nothing is sent
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # the answer alone is wanted, nothing is sent
     context.set_alpn_protocols(["h2"])
     with socket.create_connection((host, port), timeout=_REASON_TIMEOUT_S) as plain:
         try:

@@ -1,7 +1,8 @@
-"""Attempts: Spark does a task again whose process died, and should; an error of ours it would only meet again.
+"""Attempts: Spark does a task again whose process died, and should; an error of ours it would only
+meet again.
 
-So what a task fails by isn't raised where it can be told as a row; and where rows are the task's result, it is noted for the
-attempts that come, which raise it at once.
+So what a task fails by isn't raised where it can be told as a row; and where rows are the task's
+result, it is noted for the attempts that come, which raise it at once.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ def told(err: BaseException) -> str:
 
 
 def once(read: Reader) -> Reader:
-    """The same function of a task, whose later attempts raise the named error that an earlier one met instead of doing all again.
+    """The same function of a task, whose later attempts raise the named error that an earlier one
+    met instead of doing all again.
 
-    They know of it on the machine that it was met on: the note is in the folder that Spark clears when the application ends.
+    They know of it on the machine that it was met on: the note is in the folder that Spark clears
+    when the application ends.
     """
     key = uuid.uuid4().hex
 

@@ -1,4 +1,6 @@
-"""The Java that Spark's launcher will start, checked before the launcher runs: its own messages name no remedy."""
+"""The Java that Spark's launcher will start, checked before the launcher runs: its own messages
+name no remedy.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,18 @@ from waldelta.spark.settings import has_conf_file
 
 OLDEST = 17
 REMEDY = (
-    "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17)"
+    "install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew"
+    " install openjdk@17)"
 )
 _RELEASE = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
 
 
 def check_java() -> None:
-    """Raise ConfigError where Spark's launcher would find no Java, or one that is too old for Spark.
+    """Raise ConfigError where Spark's launcher would find no Java, or one that is too old for
+    Spark.
 
-    No process is started for it: a Java that doesn't record its version is left to the launcher, and so is the whole
-    question where a spark-env.sh may set JAVA_HOME.
+    No process is started for it: a Java that doesn't record its version is left to the launcher,
+    and so is the whole question where a spark-env.sh may set JAVA_HOME.
     """
     if has_conf_file("spark-env.sh"):
         return
@@ -30,18 +34,23 @@ def check_java() -> None:
         java = shutil.which(str(Path(home) / "bin/java"))
         place = f"JAVA_HOME is {home}"
         if java is None:
-            raise ConfigError(f"{place}, which has no bin/java, and Spark needs Java: correct JAVA_HOME, or {REMEDY}")
+            raise ConfigError(
+                f"{place}, which has no bin/java, and Spark needs Java: correct JAVA_HOME, or"
+                f" {REMEDY}"
+            )
     else:
         java = shutil.which("java")
         if java is None:
             raise ConfigError(
-                f"Spark needs Java: JAVA_HOME isn't set, and there is no java on PATH: set JAVA_HOME, or {REMEDY}"
+                "Spark needs Java: JAVA_HOME isn't set, and there is no java on PATH: set"
+                f" JAVA_HOME, or {REMEDY}"
             )
         place = f"java on PATH is {java}"
     version = _version(Path(java).resolve().parent.parent)
     if version is not None and version < OLDEST:
         raise ConfigError(
-            f"{place}, which is Java {version}, and Spark needs {OLDEST} or later: {REMEDY}, and set JAVA_HOME to it"
+            f"{place}, which is Java {version}, and Spark needs {OLDEST} or later: {REMEDY}, and"
+            " set JAVA_HOME to it"
         )
 
 

@@ -46,7 +46,8 @@ _SESSION_SETTINGS = (
     "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
 )
-# What tags one statement's commit (merge.tagged); a killed run leaves it behind, and Delta would take a later commit for it.
+# What tags one statement's commit (merge.tagged); a killed run leaves it behind, and Delta would
+# take a later commit for it.
 COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
     "spark.databricks.delta.write.txnAppId",
     "spark.databricks.delta.write.txnVersion",
@@ -64,10 +65,11 @@ _KEY = "waldelta_key"
 def spark_session(
     master: str = LOCAL_MASTER, *, name: str = "waldelta", session_key: str | None = None
 ) -> SparkSession:
-    """A session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a local one.
+    """A session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a local
+    one.
 
-    ``session_key`` fixes the Connect session's id; whatever runs in that session is interrupted, so the caller
-    holds the lock of that key (open_session does).
+    ``session_key`` fixes the Connect session's id; whatever runs in that session is interrupted, so
+    the caller holds the lock of that key (open_session does).
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if remote := os.environ.get("SPARK_REMOTE"):
@@ -76,7 +78,9 @@ def spark_session(
 
 
 class DeferredSession:
-    """A session that is made by the first use of it, so that work which never uses it starts no JVM."""
+    """A session that is made by the first use of it, so that work which never uses it starts no
+    JVM.
+    """
 
     def __init__(self, make: Callable[[], SparkSession]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -95,8 +99,11 @@ def is_started(spark: SparkSession) -> bool:
 
 
 @contextmanager
-def deferred_session(name: str, job: Job | None = None, session_key: str | None = None) -> Iterator[SparkSession]:
-    """As open_session(), but a session whose JVM would be started here is only made once it is used.
+def deferred_session(
+    name: str, job: Job | None = None, session_key: str | None = None
+) -> Iterator[SparkSession]:
+    """As open_session(), but a session whose JVM would be started here is only made once it is
+    used.
 
     A Spark Connect server is there anyway, as is the JVM that spark-submit has started.
     """
@@ -104,7 +111,9 @@ def deferred_session(name: str, job: Job | None = None, session_key: str | None 
         with open_session(name, job, session_key) as spark:
             yield spark
         return
-    deferred = DeferredSession(lambda: spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name))
+    deferred = DeferredSession(
+        lambda: spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name)
+    )
     try:
         yield cast("SparkSession", deferred)
     finally:
@@ -113,16 +122,20 @@ def deferred_session(name: str, job: Job | None = None, session_key: str | None 
 
 
 @contextmanager
-def open_session(name: str, job: Job | None = None, session_key: str | None = None) -> Iterator[SparkSession]:
+def open_session(
+    name: str, job: Job | None = None, session_key: str | None = None
+) -> Iterator[SparkSession]:
     """A session for one job, stopped at the end whatever happens.
 
-    With a job and a key, a Connect session is one that a later run can find again: that run interrupts there what a
-    killed one left running. The key's lock comes first, since only its loss shows that the other run is dead: raises
-    LockHeld when that one is alive.
+    With a job and a key, a Connect session is one that a later run can find again: that run
+    interrupts there what a killed one left running. The key's lock comes first, since only its loss
+    shows that the other run is dead: raises LockHeld when that one is alive.
     """
     key = session_key if job is not None and "SPARK_REMOTE" in os.environ else None
     with session_lock(job, key) if job is not None and key is not None else nullcontext():
-        spark = spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name, session_key=key)
+        spark = spark_session(
+            os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name, session_key=key
+        )
         try:
             with _marked_open(spark) if key is not None else nullcontext():
                 yield spark
@@ -135,9 +148,11 @@ def open_session(name: str, job: Job | None = None, session_key: str | None = No
 
 
 def read_log_store(spark: SparkSession | None, scheme: str) -> str:
-    """The class by which Spark commits to Delta tables of a scheme, as configured; empty where Delta's default is.
+    """The class by which Spark commits to Delta tables of a scheme, as configured; empty where
+    Delta's default is.
 
-    Of a session that a job would have, where none is given; raises the named error of one that can't be had.
+    Of a session that a job would have, where none is given; raises the named error of one that
+    can't be had.
     """
     if (spark := spark or _active_session()) is not None:
         configured = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
@@ -165,7 +180,8 @@ def _active_session() -> SparkSession | None:
 def _stop(spark: SparkSession) -> None:
     """Stop a session; where it is classic, with its JVM's context.
 
-    PySpark waits up to a second and a half for a thread of its own that looks every so often whether it is to end; it may do so later.
+    PySpark waits up to a second and a half for a thread of its own that looks every so often
+    whether it is to end; it may do so later.
     """
     context = None if is_connect(spark) else spark.sparkContext
     accumulators = getattr(context, "_accumulatorServer", None)
@@ -177,7 +193,9 @@ def _stop(spark: SparkSession) -> None:
         if not has_lost_jvm(err):  # the run's own error says so
             raise
     if accumulators is not None:
-        threading.Thread(target=accumulators.shutdown, name="stop accumulators", daemon=True).start()
+        threading.Thread(
+            target=accumulators.shutdown, name="stop accumulators", daemon=True
+        ).start()
 
 
 def _connect_session(remote: str, session_key: str | None) -> SparkSession:
@@ -206,20 +224,24 @@ def _configure(spark: SparkSession) -> None:
     """Give a Connect session the settings that every statement relies on."""
     for key in _SESSION_SETTINGS:
         spark.conf.set(key, SETTINGS[key])
-    # The server would keep analysed plans under numbers that each client process counts from the same beginning, so that
-    # a later process of a session that goes on is given the columns which a target had in an earlier one.
+    # The server would keep analysed plans under numbers that each client process counts from the
+    # same beginning, so that a later process of a session that goes on is given the columns which a
+    # target had in an earlier one.
     spark.conf.set("spark.connect.session.planCache.enabled", "false")
     for key in COMMIT_SETTINGS:
         spark.conf.unset(key)
 
 
 def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
-    """The first session of this key's sequence that nobody has left open; whatever runs in one that is open is interrupted.
+    """The first session of this key's sequence that nobody has left open; whatever runs in one that
+    is open is interrupted.
 
-    That one is closed for good. The server never takes an id again once its session was closed, or has expired, so one fixed id
-    would work only until then.
+    That one is closed for good. The server never takes an id again once its session was closed, or
+    has expired, so one fixed id would work only until then.
     """
-    separator = "" if remote.endswith(";") else ";" if "/;" in remote or remote.endswith("/") else "/;"
+    separator = (
+        "" if remote.endswith(";") else ";" if "/;" in remote or remote.endswith("/") else "/;"
+    )
     for attempt in range(_IDS_PER_KEY):
         session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{session_key}#{attempt}")
         spark: SparkSession = builder.remote(f"{remote}{separator}session_id={session_id}").create()
@@ -234,17 +256,23 @@ def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
             if not was_left:
                 setattr(spark, _KEY, session_key)
                 return spark
-            # Whoever left it may not be dead: what it goes on to set would be the settings of this run's commits.
+            # Whoever left it may not be dead: what it goes on to set would be the settings of this
+            # run's commits.
             cast("ConnectSession", spark).release_session_on_close = True
             spark.stop()
-    raise ConfigError(f"the Spark Connect server has closed all {_IDS_PER_KEY} sessions of {session_key}: restart it")
+    raise ConfigError(
+        f"the Spark Connect server has closed all {_IDS_PER_KEY} sessions of {session_key}:"
+        " restart it"
+    )
 
 
 @contextmanager
 def _marked_open(spark: SparkSession) -> Iterator[None]:
-    """Tell who comes next that somebody may be in the session, unless this process says at its end that it isn't any more.
+    """Tell who comes next that somebody may be in the session, unless this process says at its end
+    that it isn't any more.
 
-    A mark that stays, since the server is gone or has closed an idle session, costs the next run one more id.
+    A mark that stays, since the server is gone or has closed an idle session, costs the next run
+    one more id.
     """
     spark.conf.set(_IS_OPEN, "true")
     try:
@@ -277,9 +305,11 @@ def _close(spark: SparkSession) -> None:
 
 @contextmanager
 def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
-    """One more session beside this one, with temporary views of its own; ``number`` tells several apart.
+    """One more session beside this one, with temporary views of its own; ``number`` tells several
+    apart.
 
-    Over Connect its id follows from the first one's key, so that a later run interrupts what a killed one left there.
+    Over Connect its id follows from the first one's key, so that a later run interrupts what a
+    killed one left there.
     """
     if not is_connect(spark):
         yield spark.newSession()
@@ -309,7 +339,9 @@ def interrupt(spark: SparkSession) -> None:
 
 
 def has_siblings(spark: SparkSession) -> bool:
-    """Whether more sessions beside this one can be had; a Connect session made by hand doesn't say where from."""
+    """Whether more sessions beside this one can be had; a Connect session made by hand doesn't say
+    where from.
+    """
     return not is_connect(spark) or "SPARK_REMOTE" in os.environ
 
 
@@ -327,7 +359,10 @@ def _classic_session(master: str, name: str) -> SparkSession:
         with _named_start("spark-submit's master"):
             return SparkSession.builder.appName(name).getOrCreate()
     check_java()
-    own = {"spark.jars": ",".join(str(jar) for jar in jars()), "spark.driver.memory": driver_memory()}
+    own = {
+        "spark.jars": ",".join(str(jar) for jar in jars()),
+        "spark.driver.memory": driver_memory(),
+    }
     settings = driver_settings() | local_settings() | log_settings() | own
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
     if master.startswith("local"):  # else Spark warns of the host's name at each start
@@ -349,38 +384,50 @@ def _is_submitted() -> bool:
 
 @contextmanager
 def _named_start(master: str) -> Iterator[None]:
-    """Raise a named error where the driver's JVM doesn't start, or Spark's master refuses the application."""
+    """Raise a named error where the driver's JVM doesn't start, or Spark's master refuses the
+    application.
+    """
     from pyspark.errors import PySparkRuntimeError
 
     try:
         yield
     except PySparkRuntimeError as err:
         raise ConfigError(
-            "Spark's Java process ended before the job could use it; the lines above have its reason: check "
-            f"{DRIVER_MEMORY_VARIABLE} ({driver_memory()}) and JAVA_HOME"
+            "Spark's Java process ended before the job could use it; the lines above have its"
+            f" reason: check {DRIVER_MEMORY_VARIABLE} ({driver_memory()}) and JAVA_HOME"
         ) from err
     except Exception as err:
         if not type(err).__module__.startswith("py4j."):
             raise
         raise SparkUnreachable(
-            f"Spark doesn't start on {master} ({first_line(err)}): check that the master is up and reachable from here, "
-            "and Spark's settings"
+            f"Spark doesn't start on {master} ({first_line(err)}): check that the master is up and"
+            " reachable from here, and Spark's settings"
         ) from err
 
 
 def _quieten(context: SparkContext) -> None:
-    """Keep PySpark's server of accumulators from printing a stack trace when the JVM, its only client, is gone."""
-    if log_level() != "DEBUG" and (server := getattr(context, "_accumulatorServer", None)) is not None:
+    """Keep PySpark's server of accumulators from printing a stack trace when the JVM, its only
+    client, is gone.
+    """
+    if (
+        log_level() != "DEBUG"
+        and (server := getattr(context, "_accumulatorServer", None)) is not None
+    ):
         server.handle_error = lambda *_: None
 
 
 def _start_workers(context: SparkContext) -> None:
-    """Have the tasks' Python import what it needs while the session is still being made, and the driver reads catalogs and the ledger."""
-    # The thread calls the JVM alone: imports of two threads can meet modules that the other is in the middle of.
+    """Have the tasks' Python import what it needs while the session is still being made, and the
+    driver reads catalogs and the ledger.
+    """
+    # The thread calls the JVM alone: imports of two threads can meet modules that the other is in
+    # the middle of.
     job = context.parallelize([0], 1).mapPartitions(_unchanged)._jrdd  # noqa: SLF001 - what Python makes of it, for the JVM
 
     def run() -> None:
-        with suppress(Exception):  # the session has ended already, or its first task tells what is wrong
+        with suppress(
+            Exception
+        ):  # the session has ended already, or its first task tells what is wrong
             job.count()
 
     threading.Thread(target=run, name="start workers", daemon=True).start()

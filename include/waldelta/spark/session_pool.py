@@ -1,6 +1,7 @@
 """Work on several targets at once, each piece on a Spark session that no other uses meanwhile.
 
-Settings and temporary views belong to a session, and Great Expectations gives all its queries' views one name.
+Settings and temporary views belong to a session, and Great Expectations gives all its queries'
+views one name.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ MOST_AT_ONCE = 4
 
 
 class SessionPool:
-    """The given session and as many siblings as ``pieces`` of work call for; ends them when it is left."""
+    """The given session and as many siblings as ``pieces`` of work call for; ends them when it is
+    left.
+    """
 
     def __init__(self, spark: SparkSession, pieces: int) -> None:
-        self._first, self._size = spark, max(1, min(pieces, MOST_AT_ONCE)) if has_siblings(spark) else 1
+        self._first, self._size = (
+            spark,
+            max(1, min(pieces, MOST_AT_ONCE)) if has_siblings(spark) else 1,
+        )
         self._free: SimpleQueue[SparkSession] = SimpleQueue()
         self._leave = ExitStack()
 
@@ -41,12 +47,17 @@ class SessionPool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._leave.__exit__(kind, err, trace)
 
     def map(self, work: Callable[[SparkSession, T], R], items: Sequence[T]) -> list[R]:
-        """The results in the items' order; the first error is raised, and what hasn't begun then never does."""
+        """The results in the items' order; the first error is raised, and what hasn't begun then
+        never does.
+        """
 
         def run(item: T) -> R:
             session = self._free.get()
@@ -61,5 +72,6 @@ class SessionPool:
         try:
             return list(executor.map(run, items))
         finally:
-            # Not waited for: when the run is being ended, leaving the pool interrupts what still runs.
+            # Not waited for: when the run is being ended, leaving the pool interrupts what still
+            # runs.
             executor.shutdown(wait=False, cancel_futures=True)

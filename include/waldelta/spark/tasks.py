@@ -1,4 +1,6 @@
-"""Tasks: Python functions that Spark runs wherever it has cores, each with a number; what they tell comes back as rows."""
+"""Tasks: Python functions that Spark runs wherever it has cores, each with a number; what they tell
+comes back as rows.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ R = TypeVar("R", bound=_HasSize)
 
 
 def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
-    """Pieces in their order, as many together as make a task of at least so many rows, or so many bytes."""
+    """Pieces in their order, as many together as make a task of at least so many rows, or so many
+    bytes.
+    """
     found: list[list[R]] = []
     taken, weighs = rows, 0
     for piece in pieces:
@@ -50,12 +54,16 @@ def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
     return found
 
 
-def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task, *, stops: bool = False) -> list[Any]:
-    """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they told, of schema ``told``.
+def run_tasks(
+    spark: SparkSession, count: int, told: pa.Schema, task: Task, *, stops: bool = False
+) -> list[Any]:
+    """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they
+    told, of schema ``told``.
 
-    A task may be run again, when its worker died or its stage is repeated; not when it raised an error of ours, which is raised
-    here once all of them have ended. With ``stops`` that ends the others at once, whose work counts for nothing without it.
-    A single task is run here where no session has been started yet: a JVM takes longer to start than most of them.
+    A task may be run again, when its worker died or its stage is repeated; not when it raised an
+    error of ours, which is raised here once all of them have ended. With ``stops`` that ends the
+    others at once, whose work counts for nothing without it. A single task is run here where no
+    session has been started yet: a JVM takes longer to start than most of them.
     """
 
     umask, schema = lake_umask(), told.append(_FAILED)
@@ -69,9 +77,13 @@ def run_tasks(spark: SparkSession, count: int, told: pa.Schema, task: Task, *, s
                 except WaldeltaError as err:
                     if stops:
                         raise
-                    yield pa.RecordBatch.from_pylist([{_FAILED.name: told_error(err)}], schema=schema)
+                    yield pa.RecordBatch.from_pylist(
+                        [{_FAILED.name: told_error(err)}], schema=schema
+                    )
                     return
-                yield from done.append_column(_FAILED, pa.nulls(len(done), _FAILED.type)).to_batches()
+                yield from done.append_column(
+                    _FAILED, pa.nulls(len(done), _FAILED.type)
+                ).to_batches()
                 # Spark keeps the process for whatever comes next, perhaps for hours.
                 pa.default_memory_pool().release_unused()
 

@@ -16,7 +16,9 @@ _NULL_WORD = b"NULL"
 
 @dataclass(frozen=True)
 class Array(TargetType):
-    """A list of mapped scalars; arrays of more dimensions, with other lower bounds or with an unheld element are raw."""
+    """A list of mapped scalars; arrays of more dimensions, with other lower bounds or with an
+    unheld element are raw.
+    """
 
     element: TargetType
     delimiter: str = ","
@@ -42,15 +44,23 @@ class Array(TargetType):
             rows = np.repeat(np.arange(len(text)), np.diff(bounds))
             held[rows[unheld.is_valid().to_numpy(zero_copy_only=False)]] = False
         valid = text.is_valid().to_numpy(zero_copy_only=False) & held
-        lists = pa.ListArray.from_arrays(numbers(bounds), typed, type=self.arrow, mask=pa.array(~valid))
+        lists = pa.ListArray.from_arrays(
+            numbers(bounds), typed, type=self.arrow, mask=pa.array(~valid)
+        )
         return lists, None if held.all() else split_held(text, held)[1]
 
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
-        """One dimension, counted from 1: an array with other bounds begins with them, one of more dimensions with {{."""
+        """One dimension, counted from 1: an array with other bounds begins with them, one of more
+        dimensions with {{.
+        """
         opening, closing = (ord(b) for b in self.brackets)
         plain = np.asarray(np.diff(offsets) >= 2)
         start, end = offsets[:-1][plain], offsets[1:][plain]
-        plain[plain] = (source[start] == opening) & (source[start + 1] != opening) & (source[end - 1] == closing)
+        plain[plain] = (
+            (source[start] == opening)
+            & (source[start + 1] != opening)
+            & (source[end - 1] == closing)
+        )
         return plain
 
     def _places(
@@ -69,7 +79,12 @@ class Array(TargetType):
         return starts, ends, np.concatenate([[0], np.cumsum(counts)])
 
     def _elements(
-        self, source: Bytes, offsets: Positions, quotes: Quotes | None, starts: Positions, ends: Positions
+        self,
+        source: Bytes,
+        offsets: Positions,
+        quotes: Quotes | None,
+        starts: Positions,
+        ends: Positions,
     ) -> ArrowArray:
         keep = np.ones(len(source), np.bool_)
         keep[offsets[:-1]] = keep[offsets[1:] - 1] = False
@@ -79,8 +94,16 @@ class Array(TargetType):
         # An element that is the word NULL, and not null, is printed in quotes.
         is_null = ends - starts == len(_NULL_WORD)
         places = starts[is_null]
-        is_null[is_null] = np.logical_and.reduce([source[places + k] == byte for k, byte in enumerate(_NULL_WORD)])
-        return gather(source, keep & ~_covered(len(source), starts[is_null], ends[is_null]), starts, ends, ~is_null)
+        is_null[is_null] = np.logical_and.reduce(
+            [source[places + k] == byte for k, byte in enumerate(_NULL_WORD)]
+        )
+        return gather(
+            source,
+            keep & ~_covered(len(source), starts[is_null], ends[is_null]),
+            starts,
+            ends,
+            ~is_null,
+        )
 
 
 def _covered(size: int, starts: Positions, ends: Positions) -> Mask:

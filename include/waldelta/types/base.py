@@ -14,7 +14,8 @@ from psycopg import sql
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Mask
 
-# The typed values, and PostgreSQL's text where the type can't hold it (None: nowhere in this array).
+# The typed values, and PostgreSQL's text where the type can't hold it (None: nowhere in this
+# array).
 Held: TypeAlias = tuple[ArrowArray, ArrowArray | None]
 Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
 
@@ -29,9 +30,9 @@ class TargetType(ABC):
     def from_text(self, values: ArrowArray) -> Held:
         """Read what PostgreSQL's output function printed (binary or string).
 
-        A value that the type can't hold is null among the typed values and stands verbatim in the second array.
-        Raises DecodeError only for bytes that aren't UTF-8, which a server with ``client_encoding UTF8`` sends for
-        databases of encoding SQL_ASCII alone.
+        A value that the type can't hold is null among the typed values and stands verbatim in the
+        second array. Raises DecodeError only for bytes that aren't UTF-8, which a server with
+        ``client_encoding UTF8`` sends for databases of encoding SQL_ASCII alone.
         """
         if values.null_count == len(values):
             return pa.nulls(len(values), self.arrow), None
@@ -47,7 +48,8 @@ class TargetType(ABC):
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """What to select so that a copy holds the same values as the stream.
 
-        The first expression gives the Arrow type itself, or text for from_text(); the second, if any, the raw texts.
+        The first expression gives the Arrow type itself, or text for from_text(); the second, if
+        any, the raw texts.
         """
         return printed(column), None
 
@@ -55,7 +57,9 @@ class TargetType(ABC):
 def is_text(kind: pa.DataType) -> bool:
     """True for Arrow types that may carry PostgreSQL's text."""
     t = pa.types
-    return bool(t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind))
+    return bool(
+        t.is_binary(kind) or t.is_string(kind) or t.is_large_binary(kind) or t.is_large_string(kind)
+    )
 
 
 def _as_string(values: ArrowArray) -> ArrowArray:
@@ -64,7 +68,9 @@ def _as_string(values: ArrowArray) -> ArrowArray:
     if pa.types.is_binary(values.type):
         # A view, not a cast: most families' own parsers are stricter than a check for UTF-8.
         return values.view(pa.string())
-    return values.cast(pa.binary() if pa.types.is_large_binary(values.type) else pa.string()).view(pa.string())
+    return values.cast(pa.binary() if pa.types.is_large_binary(values.type) else pa.string()).view(
+        pa.string()
+    )
 
 
 def utf8(text: ArrowArray) -> ArrowArray:
@@ -79,10 +85,13 @@ def utf8(text: ArrowArray) -> ArrowArray:
 def printed(column: sql.Composable) -> sql.Composable:
     """SQL for what the type's output function prints, as pgoutput sends it.
 
-    Not ``::text``: that strips the padding of char(n), adds a mask to inet, keeps the XML declaration, says true for
-    t. ``is distinct from null`` is false for a composite whose fields are all null, ``is null`` would be true.
+    Not ``::text``: that strips the padding of char(n), adds a mask to inet, keeps the XML
+    declaration, says true for t. ``is distinct from null`` is false for a composite whose fields
+    are all null, ``is null`` would be true.
     """
-    return sql.SQL("case when {0} is distinct from null then pg_catalog.concat({0}) end").format(column)
+    return sql.SQL("case when {0} is distinct from null then pg_catalog.concat({0}) end").format(
+        column
+    )
 
 
 def split_held(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
@@ -92,7 +101,9 @@ def split_held(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
 
 
 def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None) -> Held:
-    """Cast text; values that can't be cast stay text. ``unheld`` matches those that PostgreSQL is known to send."""
+    """Cast text; values that can't be cast stay text. ``unheld`` matches those that PostgreSQL is
+    known to send.
+    """
     try:
         return text.cast(arrow), None
     except pa.ArrowInvalid:

@@ -28,7 +28,9 @@ class Bytea(TargetType):
     arrow: Any = field(default_factory=pa.binary)
 
     def read(self, text: ArrowArray) -> Held:
-        """All values at once: each has an even length, so the digits' pairs lie aligned over the whole buffer."""
+        """All values at once: each has an even length, so the digits' pairs lie aligned over the
+        whole buffer.
+        """
         held = _is_hex(text)
         raw = None
         if not held.all():

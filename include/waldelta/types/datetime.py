@@ -34,9 +34,9 @@ class Moment(TargetType):
             "name": sql.Identifier(self.name),
             "text": printed(column),
         }
-        inside = sql.SQL("{value} >= {first}::pg_catalog.{name} and {value} < {beyond}::pg_catalog.{name}").format(
-            **parts
-        )
+        inside = sql.SQL(
+            "{value} >= {first}::pg_catalog.{name} and {value} < {beyond}::pg_catalog.{name}"
+        ).format(**parts)
         value = sql.SQL("case when {inside} then {value} end").format(inside=inside, **parts)
         raw = sql.SQL("case when not ({inside}) then {text} end").format(inside=inside, **parts)
         return value, raw

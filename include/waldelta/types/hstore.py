@@ -47,7 +47,12 @@ class Hstore(TargetType):
         every = gather(source, content, opens + 1, closes, np.ones(len(opens), np.bool_))
         values = every.take(numbers(value, ~is_text))
         bounds = numbers(np.searchsorted(arrows, offsets))
-        return pa.MapArray.from_arrays(bounds, every.take(numbers(key)), values, mask=pa.array(~valid)), raw
+        return (
+            pa.MapArray.from_arrays(
+                bounds, every.take(numbers(key)), values, mask=pa.array(~valid)
+            ),
+            raw,
+        )
 
 
 def _has_shape(text: ArrowArray) -> Mask:

@@ -1,7 +1,8 @@
-"""json and jsonb as Spark's variant: the text stays as it is here, and Spark parses it; only what it would change is raw.
+"""json and jsonb as Spark's variant: the text stays as it is here, and Spark parses it; only what
+it would change is raw.
 
-A variant holds a document's value: no white space, no order of keys, no trailing zeros of numbers. PostgreSQL's text says more,
-so the values held are those that are equal as JSON.
+A variant holds a document's value: no white space, no order of keys, no trailing zeros of numbers.
+PostgreSQL's text says more, so the values held are those that are equal as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from waldelta.types.scan import Quotes, find_quotes, gather, packed
 
 # Below what Spark's parser takes: 1,000 levels, names of 50,000 characters, 16 MB of variant.
 _MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20
-# A variant's decimal has 38 digits; Spark reads any number with more of them, or with an exponent, as a double.
+# A variant's decimal has 38 digits; Spark reads any number with more of them, or with an exponent,
+# as a double.
 _LONG_NUMBER, _EXPONENT = "[0-9.]{39}", "[0-9][eE]"
 _SURROGATE = r"\\u[dD][89a-fA-F]"
 _OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # with this bit [ and ] are { and }
@@ -30,14 +32,18 @@ _OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # with this bit [ and ] a
 
 @dataclass(frozen=True)
 class Variant(TargetType):
-    """A JSON document as a variant; ``may_repeat_keys`` for json, whose objects may name a key twice."""
+    """A JSON document as a variant; ``may_repeat_keys`` for json, whose objects may name a key
+    twice.
+    """
 
     spark: str = "variant"
     arrow: Any = field(default_factory=pa.string)
     may_repeat_keys: bool = False
 
     def read(self, text: ArrowArray) -> Held:
-        """All documents at once; only numbers with an exponent and escapes in keys or of surrogates are looked at one by one."""
+        """All documents at once; only numbers with an exponent and escapes in keys or of surrogates
+        are looked at one by one.
+        """
         text = utf8(text)
         source, offsets = packed(text, "null")
         quotes = find_quotes(source, offsets)
@@ -74,7 +80,9 @@ class Variant(TargetType):
 
 @dataclass(frozen=True)
 class _Keys:
-    """Where the keys of all objects begin and end, without quotes; the document and the colon of each."""
+    """Where the keys of all objects begin and end, without quotes; the document and the colon of
+    each.
+    """
 
     starts: Positions
     ends: Positions
@@ -103,7 +111,10 @@ class _Documents:
     def are_flat(self) -> Mask:
         """Documents whose brackets match and aren't nested too deeply."""
         rows = self._rows(self._brackets)
-        most, last = np.zeros(len(self.offsets) - 1, np.int64), np.zeros(len(self.offsets) - 1, np.int64)
+        most, last = (
+            np.zeros(len(self.offsets) - 1, np.int64),
+            np.zeros(len(self.offsets) - 1, np.int64),
+        )
         np.maximum.at(most, rows, self._levels)
         np.add.at(last, rows, np.where(self._opens, 1, -1))
         return np.asarray((most <= _MAX_LEVELS) & (last == 0))
@@ -129,9 +140,13 @@ class _Documents:
         edges[keys.starts] += 1
         edges[keys.ends] -= 1
         inside = np.cumsum(edges[:-1], dtype=np.int8).astype(np.bool_)
-        names = gather(self.source, inside, keys.starts, keys.ends, np.ones(len(keys.starts), np.bool_))
+        names = gather(
+            self.source, inside, keys.starts, keys.ends, np.ones(len(keys.starts), np.bool_)
+        )
         coded: Any = names.dictionary_encode()
-        pair = container * (len(coded.dictionary) + 1) + coded.indices.to_numpy(zero_copy_only=False)
+        pair = container * (len(coded.dictionary) + 1) + coded.indices.to_numpy(
+            zero_copy_only=False
+        )
         order = np.argsort(pair, kind="stable")
         again = np.flatnonzero(pair[order][1:] == pair[order][:-1])
         return keys.rows[order[again]]

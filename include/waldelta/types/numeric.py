@@ -41,7 +41,9 @@ class Boolean(TargetType):
 
 @dataclass(frozen=True)
 class Number(TargetType):
-    """Integers and floats, NaN, the infinities and negative zero included; ``name`` is PostgreSQL's."""
+    """Integers and floats, NaN, the infinities and negative zero included; ``name`` is
+    PostgreSQL's.
+    """
 
     name: str
 
@@ -67,15 +69,19 @@ class Decimal(TargetType):
 
 @dataclass(frozen=True)
 class NumericAsDouble(TargetType):
-    """numeric as double: only values whose digits come back from it, NaN and the infinities included."""
+    """numeric as double: only values whose digits come back from it, NaN and the infinities
+    included.
+    """
 
     spark: str = "double"
     arrow: Any = field(default_factory=pa.float64)
 
     def read(self, text: ArrowArray) -> Held:
-        """A double prints as the shortest digits that read back to it: those of the numeric, or it was rounded.
+        """A double prints as the shortest digits that read back to it: those of the numeric, or it
+        was rounded.
 
-        Only trailing zeros are lost, which change no value; the sign and the point's place need no comparison.
+        Only trailing zeros are lost, which change no value; the sign and the point's place need no
+        comparison.
         """
         typed, raw = cast_or_raw(text, self.arrow)
         if raw is not None:
@@ -88,8 +94,8 @@ class NumericAsDouble(TargetType):
         if pc.all(held).as_py():
             return typed, raw
         _, rounded = split_held(text, held.to_numpy(zero_copy_only=False))
-        return pc.if_else(held, typed, pa.scalar(None, self.arrow)), rounded if raw is None else pc.coalesce(
-            raw, rounded
+        return pc.if_else(held, typed, pa.scalar(None, self.arrow)), (
+            rounded if raw is None else pc.coalesce(raw, rounded)
         )
 
 
@@ -104,7 +110,9 @@ def _digits(text: ArrowArray) -> ArrowArray:
 
 
 def scaled_decimal(scale: int) -> Decimal:
-    """decimal(38, scale) for numeric without limits: digits before and behind the point beyond it are raw."""
+    """decimal(38, scale) for numeric without limits: digits before and behind the point beyond it
+    are raw.
+    """
     before, behind = rf"^-?[0-9]{{{MAX_PRECISION - scale + 1},}}", rf"\.[0-9]{{{scale}}}[0-9]*[1-9]"
     if scale == MAX_PRECISION:
         before = "^-?[1-9]"
@@ -122,7 +130,8 @@ def decimal(typmod: int) -> Decimal | None:
         return None
     precision, scale = ((typmod - _HEADER_BYTES) >> 16) & 0xFFFF, (typmod - _HEADER_BYTES) & 0x7FF
     scale = (scale ^ 1024) - 1024  # eleven bits, signed since PostgreSQL 15
-    # numeric(3, -2) holds up to 99900, numeric(3, 5) up to 0.00999; Spark wants 0 <= scale <= precision.
+    # numeric(3, -2) holds up to 99900, numeric(3, 5) up to 0.00999; Spark wants 0 <= scale <=
+    # precision.
     precision, scale = (precision - scale, 0) if scale < 0 else (max(precision, scale), scale)
     if precision > MAX_PRECISION:
         return None

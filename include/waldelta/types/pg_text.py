@@ -1,4 +1,6 @@
-"""Typed values as text that PostgreSQL reads as the same value; for keys and rows that are told, not for data."""
+"""Typed values as text that PostgreSQL reads as the same value; for keys and rows that are told,
+not for data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Finds quoted text in many values at once: arrays, vectors and hstore share their quoting rules."""
+"""Finds quoted text in many values at once: arrays, vectors and hstore share their quoting
+rules.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,20 @@ def packed(text: ArrowArray, null: str) -> tuple[Bytes, Positions]:
     text = pc.fill_null(text, null) if text.null_count else text
     offsets: Any
     _, offsets, data = text.buffers()
-    at = np.frombuffer(memoryview(offsets), np.int32)[text.offset : text.offset + len(text) + 1].astype(np.int64)
-    source = np.frombuffer(memoryview(data), np.uint8) if data is not None else np.zeros(0, np.uint8)
+    at = np.frombuffer(memoryview(offsets), np.int32)[
+        text.offset : text.offset + len(text) + 1
+    ].astype(np.int64)
+    source = (
+        np.frombuffer(memoryview(data), np.uint8) if data is not None else np.zeros(0, np.uint8)
+    )
     return source[at[0] : at[-1]], at - at[0]
 
 
 @dataclass(frozen=True)
 class Quotes:
-    """Which bytes are quotes, lie within quotes, or are backslashes that escape the byte after them."""
+    """Which bytes are quotes, lie within quotes, or are backslashes that escape the byte after
+    them.
+    """
 
     mark: Mask
     inside: Mask
@@ -67,9 +75,17 @@ def _escaped(backslash: Mask) -> Mask:
     return escaped
 
 
-def gather(source: Bytes, keep: Mask, starts: Positions, ends: Positions, valid: Mask) -> ArrowArray:
-    """The kept bytes between ``starts`` and ``ends`` as a string array; no kept byte may lie outside all of them."""
+def gather(
+    source: Bytes, keep: Mask, starts: Positions, ends: Positions, valid: Mask
+) -> ArrowArray:
+    """The kept bytes between ``starts`` and ``ends`` as a string array; no kept byte may lie
+    outside all of them.
+    """
     kept = np.concatenate([[0], np.cumsum(keep)])
     offsets = np.concatenate([[0], np.cumsum(kept[ends] - kept[starts])]).astype(np.int32)
-    buffers: list[pa.Buffer | None] = [validity(valid), arrow_buffer(offsets), arrow_buffer(source[keep])]
+    buffers: list[pa.Buffer | None] = [
+        validity(valid),
+        arrow_buffer(offsets),
+        arrow_buffer(source[keep]),
+    ]
     return pa.Array.from_buffers(pa.string(), len(starts), buffers)

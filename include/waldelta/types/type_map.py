@@ -1,4 +1,6 @@
-"""Which type a PostgreSQL type has in the lake, the same for the initial copy and for the stream."""
+"""Which type a PostgreSQL type has in the lake, the same for the initial copy and for the
+stream.
+"""
 
 from __future__ import annotations
 
@@ -47,30 +49,39 @@ _FIRST_USER_OID = 16384
 def column_types(
     types: Mapping[str, PgType], key_columns: Collection[str], options: TypeOptions
 ) -> dict[str, TargetType]:
-    """The types of a table's columns by name; rows of a table without a key are found by all of their columns."""
+    """The types of a table's columns by name; rows of a table without a key are found by all of
+    their columns.
+    """
     return {
-        name: _TEXT
-        if name in options.text
-        else target_type(kind, options if key_columns and name not in key_columns else options.comparable)
+        name: (
+            _TEXT
+            if name in options.text
+            else target_type(
+                kind, options if key_columns and name not in key_columns else options.comparable
+            )
+        )
         for name, kind in types.items()
     }
 
 
 def unheld_key(name: str, kind: TargetType) -> str:
-    """What is wrong when a key column has a value that its type in the lake can't hold: rows are found by it."""
+    """What is wrong when a key column has a value that its type in the lake can't hold: rows are
+    found by it.
+    """
     return (
-        f"key column {name!r} has a value that {kind.spark} can't hold, as infinity or NaN: name the column under types.text "
-        f"in the pipeline file, so that it is a string in the lake, and sync the table again; or leave such rows out by a "
-        f"row filter; or correct such rows on the source and sync the table again"
+        f"key column {name!r} has a value that {kind.spark} can't hold, as infinity or NaN: name"
+        " the column under types.text in the pipeline file, so that it is a string in the lake,"
+        " and sync the table again; or leave such rows out by a row filter; or correct such rows"
+        " on the source and sync the table again"
     )
 
 
 @cache
 def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> TargetType:
-    """The type of a column of ``pg_type``; whatever has no type of its own in the lake stays PostgreSQL's text.
+    """The type of a column of ``pg_type``; whatever has no type of its own in the lake stays
+    PostgreSQL's text.
 
-    >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark
-    'decimal(12,2)'
+    >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark 'decimal(12,2)'
     """
     if pg_type.base is not None:
         return target_type(pg_type.base, options)
@@ -115,5 +126,7 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
 
 
 def may_be_raw(kind: TargetType) -> bool:
-    """Whether values of the type may stand verbatim beside it; of types' names, as the ledger keeps them, column_type() says it."""
+    """Whether values of the type may stand verbatim beside it; of types' names, as the ledger keeps
+    them, column_type() says it.
+    """
     return not isinstance(kind, Text | Number)

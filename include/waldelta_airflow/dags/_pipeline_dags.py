@@ -18,15 +18,26 @@ from waldelta.decisions import DECISIONS
 from waldelta_airflow import settings
 from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures
-from waldelta_airflow.operators.job_operator import CopyAgainOperator, ReportOperator, WaldeltaJobOperator, job_of
+from waldelta_airflow.operators.job_operator import (
+    CopyAgainOperator,
+    ReportOperator,
+    WaldeltaJobOperator,
+    job_of,
+)
 from waldelta_airflow.reporting.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical
 
 log = logging.getLogger(__name__)
 
 
-# Null is what an untouched field of the trigger form stands for; an empty list or text would count as missing there.
+# Null is what an untouched field of the trigger form stands for; an empty list or text would count
+# as missing there.
 def _listed(description: str, pattern: str = r"^.+\..+$") -> Param:
-    return Param(None, type=["null", "array"], items={"type": "string", "pattern": pattern}, description=description)
+    return Param(
+        None,
+        type=["null", "array"],
+        items={"type": "string", "pattern": pattern},
+        description=description,
+    )
 
 
 def _text(description: str) -> Param:
@@ -34,30 +45,48 @@ def _text(description: str) -> Param:
 
 
 _TABLES = _listed("tables to copy, as schema.table; empty: all that were never copied completely")
-_DUE = Param(False, type="boolean", description="of these, only tables that get no changes until they are copied")
+_DUE = Param(
+    False,
+    type="boolean",
+    description="of these, only tables that get no changes until they are copied",
+)
 _COMPARED = _listed("tables to compare, as schema.table; empty: all that get changes")
-_REPAIR = Param(False, type="boolean", description="read the rows that differ again, and put them right in the target")
+_REPAIR = Param(
+    False,
+    type="boolean",
+    description="read the rows that differ again, and put them right in the target",
+)
 _REASON = _text("why; kept in the ledger")
 _ACCEPT_SERVER = Param(
     None,
     type=["null", "string"],
     pattern=r"^\d+/\d+$",
-    description="system identifier/timeline of a source that isn't the one of before, as the refused run names it",
+    description=(
+        "system identifier/timeline of a source that isn't the one of before, as the refused run"
+        " names it"
+    ),
 )
 # Whatever failed afterwards; its upstream includes the run's first stage.
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
-# A large table that has to be copied again is left to the DAG of the initial sync, beside which runs go on.
+# A large table that has to be copied again is left to the DAG of the initial sync, beside which
+# runs go on.
 _HAND_OVER = {"hand-over": "True"}
 _ACTION = Param(
     "retry",
     type="string",
     enum=list(DECISIONS),
-    description="retry: read the rows from the source again and judge them again; accept: write them whatever their gates say; "
-    "discard: leave them as they are; release: let what a gate stopped pass; skip: go on without messages that can't be read",
+    description=(
+        "retry: read the rows from the source again and judge them again; accept: write them"
+        " whatever their gates say; discard: leave them as they are; release: let what a gate"
+        " stopped pass; skip: go on without messages that can't be read"
+    ),
 )
-_QUARANTINED = _listed("tables, as schema.table; empty: all (retry), those of the rows (accept, discard)")
+_QUARANTINED = _listed(
+    "tables, as schema.table; empty: all (retry), those of the rows (accept, discard)"
+)
 _ROWS = _listed(
-    "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows them",
+    "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows"
+    " them",
     r"^[0-9a-f]{16}$",
 )
 _WHY = _text("why; kept with who; every action but retry needs it")
@@ -110,7 +139,9 @@ class _Job:
 
 
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
-    """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError for its notifiers."""
+    """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError
+    for its notifiers.
+    """
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
     return [
         _setup(job),
@@ -142,8 +173,8 @@ def _initial_sync(job: _Job) -> DAG:
 
 
 def _resync(job: _Job) -> DAG:
-    # Outside of the slot's pool: what changes while tables are compared has to land. The slot's lock keeps others away
-    # while it is made anew.
+    # Outside of the slot's pool: what changes while tables are compared has to land. The slot's
+    # lock keeps others away while it is made anew.
     accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
     return _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server)
 
@@ -158,15 +189,25 @@ def _quarantine(job: _Job) -> DAG:
         "by": "{{ dag_run.triggering_user_name or '' }}",
     }
     with job.dag("quarantine", None, params=params) as dag:
-        job.task("quarantine", "quarantine", options=options, execution_timeout=settings.SYNC_TIMEOUT)
+        job.task(
+            "quarantine", "quarantine", options=options, execution_timeout=settings.SYNC_TIMEOUT
+        )
     return dag
 
 
 def _copies(
-    job: _Job, kind: str, verb: str, params: dict[str, Param] | None = None, options: dict[str, str] | None = None
+    job: _Job,
+    kind: str,
+    verb: str,
+    params: dict[str, Param] | None = None,
+    options: dict[str, str] | None = None,
 ) -> DAG:
-    """A DAG whose first stage, named like its verb, copies tables; with further params, and options made of them."""
-    with job.dag(kind, None, params={"tables": _TABLES, "reason": _REASON, **(params or {})}) as dag:
+    """A DAG whose first stage, named like its verb, copies tables; with further params, and options
+    made of them.
+    """
+    with job.dag(
+        kind, None, params={"tables": _TABLES, "reason": _REASON, **(params or {})}
+    ) as dag:
         copy = job.task(
             verb,
             verb,
@@ -179,14 +220,17 @@ def _copies(
             },
             execution_timeout=settings.SYNC_TIMEOUT,
         )
-        # What was copied beside a table that failed is checked and told, once the last retry has ended.
+        # What was copied beside a table that failed is checked and told, once the last retry has
+        # ended.
         check = job.task("check", verb, stage="check", trigger_rule=TriggerRule.ALL_DONE)
         _close(copy, check, job.report(verb))
     return dag
 
 
 def _reconcile(job: _Job) -> DAG:
-    """Outside of the slot's pool, as a resync: runs of the stream go on beside it, and it lands a little itself."""
+    """Outside of the slot's pool, as a resync: runs of the stream go on beside it, and it lands a
+    little itself.
+    """
     params = {"tables": _COMPARED, "repair": _REPAIR, "reason": _REASON}
     with job.dag("reconcile", job.pipeline.quality.reconcile.schedule, params=params) as dag:
         compare = job.task(
@@ -210,20 +254,33 @@ def _cdc(job: _Job) -> DAG:
     pipeline = job.pipeline
     with job.dag("cdc", pipeline.schedule) as dag:
 
-        @task.short_circuit(task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.LOOK_TIMEOUT)
+        @task.short_circuit(
+            task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.LOOK_TIMEOUT
+        )
         def slot_has_changes(**context: Any) -> bool:
             return _look(pipeline, context)
 
         # With spark-submit the first task's application runs all stages.
         limit = settings.land_timeout(pipeline.batch.longest_timeout_s)
         land = job.task(
-            LAND, "consume", stage=LAND, first=True, pool=pipeline.pool, options=_HAND_OVER, execution_timeout=limit
+            LAND,
+            "consume",
+            stage=LAND,
+            first=True,
+            pool=pipeline.pool,
+            options=_HAND_OVER,
+            execution_timeout=limit,
         )
         # The next run, and with it landing, waits for this one.
         limit = timedelta(minutes=pipeline.batch.apply_timeout_minutes)
-        apply = job.task("apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit)
+        apply = job.task(
+            "apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit
+        )
         copy_again = CopyAgainOperator(
-            task_id="copy_again", pipeline=pipeline, trigger_rule=_ONCE_BEGUN, execution_timeout=settings.LOOK_TIMEOUT
+            task_id="copy_again",
+            pipeline=pipeline,
+            trigger_rule=_ONCE_BEGUN,
+            execution_timeout=settings.LOOK_TIMEOUT,
         )
         # One table that can't be applied doesn't keep the others from being checked.
         check = job.task("check", "consume", stage="check", trigger_rule=_ONCE_BEGUN)
@@ -243,17 +300,22 @@ def _close(
 ) -> None:
     """The end of a run: what was done is checked and reported whatever failed after its beginning.
 
-    The report's success is what makes its asset events count, so that another task has to turn the run red.
+    The report's success is what makes its asset events count, so that another task has to turn the
+    run red.
     """
     begun = begun or last
 
     # Whoever is told of failures has been told by the task that failed.
     @task(
-        trigger_rule=TriggerRule.ONE_FAILED, retries=0, execution_timeout=settings.LOOK_TIMEOUT, on_failure_callback=[]
+        trigger_rule=TriggerRule.ONE_FAILED,
+        retries=0,
+        execution_timeout=settings.LOOK_TIMEOUT,
+        on_failure_callback=[],
     )
     def fail_the_run() -> NoReturn:
         raise AirflowFailException(
-            "a task of this run failed, and its log says why; tables that are behind or failed a check have no asset event"
+            "a task of this run failed, and its log says why; tables that are behind or failed a"
+            " check have no asset event"
         )
 
     checked = [check] if check is not None else []
@@ -269,7 +331,9 @@ def _maintenance(job: _Job) -> DAG:
 
 
 def _look(pipeline: PipelineFile, context: Any) -> bool:
-    """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves the slot alone."""
+    """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves
+    the slot alone.
+    """
     from waldelta.stages.land.idle_check import look
     from waldelta.stages.repair.replay.interval import is_replay, read_span
     from waldelta_airflow._connections import source_conninfo

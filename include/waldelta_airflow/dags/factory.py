@@ -1,4 +1,6 @@
-"""From the folder of pipeline files to DAGs, seven for each; a file that is refused takes no other down."""
+"""From the folder of pipeline files to DAGs, seven for each; a file that is refused takes no other
+down.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ from waldelta_airflow.settings import pipelines_folder
 
 
 class RefusedFile(DAG):
-    """Stands for a pipeline file that can't be used, and becomes an import error under that file's name.
+    """Stands for a pipeline file that can't be used, and becomes an import error under that file's
+    name.
 
-    A DAG file that raises loses all its DAGs, and an error in a DAG's validation is filed under the DAG file,
-    which takes all of its DAGs off the UI. An error while a DAG is *serialized* is filed under the path the DAG
-    names, so this DAG names the pipeline file and refuses to be serialized. (Airflow forgets such an error when
-    it refreshes the list of DAG files, every five minutes by default, and has it again after the next parsing.)
+    A DAG file that raises loses all its DAGs, and an error in a DAG's validation is filed under the
+    DAG file, which takes all of its DAGs off the UI. An error while a DAG is *serialized* is filed
+    under the path the DAG names, so this DAG names the pipeline file and refuses to be serialized.
+    (Airflow forgets such an error when it refreshes the list of DAG files, every five minutes by
+    default, and has it again after the next parsing.)
     """
 
     def __init__(self, path: Path, error: Exception) -> None:
@@ -41,7 +45,8 @@ class RefusedFile(DAG):
 
 
 def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
-    """The DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by the name to register them under.
+    """The DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by the name to register
+    them under.
 
     ``folder`` defaults to WALDELTA_PIPELINES, or include/pipelines.
     """
@@ -53,7 +58,9 @@ def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
                 raise pipeline
             dags.update({dag.dag_id: dag for dag in build_dags(path, pipeline)})
         except Exception as err:
-            refused = RefusedFile(path, err if isinstance(err, ConfigError) else _unexpected(path, err))
+            refused = RefusedFile(
+                path, err if isinstance(err, ConfigError) else _unexpected(path, err)
+            )
             dags[refused.dag_id] = refused
     return dags
 

@@ -1,6 +1,8 @@
-"""A job as a child process: its output goes into the task's log line by line, and it never outlives the task.
+"""A job as a child process: its output goes into the task's log line by line, and it never outlives
+the task.
 
-Not even when the task's process is killed and can end nothing any more: a watcher beside the job does then.
+Not even when the task's process is killed and can end nothing any more: a watcher beside the job
+does then.
 """
 
 from __future__ import annotations
@@ -56,17 +58,25 @@ _WATCHER = 'read -r _ && exit; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -
 
 @contextmanager
 def ended_with_us(leader: int, kill_after_s: float = KILL_AFTER_S) -> Iterator[None]:
-    """End a process group when this process dies in here, however it does: a killed one can't end its children itself.
+    """End a process group when this process dies in here, however it does: a killed one can't end
+    its children itself.
 
     Watched from a moment after it began, a few milliseconds as a rule.
 
-    A process of its own holds the other end of a pipe, since a signal at the parent's death would reach the group's leader alone
-    (a JVM's Python driver would go on) and comes with the death of a thread already.
+    A process of its own holds the other end of a pipe, since a signal at the parent's death would
+    reach the group's leader alone (a JVM's Python driver would go on) and comes with the death of a
+    thread already.
     """
     shell = ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{kill_after_s:.0f}"]
     nothing = subprocess.DEVNULL
     with subprocess.Popen(
-        shell, env={}, cwd="/", stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+        shell,
+        env={},
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=nothing,
+        stderr=nothing,
+        start_new_session=True,
     ) as watcher:
         try:
             yield
@@ -77,8 +87,8 @@ def ended_with_us(leader: int, kill_after_s: float = KILL_AFTER_S) -> Iterator[N
 def end_group(leader: int, reap: Callable[[], object], kill_after_s: float = KILL_AFTER_S) -> None:
     """Ask a process group to end (SIGTERM), and kill it when it didn't in time.
 
-    The process must have been started as the leader of its group; ``reap`` asks for its exit code where it is this
-    process's child, since as a zombie it would still count.
+    The process must have been started as the leader of its group; ``reap`` asks for its exit code
+    where it is this process's child, since as a zombie it would still count.
     """
     _signal(leader, signal.SIGTERM)
     deadline = time.monotonic() + kill_after_s

@@ -1,7 +1,8 @@
-"""A job as a child of the fork server (waldelta.cli.fork_server), which has imported what jobs need.
+"""A job as a child of the fork server (waldelta.cli.fork_server), which has imported what jobs
+need.
 
-Like ``ChildProcess`` it writes the job's output into the task's log line by line, and never outlives the task: the server ends a
-job when the connection over which it was asked for is gone.
+Like ``ChildProcess`` it writes the job's output into the task's log line by line, and never
+outlives the task: the server ends a job when the connection over which it was asked for is gone.
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ class ForkedJob:
         self._lives = True
 
     @classmethod
-    def ask(cls, path: str, arguments: Sequence[str], environment: Mapping[str, str]) -> ForkedJob | None:
-        """Have the server at this socket start a job; None when none answers, or one whose code is no longer that on disk.
+    def ask(
+        cls, path: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> ForkedJob | None:
+        """Have the server at this socket start a job; None when none answers, or one whose code is
+        no longer that on disk.
 
-        The environment, which holds secrets, goes over the socket, whose other end must be this user's.
+        The environment, which holds secrets, goes over the socket, whose other end must be this
+        user's.
         """
         reading, writing = os.pipe()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,9 +62,15 @@ class ForkedJob:
                 raise ConnectionError(f"its answer is {word}")
             pid, by = map(int, numbers)
             if answering is not None and by != answering:
-                raise ConnectionError("it is in another container: its processes couldn't be ended from here")
+                raise ConnectionError(
+                    "it is in another container: its processes couldn't be ended from here"
+                )
         except (OSError, ValueError) as err:
-            log.warning("the job gets a process of its own, since no fork server at %s takes it: %s", path, err)
+            log.warning(
+                "the job gets a process of its own, since no fork server at %s takes it: %s",
+                path,
+                err,
+            )
             server.close()
             os.close(reading)
             return None
@@ -69,7 +80,9 @@ class ForkedJob:
         return cls(server, pid, reading)
 
     def run(self) -> int:
-        """Pass on what the job writes, and give its exit code (negative: the signal that ended it)."""
+        """Pass on what the job writes, and give its exit code (negative: the signal that ended
+        it).
+        """
         log.info("the job is process %s", self._pid)
         with open(self._output, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a file descriptor
             for line in lines:

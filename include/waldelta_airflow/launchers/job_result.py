@@ -1,4 +1,6 @@
-"""What a job reported about itself, and how its failure becomes Airflow's: retried or not, with the whole message."""
+"""What a job reported about itself, and how its failure becomes Airflow's: retried or not, with the
+whole message.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ USAGE_ERROR = 2
 
 
 class _OfClass(Exception):
-    """A failure with the classes of its errors, for whom to tell (``waldelta_airflow.reporting.notify``)."""
+    """A failure with the classes of its errors, for whom to tell
+    (``waldelta_airflow.reporting.notify``).
+    """
 
     def __init__(self, text: str, kinds: Sequence[str] = (), message: str | None = None) -> None:
         super().__init__(text)
@@ -36,9 +40,20 @@ class TaskFailedForGood(_OfClass, AirflowFailException):
 _DONE = ("succeeded", "skipped")
 # What later tasks need: names, counts and positions, never rows.
 _SUMMARY = (
-    "verb", "run_id", "changes", "start_lsn", "end_lsn", "lag_bytes", "tables", "not_applied", "needs_sync",
-    "never_copied", "passed", "report", "failed_expectations",
-)  # fmt: skip
+    "verb",
+    "run_id",
+    "changes",
+    "start_lsn",
+    "end_lsn",
+    "lag_bytes",
+    "tables",
+    "not_applied",
+    "needs_sync",
+    "never_copied",
+    "passed",
+    "report",
+    "failed_expectations",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +70,17 @@ class JobResult:
         except (OSError, ValueError):
             pass
         if exit_code == USAGE_ERROR:
-            raise AirflowFailException("the job refused its arguments: the usage is in the log above")
-        how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-        raise AirflowException(f"the job {how} before it could report: its last lines are in the log above")
+            raise AirflowFailException(
+                "the job refused its arguments: the usage is in the log above"
+            )
+        how = (
+            f"was ended by signal {-exit_code}"
+            if exit_code < 0
+            else f"ended with exit code {exit_code}"
+        )
+        raise AirflowException(
+            f"the job {how} before it could report: its last lines are in the log above"
+        )
 
     def summary(self) -> dict[str, Any]:
         """The part that goes to later tasks."""
@@ -92,8 +115,16 @@ class JobResult:
 
     def _failure_text(self, stage: str | None, error: dict[str, Any]) -> str:
         what = stage or self.document.get("verb", "the job")
-        lines = [f"{error['class']}: {error['message']}" if error else f"{what} failed without naming an error"]
-        lines += [f"  failed: {name}" for name in self._failed_expectations() if name not in lines[0]]
+        lines = [
+            (
+                f"{error['class']}: {error['message']}"
+                if error
+                else f"{what} failed without naming an error"
+            )
+        ]
+        lines += [
+            f"  failed: {name}" for name in self._failed_expectations() if name not in lines[0]
+        ]
         report = self.document.get("report")
         if report and str(report) not in lines[0]:
             lines.append(f"report: {report}")
@@ -106,7 +137,9 @@ class JobResult:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turn waldelta's named errors into Airflow's: only those that can go away by themselves are retried."""
+    """Turn waldelta's named errors into Airflow's: only those that can go away by themselves are
+    retried.
+    """
     try:
         yield
     except WaldeltaError as err:

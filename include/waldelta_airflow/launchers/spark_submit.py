@@ -1,4 +1,6 @@
-"""A job through the Spark provider's spark-submit hook, on any master whose driver runs beside the task."""
+"""A job through the Spark provider's spark-submit hook, on any master whose driver runs beside the
+task.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from airflow.sdk.exceptions import AirflowException
 from waldelta.errors import ConfigError
 from waldelta.permissions import lake_umask
 from waldelta.quantities import counted
-from waldelta.spark.settings import driver_memory, driver_settings, jars, local_settings, log_settings
+from waldelta.spark.settings import (
+    driver_memory,
+    driver_settings,
+    jars,
+    local_settings,
+    log_settings,
+)
 from waldelta_airflow import settings
 from waldelta_airflow.launchers.child_process import end_group, ended_with_us
 
@@ -30,16 +38,20 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class SparkSubmit(SparkSubmitHook):
-    """The provider's hook, with the secret in the process's environment only and a kill that leaves nothing behind.
+    """The provider's hook, with the secret in the process's environment only and a kill that leaves
+    nothing behind.
 
-    The hook's own ``env_vars`` would become ``--conf`` arguments on YARN and Kubernetes, which every user of
-    the machine can read; the environment of the process is passed to ``submit`` instead.
+    The hook's own ``env_vars`` would become ``--conf`` arguments on YARN and Kubernetes, which
+    every user of the machine can read; the environment of the process is passed to ``submit``
+    instead.
     """
 
     def run(self, application: Path, environment: Mapping[str, str]) -> int:
         """Run an application to its end and give spark-submit's exit code."""
         try:
-            self.submit(str(application), env=dict(environment), start_new_session=True, umask=lake_umask())
+            self.submit(
+                str(application), env=dict(environment), start_new_session=True, umask=lake_umask()
+            )
         except AirflowException:
             # The hook's message is the command line; the job's own result says what happened.
             if self._submit_sp is None or not self._submit_sp.returncode:
@@ -61,23 +73,28 @@ class SparkSubmit(SparkSubmitHook):
         self.on_kill()
 
 
-def spark_submit(connection: Connection, name: str, arguments: Sequence[str], folder: Path) -> SparkSubmit:
+def spark_submit(
+    connection: Connection, name: str, arguments: Sequence[str], folder: Path
+) -> SparkSubmit:
     """The hook for one job; raises ConfigError when the driver would run on another machine.
 
-    ``folder`` is this submit's own, for what executors are sent: of one that outlives it another user could have made it.
+    ``folder`` is this submit's own, for what executors are sent: of one that outlives it another
+    user could have made it.
 
-    In cluster mode the driver would be without the source's connection, the pipeline file and a place for its
-    result, and handing it the password means showing it in an argument.
+    In cluster mode the driver would be without the source's connection, the pipeline file and a
+    place for its result, and handing it the password means showing it in an argument.
     """
     if connection.extra_dejson.get("deploy-mode") == "cluster":
         raise ConfigError(
-            f"connection {connection.conn_id!r} submits with deploy-mode cluster, where the source's password would "
-            "have to travel as an argument: set deploy-mode to client (executors still run on the cluster)"
+            f"connection {connection.conn_id!r} submits with deploy-mode cluster, where the"
+            " source's password would have to travel as an argument: set deploy-mode to client"
+            " (executors still run on the cluster)"
         )
     local = (connection.host or "").startswith("local")
     return SparkSubmit(
         conn_id=connection.conn_id,
-        # A connection's own spark-defaults.conf can't switch Delta off, but everything else there counts.
+        # A connection's own spark-defaults.conf can't switch Delta off, but everything else there
+        # counts.
         conf=driver_settings() | log_settings() | (local_settings() if local else {}),
         jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages(folder)),
@@ -95,7 +112,9 @@ def shipped_packages(folder: Path) -> Path:
         for folder in [settings.package_folder(package)]
         for path in sorted(folder.rglob("*.py"))
     ]
-    digest = hashlib.sha256(b"\0".join(name.encode() + b"\0" + content for name, content in files)).hexdigest()
+    digest = hashlib.sha256(
+        b"\0".join(name.encode() + b"\0" + content for name, content in files)
+    ).hexdigest()
     target = folder / f"waldelta-{digest[:16]}.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files:

@@ -1,4 +1,6 @@
-"""The operators: one runs a verb, or a stage of a verb, of the job; the other reports what a run changed."""
+"""The operators: one runs a verb, or a stage of a verb, of the job; the other reports what a run
+changed.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,18 @@ from waldelta.decisions import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
 from waldelta.spark.java import check_java
-from waldelta_airflow.launchers.job_result import JobResult, TaskFailed, TaskFailedForGood, named_failures
-from waldelta_airflow.reporting.assets import changed_targets, left_out, pipeline_alias, target_asset
+from waldelta_airflow.launchers.job_result import (
+    JobResult,
+    TaskFailed,
+    TaskFailedForGood,
+    named_failures,
+)
+from waldelta_airflow.reporting.assets import (
+    changed_targets,
+    left_out,
+    pipeline_alias,
+    target_asset,
+)
 from waldelta_airflow.reporting.metrics import differing_rows, emit, gauges_of, metrics_of
 from waldelta_airflow.reporting.notify import LAND, tell_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE, application
@@ -45,19 +57,21 @@ _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 class WaldeltaJobOperator(BaseOperator):
     """Runs a verb of the job, or one stage of it, where the pipeline's Spark connection says.
 
-    - ``spark_connect``: a child process that is a thin client of a running Spark Connect server; each stage is
+    - ``spark_connect``: a child process that is a thin client of a running Spark Connect server;
+      each stage is
       a client of its own, but for the report, which the check's client makes on its way out.
-    - ``spark``: spark-submit. One application per DAG run: the task of the first stage runs them all, and the
-      tasks of the others look up how theirs went in the pipeline's ledger. A stage that is tried again, or
+    - ``spark``: spark-submit. One application per DAG run: the task of the first stage runs them
+      all, and the
+      tasks of the others look up how theirs went in the pipeline's ledger. A stage that is tried
+      again, or
       cleared, is submitted alone.
 
-    :param pipeline_path: the pipeline file
-    :param pipeline: its content
-    :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but the first two ask it for
+    :param pipeline_path: the pipeline file :param pipeline: its content :param verb: what to do;
+    ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but the first two ask it for
         its log store where the lake is on S3
-    :param stage: the stage of the verb that this task stands for
-    :param first: whether this is the verb's first stage
-    :param options: further command line options by name; empty values are left out, ``True`` makes a flag
+    :param stage: the stage of the verb that this task stands for :param first: whether this is the
+    verb's first stage :param options: further command line options by name; empty values are left
+    out, ``True`` makes a flag
     """
 
     template_fields: Sequence[str] = ("options",)
@@ -98,7 +112,9 @@ class WaldeltaJobOperator(BaseOperator):
 
     @property
     def has_one_chance(self) -> bool:
-        """Whether it isn't tried again once it ran out of time, as stages behind landing: the next run, which lands first, does better."""
+        """Whether it isn't tried again once it ran out of time, as stages behind landing: the next
+        run, which lands first, does better.
+        """
         return self.verb == "consume" and self.stage not in (None, LAND)
 
     @contextmanager
@@ -113,9 +129,10 @@ class WaldeltaJobOperator(BaseOperator):
             minutes = self.execution_timeout.total_seconds() / 60 if self.execution_timeout else 0.0
             shown = int(minutes) if minutes.is_integer() else round(minutes, 1)
             raise StageTimeout(
-                f"{self.stage} was ended after {counted(shown, 'minute')}; what it committed stays, and the next run lands first and goes "
-                "on from there: look at the job's last lines above, and in Spark, for what it waits for; apply's limit is "
-                "batch.apply_timeout_minutes"
+                f"{self.stage} was ended after {counted(shown, 'minute')}; what it committed stays,"
+                " and the next run lands first and goes on from there: look at the job's last"
+                " lines above, and in Spark, for what it waits for; apply's limit is"
+                " batch.apply_timeout_minutes"
             ) from None
 
     def on_kill(self) -> None:
@@ -139,7 +156,9 @@ class WaldeltaJobOperator(BaseOperator):
         return self._outcome_so_far(context) or self._run_application(context, spark, source)
 
     def _judges_store(self) -> bool:
-        """Whether preflight asks Spark for its log store, which is set where the Spark connection leads."""
+        """Whether preflight asks Spark for its log store, which is set where the Spark connection
+        leads.
+        """
         from waldelta.stages.setup.preflight.lake import is_judged
 
         return self.verb in _JUDGING_STORE and is_judged(self.pipeline.target)
@@ -154,46 +173,69 @@ class WaldeltaJobOperator(BaseOperator):
             self._running = job = self._start(arguments, job_environment(environment))
             return JobResult.read(result, job.run())
 
-    def _start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> ChildProcess | ForkedJob:
-        """The job as a child of this machine's fork server, where there is one, or of this process."""
+    def _start(
+        self, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> ChildProcess | ForkedJob:
+        """The job as a child of this machine's fork server, where there is one, or of this
+        process.
+        """
         from waldelta_airflow.launchers.child_process import ChildProcess
         from waldelta_airflow.launchers.forked_job import ForkedJob
 
-        if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (job := ForkedJob.ask(server, arguments, environment)):
+        if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (
+            job := ForkedJob.ask(server, arguments, environment)
+        ):
             return job
         # -P: the installed package, not a folder of that name where Airflow happened to be started.
         return ChildProcess([sys.executable, "-P", "-m", "spark_jobs", *arguments], environment)
 
     def _stages_of_client(self) -> tuple[str, ...]:
-        """The task's stage; a check makes the report on its way out, whose task then needs no process."""
+        """The task's stage; a check makes the report on its way out, whose task then needs no
+        process.
+        """
         if self.stage is None:
             return ()
         return (self.stage, _REPORT) if self.stage == _CHECK else (self.stage,)
 
-    def _run_application(self, context: Context, spark: Connection, source: Mapping[str, str]) -> JobResult:
+    def _run_application(
+        self, context: Context, spark: Connection, source: Mapping[str, str]
+    ) -> JobResult:
         from waldelta_airflow._connections import job_environment
         from waldelta_airflow.launchers.spark_submit import spark_submit
 
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
-            arguments = self.arguments(context, result, (self.stage,) if alone and self.stage else ())
-            self._running = job = spark_submit(spark, context["ti"].dag_id, arguments[1:], Path(folder))
-            code = job.run(application(arguments[0]), job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}))
+            arguments = self.arguments(
+                context, result, (self.stage,) if alone and self.stage else ()
+            )
+            self._running = job = spark_submit(
+                spark, context["ti"].dag_id, arguments[1:], Path(folder)
+            )
+            code = job.run(
+                application(arguments[0]),
+                job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"}),
+            )
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)
 
     def _outcome_so_far(self, context: Context) -> JobResult | None:
-        """What the process of an earlier task reported of this stage; None: it didn't come to it."""
+        """What the process of an earlier task reported of this stage; None: it didn't come to
+        it.
+        """
         if self.first or self.stage is None or _try_number(context) > 1:
             return None
         run_id = context["dag_run"].run_id
         result = _recorded(self.pipeline, run_id, self.verb)
         if result is None or not result.knows(self.stage):
-            self.log.info("no process of run %s has come to stage %s: it is run now", run_id, self.stage)
+            self.log.info(
+                "no process of run %s has come to stage %s: it is run now", run_id, self.stage
+            )
             return None
-        self.log.info("stage %s of run %s: %s", self.stage, run_id, result.document["stages"][self.stage])
+        self.log.info(
+            "stage %s of run %s: %s", self.stage, run_id, result.document["stages"][self.stage]
+        )
         return result
 
     def arguments(self, context: Context, result: Path, stages: Sequence[str]) -> list[str]:
@@ -220,24 +262,36 @@ class WaldeltaJobOperator(BaseOperator):
 
 
 class ReportOperator(WaldeltaJobOperator):
-    """Runs the last stage of a verb and emits an asset event for each target that the run changed and that is fine.
+    """Runs the last stage of a verb and emits an asset event for each target that the run changed
+    and that is fine.
 
-    Fine is a target that got all changes of the run and met its critical expectations. The task itself succeeds when
-    others of its run failed: only a successful task's events count.
+    Fine is a target that got all changes of the run and met its critical expectations. The task
+    itself succeeds when others of its run failed: only a successful task's events count.
     """
 
     def __init__(self, *, pipeline: PipelineFile, verb: str, **kwargs: Any) -> None:
-        super().__init__(pipeline=pipeline, verb=verb, stage=_REPORT, outlets=[pipeline_alias(pipeline)], **kwargs)
+        super().__init__(
+            pipeline=pipeline,
+            verb=verb,
+            stage=_REPORT,
+            outlets=[pipeline_alias(pipeline)],
+            **kwargs,
+        )
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Run the stage; its result holds what all stages of the run did."""
         summary = super().execute(context)
         events = context["outlet_events"][pipeline_alias(self.pipeline)]
         for table, extra in changed_targets(summary).items():
-            self.log.info("%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items()))
+            self.log.info(
+                "%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items())
+            )
             events.add(target_asset(self.pipeline, table), extra=extra)
         for table in left_out(summary):
-            self.log.warning("no asset event for %s: it stays behind, or wasn't checked, or failed its check", table)
+            self.log.warning(
+                "no asset event for %s: it stays behind, or wasn't checked, or failed its check",
+                table,
+            )
         self.log.info("report: %s", summary.get("report") or "none")
         return summary
 
@@ -250,29 +304,40 @@ class ReportOperator(WaldeltaJobOperator):
 
 
 class CopyAgainOperator(TriggerDagRunOperator):
-    """Triggers the DAG of the initial sync for the large tables that this run found in need of a new copy.
+    """Triggers the DAG of the initial sync for the large tables that this run found in need of a
+    new copy.
 
-    Skipped when there are none, and while a run of that DAG is under way or waits: whatever that one doesn't copy, the next
-    CDC run asks for again. So there is one such run at a time, however often a copy fails.
+    Skipped when there are none, and while a run of that DAG is under way or waits: whatever that
+    one doesn't copy, the next CDC run asks for again. So there is one such run at a time, however
+    often a copy fails.
     """
 
     def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
-        super().__init__(trigger_dag_id=f"{pipeline.pipeline}_initial_sync", skip_when_already_exists=True, **kwargs)
+        super().__init__(
+            trigger_dag_id=f"{pipeline.pipeline}_initial_sync",
+            skip_when_already_exists=True,
+            **kwargs,
+        )
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
-        """Trigger the run; raises TaskFailedForGood when the DAG is paused, since nothing would come of it."""
+        """Trigger the run; raises TaskFailedForGood when the DAG is paused, since nothing would
+        come of it.
+        """
         tables = self._tables(context)
         if not tables:
             raise AirflowSkipException("no table is left to be copied again")
         listed, dag, task = ", ".join(tables), self.trigger_dag_id, context["ti"]
         if task.get_dag(dag).is_paused:
             text = (
-                f"to be copied again: {listed}; their changes wait in the change log, but {dag} is paused: unpause it"
+                f"to be copied again: {listed}; their changes wait in the change log, but {dag} is"
+                " paused: unpause it"
             )
             raise TaskFailedForGood(text, ["NeedsSync"])
         if task.get_dr_count(dag, states=["queued", "running"]):
-            raise AirflowSkipException(f"to be copied again: {listed}; a run of {dag} is under way already")
+            raise AirflowSkipException(
+                f"to be copied again: {listed}; a run of {dag} is under way already"
+            )
         self.log.info("to be copied again: %s", listed)
         # When that run begins, another one may have copied some.
         self.conf = {"tables": tables, "due": True}
@@ -294,12 +359,17 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     from waldelta.pipeline.job import Job
 
     ledger = Job(pipeline, "", run_id).ledger
-    runs = [ledger.run_result(run_id, name) for name in ((verb, "replay") if verb == "consume" else (verb,))]
+    runs = [
+        ledger.run_result(run_id, name)
+        for name in ((verb, "replay") if verb == "consume" else (verb,))
+    ]
     newest = max((run for run in runs if run is not None), key=lambda run: run.at, default=None)
     return JobResult(json.loads(newest.result)) if newest is not None else None
 
 
-def job_of(context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None) -> Job:
+def job_of(
+    context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None
+) -> Job:
     """The run as the job knows it: who asked, and for which interval."""
     from waldelta.pipeline.job import Job
 

@@ -17,38 +17,55 @@ _COUNTS = ("inserted", "updated", "deleted", "skipped")
 
 
 def target_asset(pipeline: PipelineFile, table: str) -> Asset:
-    """The asset of one target, for ``schedule=[target_asset(...)]`` or ``Asset("flights/public.flights")``."""
-    from waldelta.lake.storage import target_uri  # brings Arrow, which parsing the pipelines must not
+    """The asset of one target, for ``schedule=[target_asset(...)]`` or
+    ``Asset("flights/public.flights")``.
+    """
+    from waldelta.lake.storage import (
+        target_uri,
+    )  # brings Arrow, which parsing the pipelines must not
 
     schema, name = split_table_name(table)
-    return Asset(name=f"{pipeline.pipeline}/{table}", uri=target_uri(pipeline.target.root, schema, name))
+    return Asset(
+        name=f"{pipeline.pipeline}/{table}", uri=target_uri(pipeline.target.root, schema, name)
+    )
 
 
 def pipeline_alias(pipeline: PipelineFile) -> AssetAlias:
     """All targets of a pipeline under one name: what the report task has as its outlet.
 
-    Which tables a run changes is known only afterwards, and an asset that is an outlet itself would get an
-    event from every run.
+    Which tables a run changes is known only afterwards, and an asset that is an outlet itself would
+    get an event from every run.
     """
     return AssetAlias(name=f"waldelta/{pipeline.pipeline}", group="waldelta")
 
 
 def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The ``extra`` of the event of each target that a run changed and that is fine, by table name."""
+    """The ``extra`` of the event of each target that a run changed and that is fine, by table
+    name.
+    """
     bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
     return {
-        table: {**{name: int(counts.get(name) or 0) for name in _COUNTS}, "truncated": _truncated(counts)}
-        | {key: counts[key] for key in ("rows", "version") if counts.get(key) is not None}
-        | bounds
+        table: (
+            {
+                **{name: int(counts.get(name) or 0) for name in _COUNTS},
+                "truncated": _truncated(counts),
+            }
+            | {key: counts[key] for key in ("rows", "version") if counts.get(key) is not None}
+            | bounds
+        )
         for table, counts in (result.get("tables") or {}).items()
         if _changed(counts) and _fine(result, table)
     }
 
 
 def left_out(result: Mapping[str, Any]) -> list[str]:
-    """The targets that a run changed but that get no event: not all of their changes are there, or a check failed."""
+    """The targets that a run changed but that get no event: not all of their changes are there, or
+    a check failed.
+    """
     tables = result.get("tables") or {}
-    return sorted(table for table, counts in tables.items() if _changed(counts) and not _fine(result, table))
+    return sorted(
+        table for table, counts in tables.items() if _changed(counts) and not _fine(result, table)
+    )
 
 
 def _fine(result: Mapping[str, Any], table: str) -> bool:
@@ -57,7 +74,11 @@ def _fine(result: Mapping[str, Any], table: str) -> bool:
 
 def _changed(counts: Mapping[str, Any]) -> bool:
     copied = counts.get("rows") is not None  # perhaps none: the target is there from now on
-    return copied or _truncated(counts) or any(counts.get(name) for name in ("inserted", "updated", "deleted"))
+    return (
+        copied
+        or _truncated(counts)
+        or any(counts.get(name) for name in ("inserted", "updated", "deleted"))
+    )
 
 
 def _truncated(counts: Mapping[str, Any]) -> bool:

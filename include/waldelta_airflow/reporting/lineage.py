@@ -1,6 +1,7 @@
 """Lineage: what a run read and wrote, as OpenLineage's provider asks an operator for it.
 
-Imported only where that provider is installed (``apache-airflow-providers-openlineage``): nothing else of waldelta needs it.
+Imported only where that provider is installed (``apache-airflow-providers-openlineage``): nothing
+else of waldelta needs it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _PORT = 5432
 
 @attr.define
 class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
-    """The stretch of WAL that a run replicated, by which publications, and the filters of its targets' tables."""
+    """The stretch of WAL that a run replicated, by which publications, and the filters of its
+    targets' tables.
+    """
 
     startLsn: str | None = attr.field(default=None)  # noqa: N815  as OpenLineage writes names
     endLsn: str | None = attr.field(default=None)  # noqa: N815
@@ -34,21 +37,30 @@ class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
 def lineage(
     pipeline: PipelineFile, document: Mapping[str, Any], server: tuple[str, int | None, str]
 ) -> OperatorLineage:
-    """Inputs and outputs of the tables that a run changed; ``server`` is the source's host, port and database."""
+    """Inputs and outputs of the tables that a run changed; ``server`` is the source's host, port
+    and database.
+    """
     host, port, database = server
     namespace = f"postgres://{host}:{port or _PORT}"
     tables = {
         name: counts
         for name, counts in (document.get("tables") or {}).items()
-        if counts.get("rows") is not None or counts.get("truncated") or any(counts.get(of) for of in _ROWS)
+        if counts.get("rows") is not None
+        or counts.get("truncated")
+        or any(counts.get(of) for of in _ROWS)
     }
     fed = {name: _source(pipeline, name) for name in tables}
     inputs = [Dataset(namespace, f"{database}.{of}") for of in sorted(set(fed.values()))]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
     facet = ReplicationRunFacet(
-        document.get("start_lsn"), document.get("end_lsn"), pipeline.source.publication_names, _filters(pipeline, fed)
+        document.get("start_lsn"),
+        document.get("end_lsn"),
+        pipeline.source.publication_names,
+        _filters(pipeline, fed),
     )
-    return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet})
+    return OperatorLineage(
+        inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet}
+    )
 
 
 def _source(pipeline: PipelineFile, table: str) -> str:
@@ -60,15 +72,22 @@ def _source(pipeline: PipelineFile, table: str) -> str:
 def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> OutputDataset:
     place = urlsplit(target_uri(pipeline.target.root, *split_table_name(table)))
     namespace = f"{place.scheme}://{place.netloc}" if place.netloc else place.scheme
-    written = counts.get("rows") if counts.get("rows") is not None else sum(int(counts.get(of) or 0) for of in _ROWS)
-    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=written)
+    written = (
+        counts.get("rows")
+        if counts.get("rows") is not None
+        else sum(int(counts.get(of) or 0) for of in _ROWS)
+    )
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+        rowCount=written
+    )
     return OutputDataset(namespace, place.path, outputFacets={"outputStatistics": statistics})
 
 
 def _published(publications: Iterable[Publication], table: str) -> str | None:
     """The publisher's filter of a table; None where all rows pass, or nobody knows.
 
-    A row is sent when one of the publications lets it pass. One that isn't managed is read as it is, whatever the file says.
+    A row is sent when one of the publications lets it pass. One that isn't managed is read as it
+    is, whatever the file says.
     """
     filters: list[str] = []
     for publication in publications:
@@ -82,12 +101,20 @@ def _published(publications: Iterable[Publication], table: str) -> str | None:
                 return None
             filters.append(entry.where)
     several = list(dict.fromkeys(filters))
-    return " or ".join(f"({where})" for where in several) if len(several) > 1 else next(iter(several), None)
+    return (
+        " or ".join(f"({where})" for where in several)
+        if len(several) > 1
+        else next(iter(several), None)
+    )
 
 
 def _filters(pipeline: PipelineFile, fed: Mapping[str, str]) -> dict[str, str]:
     """The publisher's filter of each source table, and each target's own."""
     named = {table: _published(pipeline.source.publications, table) for table in set(fed.values())}
     found = {table: where for table, where in named.items() if where is not None}
-    own = {f"target {name}": where for name in fed if (where := pipeline.target.where_of(name)) is not None}
+    own = {
+        f"target {name}": where
+        for name in fed
+        if (where := pipeline.target.where_of(name)) is not None
+    }
     return dict(sorted((found | own).items()))

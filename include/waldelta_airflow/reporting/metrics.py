@@ -1,6 +1,8 @@
-"""Metrics: what a run did and how far behind the lake is, through Airflow's own channel (StatsD, Datadog, OpenTelemetry).
+"""Metrics: what a run did and how far behind the lake is, through Airflow's own channel (StatsD,
+Datadog, OpenTelemetry).
 
-Airflow's settings say where they go (``[metrics]``); without any nothing is sent. docs/signals.md lists every name.
+Airflow's settings say where they go (``[metrics]``); without any nothing is sent. docs/signals.md
+lists every name.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
 
 
 def gauges_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iterator[Metric]:
-    """The same without counters, which would count a run once more when its report is tried again."""
+    """The same without counters, which would count a run once more when its report is tried
+    again.
+    """
     return (metric for metric in metrics_of(pipeline, document, at) if metric.kind == "gauge")
 
 
@@ -68,7 +72,9 @@ def differing_rows(pipeline: str, document: Mapping[str, Any], _: datetime) -> I
             yield Metric(name, left, "gauge", {"pipeline": pipeline, "table": table})
 
 
-def _lag(base: str, document: Mapping[str, Any], at: datetime, tags: Mapping[str, str]) -> Iterator[Metric]:
+def _lag(
+    base: str, document: Mapping[str, Any], at: datetime, tags: Mapping[str, str]
+) -> Iterator[Metric]:
     slot = document.get("slot_after") or {}
     if not slot:
         return  # the run didn't come to its report: nothing is known

@@ -1,6 +1,8 @@
-"""Whom a failure is told to: the notifiers of a pipeline file, by the class of the error that made a task fail.
+"""Whom a failure is told to: the notifiers of a pipeline file, by the class of the error that made
+a task fail.
 
-And, of class SlotCritical, what is critical of a slot while no task fails: the DBA is to know before the slot is lost.
+And, of class SlotCritical, what is critical of a slot while no task fails: the DBA is to know
+before the slot is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The tasks that look at a slot's health, and the XCom by which they know when somebody was told last.
+# The tasks that look at a slot's health, and the XCom by which they know when somebody was told
+# last.
 LOOK, LAND = "slot_has_changes", "land"
 _TOLD = "slot_critical_told"
 
@@ -36,15 +39,18 @@ _TOLD = "slot_critical_told"
 class NotifyOn:
     """An ``on_failure_callback``: hands failures of some classes to a notifier.
 
-    Airflow calls it in the task's process once the last retry has failed, and in the DAG processor for a task that was
-    killed from outside. The notifier is made anew for each failure, since it renders its templates in place.
+    Airflow calls it in the task's process once the last retry has failed, and in the DAG processor
+    for a task that was killed from outside. The notifier is made anew for each failure, since it
+    renders its templates in place.
     """
 
     pipeline: str
     entry: Notification
 
     def __call__(self, context: Context) -> None:
-        """Notify when the failure is of one of the entry's classes; templates find it as ``failure``."""
+        """Notify when the failure is of one of the entry's classes; templates find it as
+        ``failure``.
+        """
         failure, kinds = describe_failure(self.pipeline, context)
         if self.is_for(*kinds):
             self.tell(context, failure)
@@ -58,41 +64,58 @@ class NotifyOn:
         self.notifier()({**context, "failure": failure})
 
     def notifier(self) -> BaseNotifier:
-        """The notifier; raises ConfigError when there is no such class, or its arguments don't fit."""
+        """The notifier; raises ConfigError when there is no such class, or its arguments don't
+        fit.
+        """
         name = self.entry.notifier
         module, _, attribute = name.rpartition(".")
         try:
             kind = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as err:
             raise ConfigError(
-                f"notifier {name} can't be imported ({err}): correct it, or install its provider beside Airflow"
+                f"notifier {name} can't be imported ({err}): correct it, or install its provider"
+                " beside Airflow"
             ) from err
         if not (isinstance(kind, type) and issubclass(kind, BaseNotifier)):
-            raise ConfigError(f"notifier {name} is no notifier of Airflow's: name a class that extends BaseNotifier")
+            raise ConfigError(
+                f"notifier {name} is no notifier of Airflow's: name a class that extends"
+                " BaseNotifier"
+            )
         try:
             return kind(**self.entry.arguments)
         except Exception as err:
-            raise ConfigError(f"notifier {name} refuses its arguments ({err}): correct them") from err
+            raise ConfigError(
+                f"notifier {name} refuses its arguments ({err}): correct them"
+            ) from err
 
 
 def failure_callbacks(path: Path, pipeline: PipelineFile) -> list[NotifyOn]:
-    """The callbacks of the tasks of a pipeline file; raises ConfigError when one of its notifiers can't be made."""
+    """The callbacks of the tasks of a pipeline file; raises ConfigError when one of its notifiers
+    can't be made.
+    """
     callbacks = [NotifyOn(pipeline.pipeline, entry) for entry in pipeline.notify]
     for number, callback in enumerate(callbacks):
         try:
             callback.notifier()
         except ConfigError as err:
-            raise ConfigError(f"pipeline file {path} is refused:\n  - notify[{number}]: {err}") from err
+            raise ConfigError(
+                f"pipeline file {path} is refused:\n  - notify[{number}]: {err}"
+            ) from err
     return callbacks
 
 
 def tell_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context) -> None:
-    """Hand what is critical of the pipeline's slot to the notifiers for SlotCritical, once an hour while it stays so.
+    """Hand what is critical of the pipeline's slot to the notifiers for SlotCritical, once an hour
+    while it stays so.
 
     The task goes on whatever becomes of that: landing is what helps the slot.
     """
     kind = SlotCritical.__name__
-    concerned = [told for entry in pipeline.notify if (told := NotifyOn(pipeline.pipeline, entry)).is_for(kind)]
+    concerned = [
+        told
+        for entry in pipeline.notify
+        if (told := NotifyOn(pipeline.pipeline, entry)).is_for(kind)
+    ]
     if not texts or not concerned or _told_lately(context):
         return
     failure = _described(pipeline.pipeline, kind, "\n".join(texts))
@@ -106,8 +129,13 @@ def tell_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context
 def _told_lately(context: Context) -> bool:
     with _going_on("XCom"):
         for task_id in (LOOK, LAND):
-            told = context["ti"].xcom_pull(task_ids=task_id, key=_TOLD, map_indexes=-1, include_prior_dates=True)
-            if told and datetime.now(UTC) - datetime.fromisoformat(told) < settings.TELL_CRITICAL_AGAIN:
+            told = context["ti"].xcom_pull(
+                task_ids=task_id, key=_TOLD, map_indexes=-1, include_prior_dates=True
+            )
+            if (
+                told
+                and datetime.now(UTC) - datetime.fromisoformat(told) < settings.TELL_CRITICAL_AGAIN
+            ):
                 return True
     return False
 
@@ -121,13 +149,18 @@ def _going_on(what: str) -> Iterator[None]:
 
 
 def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """What templates see of a failure (``pipeline``, ``error_class``, ``message``, ``remedy``), and all classes it is of."""
+    """What templates see of a failure (``pipeline``, ``error_class``, ``message``, ``remedy``), and
+    all classes it is of.
+    """
     error = context.get("exception")
     kinds = list(getattr(error, "kinds", ())) or [
         type(error).__name__ if isinstance(error, BaseException) else "Killed"
     ]
-    # Texts of other errors may hold whatever Spark or a driver was given; in the log Airflow masks secrets.
-    message = "it has no class of its own" if isinstance(error, BaseException) else "the task was killed"
+    # Texts of other errors may hold whatever Spark or a driver was given; in the log Airflow masks
+    # secrets.
+    message = (
+        "it has no class of its own" if isinstance(error, BaseException) else "the task was killed"
+    )
     if kinds[0] in ERRORS:
         message = getattr(error, "message", None) or str(error)
     return _described(pipeline, kinds[0], message), kinds

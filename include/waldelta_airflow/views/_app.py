@@ -23,7 +23,12 @@ from waldelta_airflow.views import _page_data as pages
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
 from waldelta_airflow.views._decisions import decision, quarantine_dag, read_form
-from waldelta_airflow.views._installed_pipelines import cdc_dag, load_pipelines, pipeline_of, reconcile_dag
+from waldelta_airflow.views._installed_pipelines import (
+    cdc_dag,
+    load_pipelines,
+    pipeline_of,
+    reconcile_dag,
+)
 from waldelta_airflow.views._quarantine import Chosen, quarantine_page, row_page
 from waldelta_airflow.views._reconciliation import reconciliation_page, repair_of
 from waldelta_airflow.views._render import (
@@ -49,7 +54,9 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request by somebody who is logged in: where the application is mounted, and what they may see."""
+    """A request by somebody who is logged in: where the application is mounted, and what they may
+    see.
+    """
 
     base: str
     reader: Reader
@@ -66,7 +73,8 @@ class Asked:
         if not self.reader.may_see_values(pipeline):
             raise HTTPException(
                 403,
-                f"This page shows values of rows: they are for users who may {pipeline.row_values} the DAG {cdc_dag(pipeline.pipeline)}.",
+                f"This page shows values of rows: they are for users who may {pipeline.row_values}"
+                f" the DAG {cdc_dag(pipeline.pipeline)}.",
             )
 
     def pipelines(self) -> dict[str, PipelineFile | str]:
@@ -177,12 +185,18 @@ def _add_pages(app: FastAPI) -> None:
 def _add_quarantine(app: FastAPI) -> None:
     @app.get("/p/{name}/quarantine")
     def quarantine(
-        asked: AskedDep, name: str, chosen: ChosenDep, run: str | None = None, refused: str | None = None
+        asked: AskedDep,
+        name: str,
+        chosen: ChosenDep,
+        run: str | None = None,
+        refused: str | None = None,
     ) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             button = _button(asked, quarantine_dag(name), run, refused)
             shows_values = asked.reader.may_see_values(found)
-            text = quarantine_page(asked.base, found, lake, chosen, button, shows_values=shows_values)
+            text = quarantine_page(
+                asked.base, found, lake, chosen, button, shows_values=shows_values
+            )
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/quarantine/row/{row_id}")
@@ -236,7 +250,9 @@ def _dag_of(asked: Asked, request: Request, name: str, kind: Kind) -> str:
 
 def _add_reconciliation(app: FastAPI) -> None:
     @app.get("/p/{name}/reconciliation")
-    def reconciliation(asked: AskedDep, name: str, run: str | None = None, refused: str | None = None) -> HTMLResponse:
+    def reconciliation(
+        asked: AskedDep, name: str, run: str | None = None, refused: str | None = None
+    ) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             button = _button(asked, reconcile_dag(name), run, refused)
             shows_values = asked.reader.may_see_values(found)
@@ -257,16 +273,28 @@ def _add_reconciliation(app: FastAPI) -> None:
 def _repair(asked: Asked, name: str, tables: list[str]) -> Response:
     if not tables:
         raise HTTPException(409, "No table differs any more.")
-    return _asked_for(asked, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables)))
+    return _asked_for(
+        asked, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables))
+    )
 
 
 def _button(asked: Asked, dag_id: str, run: str | None, refused: str | None) -> Button:
     reader = asked.reader
-    return Button(read_action_dag(dag_id, run), run, refused, reader.may_trigger(dag_id), reader.may_unpause(dag_id))
+    return Button(
+        read_action_dag(dag_id, run),
+        run,
+        refused,
+        reader.may_trigger(dag_id),
+        reader.may_unpause(dag_id),
+    )
 
 
-def _asked_for(asked: Asked, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]) -> Response:
-    """Trigger a run and lead back to the page, which says how it stands: also that the DAG is paused, or a run at work."""
+def _asked_for(
+    asked: Asked, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
+) -> Response:
+    """Trigger a run and lead back to the page, which says how it stands: also that the DAG is
+    paused, or a run at work.
+    """
     if read_action_dag(dag_id).under_way:
         return _back(asked, name, page, refused="another run")
     try:
@@ -325,18 +353,24 @@ def _add_entrances(app: FastAPI) -> None:
 
 @contextmanager
 def _lake(asked: Asked, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
-    """A pipeline and its lake; what goes wrong there is told with 502, not as an error of Airflow's."""
+    """A pipeline and its lake; what goes wrong there is told with 502, not as an error of
+    Airflow's.
+    """
     found = asked.pipeline(name)
     try:
         yield found, bookkeeping_of(found)
     except pages.UNREADABLE as err:
         raise HTTPException(
-            502, f"The lake of {name} can't be read from Airflow's API server: {pages.reason(err, found)}"
+            502,
+            f"The lake of {name} can't be read from Airflow's API server:"
+            f" {pages.reason(err, found)}",
         ) from err
 
 
 def _file(name: str, media_type: str) -> Response:
-    return FileResponse(Path(__file__).with_name(name), media_type=media_type, headers=STYLE_HEADERS)
+    return FileResponse(
+        Path(__file__).with_name(name), media_type=media_type, headers=STYLE_HEADERS
+    )
 
 
 def _page(text: str, status: int = 200) -> HTMLResponse:
@@ -345,17 +379,25 @@ def _page(text: str, status: int = 200) -> HTMLResponse:
 
 def _failed(request: Request, err: Any) -> Response:
     base = str(request.scope.get("root_path", ""))
-    return _page(render("error.html", base, now(), status=err.status_code, told=err.detail), err.status_code)
+    return _page(
+        render("error.html", base, now(), status=err.status_code, told=err.detail), err.status_code
+    )
 
 
 def _not_understood(request: Request, err: Any) -> Response:
     """The parts of the address that can't be read, without their values."""
     named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
     return _failed(
-        request, HTTPException(422, f"The address can't be read: {', '.join(named)} has no value that fits.")
+        request,
+        HTTPException(
+            422, f"The address can't be read: {', '.join(named)} has no value that fits."
+        ),
     )
 
 
 def _broke_off(request: Request, _: Any) -> Response:
     """An error of the pages' own code, which Airflow's API server logs."""
-    return _failed(request, HTTPException(500, "The page could not be made: the API server's log has the error."))
+    return _failed(
+        request,
+        HTTPException(500, "The page could not be made: the API server's log has the error."),
+    )

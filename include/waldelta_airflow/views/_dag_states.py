@@ -1,4 +1,6 @@
-"""The DAGs of pipelines as Airflow's database knows them: paused or not, the run under way or the latest one, its tasks."""
+"""The DAGs of pipelines as Airflow's database knows them: paused or not, the run under way or the
+latest one, its tasks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Kind = Literal["setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"]
-# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb that their runs have in the ledger.
+# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb that their runs
+# have in the ledger.
 VERBS: dict[Kind, str] = {
     "setup": "setup",
     "initial_sync": "sync",
@@ -26,7 +29,8 @@ VERBS: dict[Kind, str] = {
     "quarantine": "quarantine",
     "resync": "resync",
 }
-# Kinds that a run without params serves. Quarantine needs an action, and a resync is started for a reason.
+# Kinds that a run without params serves. Quarantine needs an action, and a resync is started for a
+# reason.
 RUN_NOW: tuple[Kind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
 _RUNNING, _QUEUED = "running", "queued"
 _MOST_UNDER_WAY = 10
@@ -34,7 +38,9 @@ _MOST_UNDER_WAY = 10
 
 @dataclass(frozen=True, slots=True)
 class DagState:
-    """One DAG of a pipeline; ``run_id``, ``run_state`` and ``run_at`` are of the run under way, or else of its latest run."""
+    """One DAG of a pipeline; ``run_id``, ``run_state`` and ``run_at`` are of the run under way, or
+    else of its latest run.
+    """
 
     kind: Kind
     dag_id: str
@@ -70,7 +76,9 @@ def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[D
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
     asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
     known = {dag_id: (bool(is_paused), told) for dag_id, is_paused, told in session.execute(asked)}
-    runs = {dag_id: (run_id, state, at) for dag_id, run_id, state, at in _runs(session, list(known))}
+    runs = {
+        dag_id: (run_id, state, at) for dag_id, run_id, state, at in _runs(session, list(known))
+    }
     found: dict[str, list[DagState]] = {name: [] for name in pipelines}
     for dag_id, (name, kind) in ids.items():
         if dag_id in known:
@@ -80,14 +88,29 @@ def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[D
     return {name: tuple(states) for name, states in found.items()}
 
 
-def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[tuple[str, str, str, datetime | None]]:
-    """Of each DAG its latest run, unless one is under way, which comes later then: queued ones before a running one."""
+def _runs(
+    session: Session, dag_ids: Collection[str]
+) -> Iterator[tuple[str, str, str, datetime | None]]:
+    """Of each DAG its latest run, unless one is under way, which comes later then: queued ones
+    before a running one.
+    """
     from airflow.models.dagrun import DagRun
     from sqlalchemy import func, select, tuple_
 
-    columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, func.coalesce(DagRun.start_date, DagRun.run_after))
-    latest = select(DagRun.dag_id, func.max(DagRun.run_after)).where(DagRun.dag_id.in_(dag_ids)).group_by(DagRun.dag_id)
-    for row in session.execute(select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))):
+    columns = (
+        DagRun.dag_id,
+        DagRun.run_id,
+        DagRun.state,
+        func.coalesce(DagRun.start_date, DagRun.run_after),
+    )
+    latest = (
+        select(DagRun.dag_id, func.max(DagRun.run_after))
+        .where(DagRun.dag_id.in_(dag_ids))
+        .group_by(DagRun.dag_id)
+    )
+    for row in session.execute(
+        select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))
+    ):
         yield tuple(row)
     for state in (_QUEUED, _RUNNING):
         under_way = select(*columns).where(DagRun.dag_id.in_(dag_ids), DagRun.state == state)
@@ -118,17 +141,29 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
 
     try:
         with create_session() as session:
-            state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
-            tasks = select(TaskInstance.task_id).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
-            return DagRunState(str(state), frozenset(session.scalars(tasks))) if state is not None else None
+            state = session.scalar(
+                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+            )
+            tasks = select(TaskInstance.task_id).where(
+                TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
+            )
+            return (
+                DagRunState(str(state), frozenset(session.scalars(tasks)))
+                if state is not None
+                else None
+            )
     except SQLAlchemyError as err:
-        log.warning("Airflow's database doesn't answer which tasks a DAG run has: %s", type(err).__name__)
+        log.warning(
+            "Airflow's database doesn't answer which tasks a DAG run has: %s", type(err).__name__
+        )
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A run of a DAG that is queued or running; ``conf`` is what it was asked to do, ``by`` who asked."""
+    """A run of a DAG that is queued or running; ``conf`` is what it was asked to do, ``by`` who
+    asked.
+    """
 
     run_id: str
     state: str
@@ -139,7 +174,9 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class ActionDag:
-    """What a page with a button needs to know of the DAG behind it; ``asked`` is the state of the run that was asked for just now."""
+    """What a page with a button needs to know of the DAG behind it; ``asked`` is the state of the
+    run that was asked for just now.
+    """
 
     dag_id: str
     is_paused: bool = False
@@ -158,7 +195,9 @@ class ActionDag:
 
 
 def read_action_dag(dag_id: str, asked: str | None = None) -> ActionDag:
-    """What Airflow's database says of a DAG now; nothing is paused or under way where it says nothing."""
+    """What Airflow's database says of a DAG now; nothing is paused or under way where it says
+    nothing.
+    """
     from airflow.models.dag import DagModel
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
@@ -167,22 +206,40 @@ def read_action_dag(dag_id: str, asked: str | None = None) -> ActionDag:
 
     try:
         with create_session() as session:
-            is_paused = bool(session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id)))
+            is_paused = bool(
+                session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
+            )
             of_dag = select(DagRun).where(DagRun.dag_id == dag_id)
             active = of_dag.where(DagRun.state.in_([_QUEUED, _RUNNING])).order_by(DagRun.id)
             under_way = tuple(
-                UnderWay(run.run_id, str(run.state), run.triggering_user_name, run.start_date or run.queued_at, run.conf or {})
+                UnderWay(
+                    run.run_id,
+                    str(run.state),
+                    run.triggering_user_name,
+                    run.start_date or run.queued_at,
+                    run.conf or {},
+                )
                 for run in session.scalars(active.limit(_MOST_UNDER_WAY))
-            )  # fmt: skip
-            state = session.scalar(select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == asked))
-            return ActionDag(dag_id, is_paused, under_way, str(state) if state is not None else None)
+            )
+            state = session.scalar(
+                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == asked)
+            )
+            return ActionDag(
+                dag_id, is_paused, under_way, str(state) if state is not None else None
+            )
     except SQLAlchemyError as err:
-        log.warning("Airflow's database doesn't answer whether %s is at work: %s", dag_id, type(err).__name__)
+        log.warning(
+            "Airflow's database doesn't answer whether %s is at work: %s",
+            dag_id,
+            type(err).__name__,
+        )
         return ActionDag(dag_id)
 
 
 def unpause(dag_id: str, user_name: str) -> None:
-    """Unpause a DAG, and enter it into Airflow's audit log as its own page does; raises 404 for a DAG that Airflow lacks."""
+    """Unpause a DAG, and enter it into Airflow's audit log as its own page does; raises 404 for a
+    DAG that Airflow lacks.
+    """
     from airflow.models.dag import DagModel
     from airflow.models.log import Log
     from airflow.utils.session import create_session
@@ -192,4 +249,6 @@ def unpause(dag_id: str, user_name: str) -> None:
         if dag is None or dag.is_stale:
             raise HTTPException(404, f"Airflow doesn't know the DAG {dag_id} (yet).")
         dag.is_paused = False
-        session.add(Log(event="patch_dag", dag_id=dag_id, owner=user_name, extra='{"is_paused": false}'))
+        session.add(
+            Log(event="patch_dag", dag_id=dag_id, owner=user_name, extra='{"is_paused": false}')
+        )

@@ -1,4 +1,6 @@
-"""Decisions on what was kept out of targets, from the page of the quarantine: each a run of the _quarantine DAG, as its reader may trigger one."""
+"""Decisions on what was kept out of targets, from the page of the quarantine: each a run of the
+_quarantine DAG, as its reader may trigger one.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ from fastapi import HTTPException, Request
 from waldelta.decisions import DECISIONS
 
 # What a form has to name for a decision that isn't one on whole tables.
-_OF_ROWS = {"accept": "the rows that are to be accepted", "discard": "the rows that are to be discarded",
-            "skip": "the messages that are to be skipped"}  # fmt: skip
+_OF_ROWS = {
+    "accept": "the rows that are to be accepted",
+    "discard": "the rows that are to be discarded",
+    "skip": "the messages that are to be skipped",
+}
 _GATE = "what passes a gate by decision is recorded with its reason"
 # Why a decision that has to have a reason has to.
 _WHY = {
@@ -25,7 +30,9 @@ _WHY = {
 _MOST_BYTES = 1 << 20
 _ROW = re.compile(r"[0-9a-f]{16}")
 _LONGEST_REASON = 200
-_TOO_LONG = "The form is longer than 1 MB: trigger the DAG with params instead, or choose fewer rows."
+_TOO_LONG = (
+    "The form is longer than 1 MB: trigger the DAG with params instead, or choose fewer rows."
+)
 
 
 def quarantine_dag(pipeline: str) -> str:
@@ -34,7 +41,8 @@ def quarantine_dag(pipeline: str) -> str:
 
 
 async def read_form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form; raises 413 for one that is too long, without keeping more of it than the limit.
+    """The fields of a form; raises 413 for one that is too long, without keeping more of it than
+    the limit.
 
     The length that a request states is checked first. A chunked one states none.
     """
@@ -51,7 +59,11 @@ async def read_form(request: Request) -> dict[str, list[str]]:
 
 def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """What a form asks for, as the DAG's params; raises 400 for what no form of ours asks for."""
-    action, rows, tables = (form.get("action") or [""])[0], list(form.get("row", ())), list(form.get("table", ()))
+    action, rows, tables = (
+        (form.get("action") or [""])[0],
+        list(form.get("row", ())),
+        list(form.get("table", ())),
+    )
     reason = (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
     if action not in DECISIONS or not all(map(_ROW.fullmatch, rows)):
         raise HTTPException(400, "This is nothing that can be decided on.")

@@ -12,10 +12,26 @@ from waldelta.quantities import counted, size
 from waldelta_airflow.settings import REPOSITORY, pipelines_folder
 
 MARKS = {
-    "passed": "✓", "succeeded": "✓", "synced": "✓", "ok": "✓", "warning": "!", "failed": "✕", "behind": "✕", "unknown": "?",
-    "running": "…", "copying": "…", "needs_sync": "!", "removed": "–", "paused": "–",
-    "equal": "✓", "repaired": "✓", "different": "✕", "not compared": "?", "success": "✓", "queued": "…",
-}  # fmt: skip
+    "passed": "✓",
+    "succeeded": "✓",
+    "synced": "✓",
+    "ok": "✓",
+    "warning": "!",
+    "failed": "✕",
+    "behind": "✕",
+    "unknown": "?",
+    "running": "…",
+    "copying": "…",
+    "needs_sync": "!",
+    "removed": "–",
+    "paused": "–",
+    "equal": "✓",
+    "repaired": "✓",
+    "different": "✕",
+    "not compared": "?",
+    "success": "✓",
+    "queued": "…",
+}
 # The classes of the stylesheet, by what is said.
 _LOOKS = {
     "succeeded": "passed",
@@ -49,8 +65,10 @@ def duration(seconds: float | None) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     for unit, in_it, below, name, smaller in (
-        (60, 1, 3600, "min", "s"), (3600, 60, 86400, "h", "min"), (86400, 3600, float("inf"), "d", "h"),
-    ):  # fmt: skip
+        (60, 1, 3600, "min", "s"),
+        (3600, 60, 86400, "h", "min"),
+        (86400, 3600, float("inf"), "d", "h"),
+    ):
         if seconds < 60:
             return f"{seconds:.0f} s"
         if seconds < below:
@@ -64,7 +82,9 @@ def ago(at: datetime | None, now: datetime) -> Markup:
     if at is None:
         return Markup("–")
     told = duration(max(0.0, (now - at).total_seconds())) + " ago"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(at.isoformat(), moment(at), told)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        at.isoformat(), moment(at), told
+    )
 
 
 def moment(at: datetime | None) -> str:
@@ -118,7 +138,9 @@ def sql_text(text: str) -> str:
 
 
 def without_folder(text: object) -> str:
-    """A message without the folders of this installation, which are nothing to its readers: a file is named as the repository does."""
+    """A message without the folders of this installation, which are nothing to its readers: a file
+    is named as the repository does.
+    """
     said, pipelines = str(text), pipelines_folder()
     for folder in (pipelines, pipelines.parent, REPOSITORY):
         said = said.replace(f"{folder}/", "")
@@ -126,7 +148,15 @@ def without_folder(text: object) -> str:
 
 
 FILTERS = {
-    "duration": duration, "moment": moment, "size": bytes_of, "number": number, "counted": counted, "lsn": lsn, "mark": mark,
-    "slot_state": slot_state, "python_text": python_text, "sql_text": sql_text,
+    "duration": duration,
+    "moment": moment,
+    "size": bytes_of,
+    "number": number,
+    "counted": counted,
+    "lsn": lsn,
+    "mark": mark,
+    "slot_state": slot_state,
+    "python_text": python_text,
+    "sql_text": sql_text,
     "without_folder": without_folder,
-}  # fmt: skip
+}

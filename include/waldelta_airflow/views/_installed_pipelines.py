@@ -1,4 +1,6 @@
-"""The pipelines of this installation, from their files, and what Airflow's database says of their CDC DAGs."""
+"""The pipelines of this installation, from their files, and what Airflow's database says of their
+CDC DAGs.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,18 @@ _ANSWERS = 50
 
 
 def load_pipelines() -> dict[str, PipelineFile | str]:
-    """Each pipeline file's content by its pipeline's name, or what is wrong with it by its file's."""
+    """Each pipeline file's content by its pipeline's name, or what is wrong with it by its
+    file's.
+    """
     found: dict[str, PipelineFile | str] = {}
     for path, pipeline in read_pipeline_files(pipelines_folder()):
         if isinstance(pipeline, PipelineFile):
             found[pipeline.pipeline] = pipeline
         else:
             found[path.name] = (
-                str(pipeline) if isinstance(pipeline, ConfigError) else f"{type(pipeline).__name__}: {pipeline}"
+                str(pipeline)
+                if isinstance(pipeline, ConfigError)
+                else f"{type(pipeline).__name__}: {pipeline}"
             )
     return found
 
@@ -52,7 +58,9 @@ def reconcile_dag(pipeline: str) -> str:
 
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
-    """The pipeline that a DAG belongs to, and the verb that its runs have in the ledger; None of other DAGs."""
+    """The pipeline that a DAG belongs to, and the verb that its runs have in the ledger; None of
+    other DAGs.
+    """
     for kind, verb in VERBS.items():
         name = dag_id.removesuffix(f"_{kind}")
         if name != dag_id and name in pipelines:
@@ -62,12 +70,14 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC DAG.
+    """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC
+    DAG.
 
     ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
-    ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the scheduler should make, or have made, the next one.
-    ``paused``: the kinds of its other DAGs that are. ``well``: when the latest run began that ended well, or was marked as such.
-    ``dags``: all DAGs of the pipeline.
+    ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the
+    scheduler should make, or have made, the next one. ``paused``: the kinds of its other DAGs that
+    are. ``well``: when the latest run began that ended well, or was marked as such. ``dags``: all
+    DAGs of the pipeline.
     """
 
     is_paused: bool = False
@@ -95,9 +105,9 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
     try:
         with create_session() as session:
             dags = session.execute(
-                select(DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after).where(
-                    DagModel.dag_id.in_(asked)
-                )
+                select(
+                    DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after
+                ).where(DagModel.dag_id.in_(asked))
             ).all()
             known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
             states = read_dags(session, pipelines)
@@ -113,16 +123,30 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
 
 
 def _looked(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:
-    """When the newest of these runs began that found nothing to do, by its look's own answer: one that was marked has none."""
+    """When the newest of these runs began that found nothing to do, by its look's own answer: one
+    that was marked has none.
+    """
     from airflow.models.dagrun import DagRun
     from airflow.models.xcom import XComModel
 
-    own = (XComModel.dag_run_id == DagRun.id) & (XComModel.task_id == LOOK) & (XComModel.key == "return_value")
-    answers = well.join(XComModel, own).with_only_columns(DagRun.start_date, XComModel.value).limit(_ANSWERS)
-    return next((began for began, found_any in session.execute(answers) if found_any is False), None)
+    own = (
+        (XComModel.dag_run_id == DagRun.id)
+        & (XComModel.task_id == LOOK)
+        & (XComModel.key == "return_value")
+    )
+    answers = (
+        well.join(XComModel, own)
+        .with_only_columns(DagRun.start_date, XComModel.value)
+        .limit(_ANSWERS)
+    )
+    return next(
+        (began for began, found_any in session.execute(answers) if found_any is False), None
+    )
 
 
-def _schedule(session: Session, name: str, known: Mapping[str, tuple[bool, datetime | None]]) -> Schedule:
+def _schedule(
+    session: Session, name: str, known: Mapping[str, tuple[bool, datetime | None]]
+) -> Schedule:
     from airflow.models.dagrun import DagRun
     from airflow.utils.state import DagRunState
     from airflow.utils.types import DagRunType
@@ -131,9 +155,12 @@ def _schedule(session: Session, name: str, known: Mapping[str, tuple[bool, datet
     dag_id = cdc_dag(name)
     is_paused, due = known[dag_id]
     # A backfill, and a run that was cleared after it ended well, replay: they land nothing.
-    of_dag = select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB)
+    of_dag = select(DagRun).where(
+        DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB
+    )
     newest = of_dag.order_by(DagRun.run_after.desc())
-    # One under way says nothing yet: while it is tried again and again, all before it may have failed.
+    # One under way says nothing yet: while it is tried again and again, all before it may have
+    # failed.
     ended = newest.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED])).limit(1)
     latest = session.scalar(ended)
     failed = latest is not None and latest.state == DagRunState.FAILED

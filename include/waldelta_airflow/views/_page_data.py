@@ -34,7 +34,13 @@ from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
 from waldelta_airflow.views._formats import bytes_of, duration
 from waldelta_airflow.views._installed_pipelines import Schedule, cdc_dag, read_schedules
-from waldelta_airflow.views._plot import Measure, ceiling_of_bytes, ceiling_of_seconds, lag_plot, sparkline
+from waldelta_airflow.views._plot import (
+    Measure,
+    ceiling_of_bytes,
+    ceiling_of_seconds,
+    lag_plot,
+    sparkline,
+)
 from waldelta_airflow.views._render import render, url
 from waldelta_airflow.views._reports import read_reports, reports_of
 
@@ -62,7 +68,9 @@ _BYTES = Measure("behind, in WAL", lambda p: p.lag_bytes, bytes_of, ceiling_of_b
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A pipeline on the overview; ``glance`` is None of one that can't be read, and ``problem`` says why."""
+    """A pipeline on the overview; ``glance`` is None of one that can't be read, and ``problem``
+    says why.
+    """
 
     name: str
     glance: Glance | None = None
@@ -84,14 +92,18 @@ class Card:
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
-    """An error in a line, with files as the lake has them; of one that isn't named here, without what a store may add to it."""
+    """An error in a line, with files as the lake has them; of one that isn't named here, without
+    what a store may add to it.
+    """
     message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
     message = message.replace(f"{local_path(pipeline.target.root) or pipeline.target.root}/", "")
     return f"{type(err).__name__}: {shortened(message)}"
 
 
 def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader) -> str:
-    """All pipelines, those that need attention first, with runs of the DAGs that the reader may read."""
+    """All pipelines, those that need attention first, with runs of the DAGs that the reader may
+    read.
+    """
     at = now()
     schedules = {
         name: replace(found, dags=reader.shown(found.dags))
@@ -100,23 +112,36 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
         ).items()
     }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = [pool.submit(_card, name, found, schedules.get(name), at) for name, found in pipelines.items()]
+        asked = [
+            pool.submit(_card, name, found, schedules.get(name), at)
+            for name, found in pipelines.items()
+        ]
     cards = [card.result() for card in asked]
     order = {"failed": 0, "warning": 1, "unknown": 2, "ok": 3}
     cards.sort(key=lambda card: (order[card.state], card.name))
     is_under_way = any(card.schedule.under_way for card in cards if card.schedule is not None)
-    return render("overview.html", base, at, is_under_way=is_under_way, here="overview", cards=cards)
+    return render(
+        "overview.html", base, at, is_under_way=is_under_way, here="overview", cards=cards
+    )
 
 
 def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at: datetime) -> Card:
     if isinstance(pipeline, str):
         return Card(name, problem=pipeline)
     try:
-        glance = read_glance(pipeline, bookkeeping_of(pipeline), at, HOURS[0], _looked(pipeline, schedule), _REACH)
-    except Exception as err:  # whatever is wrong with one lake, the others' lines are still worth showing
+        glance = read_glance(
+            pipeline, bookkeeping_of(pipeline), at, HOURS[0], _looked(pipeline, schedule), _REACH
+        )
+    except (
+        Exception
+    ) as err:  # whatever is wrong with one lake, the others' lines are still worth showing
         if not isinstance(err, UNREADABLE):
             log.exception("the overview can't show pipeline %s", name)
-        return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}", schedule=schedule)
+        return Card(
+            name,
+            problem=f"its lake can't be read from here: {reason(err, pipeline)}",
+            schedule=schedule,
+        )
     values = [point.seconds for point in glance.lag]
     if glance.upto is not None:
         values.append((at - glance.upto).total_seconds())
@@ -133,7 +158,9 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
 
 
 def _looked(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
-    """When a run last found nothing to do; that a standby has nothing tells less: it may have been behind."""
+    """When a run last found nothing to do; that a standby has nothing tells less: it may have been
+    behind.
+    """
     return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
 
 
@@ -146,32 +173,62 @@ def _attention(
 def _of_schedule(
     pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
 ) -> tuple[Attention, ...]:
-    """What only Airflow knows: a DAG that doesn't run, or fails before anything gets into the ledger."""
+    """What only Airflow knows: a DAG that doesn't run, or fails before anything gets into the
+    ledger.
+    """
     if schedule is None:
         return ()
     found = []
     if schedule.is_paused and glance.is_set_up:
-        found.append(Attention("failed", "the CDC DAG is paused: nothing is read, and the slot holds back WAL"))
+        found.append(
+            Attention(
+                "failed", "the CDC DAG is paused: nothing is read, and the slot holds back WAL"
+            )
+        )
     elif schedule.due is not None and at - schedule.due > _LATE:
         late = duration((at - schedule.due).total_seconds())
         found.append(
             Attention(
-                "warning", f"the next run is overdue by {late}: an earlier one still runs, or the scheduler doesn't"
+                "warning",
+                f"the next run is overdue by {late}: an earlier one still runs, or the scheduler"
+                " doesn't",
             )
         )
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
     if schedule.failed is not None and schedule.failed not in recorded:
-        found.append(Attention("failed", f"the latest DAG run failed ({schedule.failed}): its log in Airflow says why"))
-    if glance.is_set_up and "maintenance" in schedule.paused and pipeline.maintenance.schedule is not None:
         found.append(
-            Attention("warning", "the maintenance DAG is paused: nothing is compacted, dropped or checked in full")
+            Attention(
+                "failed",
+                f"the latest DAG run failed ({schedule.failed}): its log in Airflow says why",
+            )
         )
-    if glance.is_set_up and "reconcile" in schedule.paused and pipeline.quality.reconcile.schedule is not None:
-        found.append(Attention("warning", "the reconcile DAG is paused: nobody compares the lake with its source"))
+    if (
+        glance.is_set_up
+        and "maintenance" in schedule.paused
+        and pipeline.maintenance.schedule is not None
+    ):
+        found.append(
+            Attention(
+                "warning",
+                "the maintenance DAG is paused: nothing is compacted, dropped or checked in full",
+            )
+        )
+    if (
+        glance.is_set_up
+        and "reconcile" in schedule.paused
+        and pipeline.quality.reconcile.schedule is not None
+    ):
+        found.append(
+            Attention(
+                "warning", "the reconcile DAG is paused: nobody compares the lake with its source"
+            )
+        )
     return tuple(found)
 
 
-def pipeline_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int, reader: Reader) -> str:
+def pipeline_page(
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int, reader: Reader
+) -> str:
     """One pipeline: lag, slot, tables, and its DAGs with what the reader may do to them."""
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
@@ -200,7 +257,9 @@ def _link_to_run(base: str, name: str, point: LagPoint) -> str:
     return url(base, "p", name, "run", "consume", point.run_id)
 
 
-def runs_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, only_failed: bool) -> str:
+def runs_page(
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, only_failed: bool
+) -> str:
     """The runs of the last 30 days, newest first, and the lag over all of them."""
     at, name = now(), pipeline.pipeline
     runs = read_runs(lake, at - _HISTORY)
@@ -230,7 +289,8 @@ def _is_under_way(name: str) -> bool:
 def run_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, asked: tuple[str, str], reader: Reader
 ) -> tuple[str, bool]:
-    """A run by its verb and id, and whether the ledger knows it; of the verb ANY, what the run did last.
+    """A run by its verb and id, and whether the ledger knows it; of the verb ANY, what the run did
+    last.
 
     It has keys of rows for readers who may see values.
     """
@@ -239,21 +299,32 @@ def run_page(
         verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)
     dag_id = dag_of_verb(name, verb)
-    dag_run = read_dag_run(dag_id, run_id) if dag_id is not None and reader.may_read_dag(dag_id) else None
+    dag_run = (
+        read_dag_run(dag_id, run_id) if dag_id is not None and reader.may_read_dag(dag_id) else None
+    )
     of_run: dict[str, Any] = {
-        "name": name, "here": "runs", "dag_id": dag_id, "dag_run": dag_run,
+        "name": name,
+        "here": "runs",
+        "dag_id": dag_id,
+        "dag_run": dag_run,
         "is_under_way": dag_run is not None and dag_run.is_under_way,
-        "shows_values": reader.may_see_values(pipeline), "permission": (pipeline.row_values, cdc_dag(name)),
-    }  # fmt: skip
+        "shows_values": reader.may_see_values(pipeline),
+        "permission": (pipeline.row_values, cdc_dag(name)),
+    }
     if details is None:
         return render("run_unknown.html", base, verb=verb, run_id=run_id, **of_run), False
     reports = reports_of(pipeline, run_id)
-    return render("run.html", base, run=details, reports=reports, QUARANTINED=QUARANTINED, **of_run), True
+    return (
+        render("run.html", base, run=details, reports=reports, QUARANTINED=QUARANTINED, **of_run),
+        True,
+    )
 
 
 def consuming_verb(lake: Bookkeeping, run_id: str) -> str:
     """What a run of the CDC DAG did: it consumes, or replays."""
-    return next((verb for verb in verbs_of(lake, run_id) if verb in ("consume", "replay")), "consume")
+    return next(
+        (verb for verb in verbs_of(lake, run_id) if verb in ("consume", "replay")), "consume"
+    )
 
 
 def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> str:
@@ -261,24 +332,40 @@ def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> s
     at, name = now(), pipeline.pipeline
     heat = tables_map(lake, at, _HEAT_MAP_RUNS)
     earlier = missed_earlier(lake, heat, at - REACH, fed_tables(lake))
-    return render("expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier)
+    return render(
+        "expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier
+    )
 
 
-def table_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str) -> tuple[str, bool]:
-    """One table: what its target holds and how to read it, its expectations by runs, its copies; and whether the ledger knows it."""
+def table_page(
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str
+) -> tuple[str, bool]:
+    """One table: what its target holds and how to read it, its expectations by runs, its copies;
+    and whether the ledger knows it.
+    """
     at, name = now(), pipeline.pipeline
     states = read_states(lake, table)
     changed = read_changed(lake, at - timedelta(days=7)).get(table)
     heat = expectations_map(lake, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(lake, table)
     text = render(
-        "table.html", base, at, name=name, here="pipeline", table=table, states=states[::-1], changed=changed, heat=heat,
+        "table.html",
+        base,
+        at,
+        name=name,
+        here="pipeline",
+        table=table,
+        states=states[::-1],
+        changed=changed,
+        heat=heat,
         details=details,
-    )  # fmt: skip
+    )
     return text, bool(states)
 
 
-def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool) -> str:
+def reports_page(
+    base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool
+) -> str:
     """The runs of all pipelines that left Data Docs, newest first."""
     files = {name: found for name, found in pipelines.items() if isinstance(found, PipelineFile)}
     runs = {name: read_reports(found) for name, found in files.items()}
@@ -287,7 +374,9 @@ def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number:
         listed = [run for run in listed if run.verdict == "failed"]
     turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
     shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
-    table = run_table(shown, lambda entry: url(base, "docs", entry.pipeline) + "/" + _quoted(entry.page))
+    table = run_table(
+        shown, lambda entry: url(base, "docs", entry.pipeline) + "/" + _quoted(entry.page)
+    )
     elsewhere = [name for name, found in files.items() if docs_folder(found) is None]
     return render(
         "reports.html",
@@ -303,7 +392,9 @@ def reports_page(base: str, pipelines: Mapping[str, PipelineFile | str], number:
 
 
 def stranger_page(base: str, dag_id: str) -> str:
-    """A DAG that isn't of a pipeline that the reader may see: Airflow shows its tab on every DAG."""
+    """A DAG that isn't of a pipeline that the reader may see: Airflow shows its tab on every
+    DAG.
+    """
     return render("stranger.html", base, dag_id=dag_id)
 
 

@@ -1,4 +1,6 @@
-"""Histories as pictures: SVG without scripts, colours from the stylesheet, and the same said in words."""
+"""Histories as pictures: SVG without scripts, colours from the stylesheet, and the same said in
+words.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,33 @@ from waldelta.monitoring.run_history import LagPoint, thin_out
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 150, 62, 8, 10, 22
 _MOST_POINTS = 300
 # Half of a ceiling in seconds, up to two weeks.
-_STEPS = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
+_STEPS = (
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    10800,
+    21600,
+    43200,
+    86400,
+    172800,
+    604800,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is drawn: which value of a point, under which name, how it is told, and where its axis ends."""
+    """What is drawn: which value of a point, under which name, how it is told, and where its axis
+    ends.
+    """
 
     label: str
     value: Callable[[LagPoint], float | None]
@@ -27,30 +50,47 @@ class Measure:
     ceiling: Callable[[float], float]
 
 
-def lag_plot(points: Sequence[LagPoint], measure: Measure, link: Callable[[LagPoint], str]) -> Markup:
-    """One measure over time; failed runs are crosses that lead to the run. Empty when there is nothing to draw."""
+def lag_plot(
+    points: Sequence[LagPoint], measure: Measure, link: Callable[[LagPoint], str]
+) -> Markup:
+    """One measure over time; failed runs are crosses that lead to the run. Empty when there is
+    nothing to draw.
+    """
     tell = measure.tell
-    drawn = [(p, v) for p in thin_out(points, _MOST_POINTS, measure.value) if (v := measure.value(p)) is not None]
+    drawn = [
+        (p, v)
+        for p in thin_out(points, _MOST_POINTS, measure.value)
+        if (v := measure.value(p)) is not None
+    ]
     if len(drawn) < 2:
         return Markup("")
     first, last = drawn[0][0].at, drawn[-1][0].at
     worst = max(v for _, v in drawn)
     top = measure.ceiling(worst)
     plot = _Frame(first, (last - first).total_seconds() or 1.0, top)
-    told = f"{measure.label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most {tell(worst)}, at last {tell(drawn[-1][1])}"
+    told = (
+        f"{measure.label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most"
+        f" {tell(worst)}, at last {tell(drawn[-1][1])}"
+    )
     line = " ".join(f"{plot.x(p.at):.1f},{plot.y(v):.1f}" for p, v in drawn)
     area = f"{plot.x(first):.1f},{plot.y(0):.1f} {line} {plot.x(last):.1f},{plot.y(0):.1f}"
     parts = [
-        Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(_WIDTH, _HEIGHT, told),
+        Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+            _WIDTH, _HEIGHT, told
+        ),
         *_axes(plot, top, tell),
-        Markup('<polygon class="area" points="{}"/><polyline class="line" points="{}"/>').format(area, line),
+        Markup('<polygon class="area" points="{}"/><polyline class="line" points="{}"/>').format(
+            area, line
+        ),
         *(_cross(plot, p, v, link(p), tell(v)) for p, v in drawn if p.status == "failed"),
         Markup("</svg>"),
     ]
     return Markup("").join(parts)
 
 
-def sparkline(values: Sequence[float | None], told: str, width: int = 96, height: int = 26) -> Markup:
+def sparkline(
+    values: Sequence[float | None], told: str, width: int = 96, height: int = 26
+) -> Markup:
     """A small line without axes."""
     known = [(n, v) for n, v in enumerate(values) if v is not None]
     if len(known) < 2:
@@ -58,10 +98,13 @@ def sparkline(values: Sequence[float | None], told: str, width: int = 96, height
     # A steady line lies in the middle.
     top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
     last = len(values) - 1
-    line = " ".join(f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}" for n, v in known)
+    line = " ".join(
+        f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}"
+        for n, v in known
+    )
     return Markup(
-        '<svg class="spark" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img" aria-label="{told}">'
-        '<title>{told}</title><polyline class="line" points="{line}"/></svg>'
+        '<svg class="spark" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
+        ' aria-label="{told}"><title>{told}</title><polyline class="line" points="{line}"/></svg>'
     ).format(w=width, h=height, told=told, line=line)
 
 
@@ -114,6 +157,8 @@ def _axes(plot: _Frame, top: float, tell: Callable[[float], str]) -> Iterator[Ma
 def _cross(plot: _Frame, point: LagPoint, value: float, link: str, told: str) -> Markup:
     x, y = plot.x(point.at), plot.y(value)
     return Markup(
-        '<a href="{}" aria-label="{}"><title>{}</title><circle class="touch" cx="{:.1f}" cy="{:.1f}" r="7"/>'
-        '<path class="cross" d="M{:.1f} {:.1f}l8 8m0 -8l-8 8"/></a>'
-    ).format(link, f"failed run {point.run_id}", f"failed: {point.run_id}, {told}", x, y, x - 4, y - 4)
+        '<a href="{}" aria-label="{}"><title>{}</title><circle class="touch" cx="{:.1f}"'
+        ' cy="{:.1f}" r="7"/><path class="cross" d="M{:.1f} {:.1f}l8 8m0 -8l-8 8"/></a>'
+    ).format(
+        link, f"failed run {point.run_id}", f"failed: {point.run_id}, {told}", x, y, x - 4, y - 4
+    )

@@ -1,4 +1,6 @@
-"""The pages of the quarantine: the rows that targets lack, with what did come of them, and what was decided on such rows."""
+"""The pages of the quarantine: the rows that targets lack, with what did come of them, and what was
+decided on such rows.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ from waldelta_airflow.views._trigger import Button
 _ROWS_PER_PAGE = 100
 _MOST_CHOICES = 20
 _DECISIONS_SHOWN = 100
-# Of a value in the list, of one on its row's page, and of a message there: the command line tells all.
+# Of a value in the list, of one on its row's page, and of a message there: the command line tells
+# all.
 _IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
 _BYTES_PER_LINE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which rows somebody wants to see: of a table, set aside for a reason; and which page of them."""
+    """Which rows somebody wants to see: of a table, set aside for a reason; and which page of
+    them.
+    """
 
     page: int = 1
     table: str | None = None
@@ -69,7 +74,8 @@ def quarantine_page(
     *,
     shows_values: bool,
 ) -> str:
-    """The rows that targets lack, by key, the tables that a gate stopped, and what can be decided on both.
+    """The rows that targets lack, by key, the tables that a gate stopped, and what can be decided
+    on both.
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
@@ -90,7 +96,10 @@ def quarantine_page(
         here="quarantine",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown} if shows_values else {},
-        messages=[(message, *_dump(message.sent)) for message in open_messages(lake.ledger, pipeline.source.slot)],
+        messages=[
+            (message, *_dump(message.sent))
+            for message in open_messages(lake.ledger, pipeline.source.slot)
+        ],
         turn=turn,
         chosen=chosen,
         kept="".join(f"&{kind}={quote(value)}" for kind, value in chosen.kinds.items()),
@@ -123,7 +132,9 @@ def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
 
 
 def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) -> str | None:
-    """One quarantined row with all that came of it: values, and the messages as they were sent; None when there is none."""
+    """One quarantined row with all that came of it: values, and the messages as they were sent;
+    None when there is none.
+    """
     row = read_by_id(lake, row_id)
     if row is None:
         return None
@@ -151,7 +162,9 @@ def _values(row: IncompleteRow, most: int) -> Iterator[Value]:
 
 
 def _dump(message: SentMessage) -> tuple[str, int]:
-    """A message's bytes as hexadecimal with what is plain ASCII of them, and how many there are in all."""
+    """A message's bytes as hexadecimal with what is plain ASCII of them, and how many there are in
+    all.
+    """
     raw = message.raw or b""
     lines = []
     for first in range(0, min(len(raw), _BYTES_SHOWN), _BYTES_PER_LINE):

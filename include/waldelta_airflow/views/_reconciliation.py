@@ -1,4 +1,6 @@
-"""The page of what reconciliations found, and its button: a run of the _reconcile DAG that repairs, as its reader may trigger one."""
+"""The page of what reconciliations found, and its button: a run of the _reconcile DAG that repairs,
+as its reader may trigger one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliation, Reconciliations, last_answers
+from waldelta.lake.ledger.reconciliations import (
+    DIFFERENT,
+    Reconciliation,
+    Reconciliations,
+    last_answers,
+)
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
@@ -24,13 +31,17 @@ _ROWS_SHOWN = 100
 def reconciliation_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, button: Button, *, shows_values: bool
 ) -> str:
-    """The last answer of each table, those that differ first, what attempts since then failed by, and all that was found in 30 days."""
+    """The last answer of each table, those that differ first, what attempts since then failed by,
+    and all that was found in 30 days.
+    """
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
     fed = fed_tables(lake)
     scanned = kept.history()
     told = scanned.to_pylist()
     answers, attempts = last_answers(row for row in told if row["table_name"] in fed)
-    latest = sorted(kept.in_full(answers).values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
+    latest = sorted(
+        kept.in_full(answers).values(), key=lambda row: (row.status != DIFFERENT, row.table_name)
+    )
     history = [row for row in told[::-1] if row["at"] >= at - _HISTORY]
     return render(
         "reconciliation.html",
@@ -60,4 +71,8 @@ def _more(row: Reconciliation) -> int:
 
 def repair_of(tables: Sequence[str]) -> dict[str, Any]:
     """The params of a run that compares these tables again and repairs what differs."""
-    return {"tables": list(tables), "repair": True, "reason": "asked for on the page of what differs"}
+    return {
+        "tables": list(tables),
+        "repair": True,
+        "reason": "asked for on the page of what differs",
+    }

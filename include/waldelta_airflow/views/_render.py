@@ -15,28 +15,36 @@ from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.views._formats import FILTERS, MARKS, ago
 from waldelta_airflow.views.deferred_app import PREFIX
 
-# Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source: none may run with the
-# reader's login.
+# Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source:
+# none may run with the reader's login.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'self'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'self'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
 # The list of reports brings its style within it.
 INDEX_HEADERS = HEADERS | {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'self'"}
-# In a sandbox neither a script nor a refresh takes effect, whatever a report has, also one that an earlier version wrote.
+# In a sandbox neither a script nor a refresh takes effect, whatever a report has, also one that an
+# earlier version wrote.
 REPORT_HEADERS = HEADERS | {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'self'; sandbox"
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'self'; sandbox"
+    )
 }
 # Of a page with a button: it leads back to these pages alone.
 FORM_HEADERS = HEADERS | {
-    "Content-Security-Policy": HEADERS["Content-Security-Policy"].replace("form-action 'none'", "form-action 'self'")
+    "Content-Security-Policy": (
+        HEADERS["Content-Security-Policy"].replace("form-action 'none'", "form-action 'self'")
+    )
 }
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
-# A page that shows a run under way is asked for again by the browser after so many seconds, without a script.
+# A page that shows a run under way is asked for again by the browser after so many seconds, without
+# a script.
 _REFRESH_S = 10
 
 Url = Callable[..., str]
@@ -57,7 +65,9 @@ class SecurityHeaders:
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 present = {name.lower() for name, _ in message.get("headers", ())}
-                lacking = ((name.lower().encode(), value.encode()) for name, value in HEADERS.items())
+                lacking = (
+                    (name.lower().encode(), value.encode()) for name, value in HEADERS.items()
+                )
                 message["headers"] = [
                     *message.get("headers", ()),
                     *(pair for pair in lacking if pair[0] not in present),
@@ -68,7 +78,9 @@ class SecurityHeaders:
 
 
 def url(base: str, *parts: str, **query: str | int) -> str:
-    """The address of a page; ``base`` is where the application is mounted, each part is quoted as a whole."""
+    """The address of a page; ``base`` is where the application is mounted, each part is quoted as a
+    whole.
+    """
     path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"
     asked = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
     return f"{path}?{asked}" if asked else path
@@ -79,7 +91,14 @@ def airflow_url(base: str, *parts: str) -> str:
     return "/".join([base.removesuffix(PREFIX), *(quote(part, safe="") for part in parts)])
 
 
-def render(template: str, base: str, at: datetime | None = None, *, is_under_way: bool = False, **values: Any) -> str:
+def render(
+    template: str,
+    base: str,
+    at: datetime | None = None,
+    *,
+    is_under_way: bool = False,
+    **values: Any,
+) -> str:
     """A page; every value is escaped. One that shows something under way refreshes itself."""
     moment = at or now()
     values.setdefault("here", "")

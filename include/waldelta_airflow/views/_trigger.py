@@ -1,4 +1,6 @@
-"""What the pages' buttons do: a run of a DAG, asked for by our own page, in the name of who pressed."""
+"""What the pages' buttons do: a run of a DAG, asked for by our own page, in the name of who
+pressed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A page's buttons: the DAG behind them, the run that was asked for just now or why none was, and what the reader may do."""
+    """A page's buttons: the DAG behind them, the run that was asked for just now or why none was,
+    and what the reader may do.
+    """
 
     dag: ActionDag
     asked: str | None
@@ -35,7 +39,8 @@ class Button:
 def check_origin(request: Request) -> None:
     """Raises 403 for a form that another site's page sent with the reader's login.
 
-    A browser that doesn't say so itself tells of the page's address, which a proxy in between may not hand on as Host.
+    A browser that doesn't say so itself tells of the page's address, which a proxy in between may
+    not hand on as Host.
     """
     site = request.headers.get("sec-fetch-site")
     if site == "same-origin":
@@ -50,8 +55,9 @@ def check_origin(request: Request) -> None:
     if not (asked := urlsplit(origin).netloc) or asked not in (host, own):
         raise HTTPException(
             403,
-            f"{refused} The page's address is {origin}; Airflow's is {host!r} by the request and {own!r} by its setting "
-            "base_url of [api]: set that to the address that browsers see.",
+            f"{refused} The page's address is {origin}; Airflow's is {host!r} by the request and"
+            f" {own!r} by its setting base_url of [api]: set that to the address that browsers"
+            " see.",
         )
 
 
@@ -65,7 +71,9 @@ class DagPaused(HTTPException):
     """A run that was asked for would wait: its DAG is paused."""
 
     def __init__(self, dag_id: str) -> None:
-        super().__init__(409, f"The DAG {dag_id} is paused, so that its run would wait: unpause it first.")
+        super().__init__(
+            409, f"The DAG {dag_id} is paused, so that its run would wait: unpause it first."
+        )
 
 
 def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:

@@ -13,8 +13,8 @@ PREFIX = "/waldelta"
 class DeferredApp:
     """An ASGI application that is made by its first request.
 
-    Airflow loads plugins in every process, tasks included, and importing FastAPI with Airflow's security takes
-    longer than a run with nothing to do.
+    Airflow loads plugins in every process, tasks included, and importing FastAPI with Airflow's
+    security takes longer than a run with nothing to do.
     """
 
     def __init__(self) -> None:

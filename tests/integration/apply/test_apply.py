@@ -1,4 +1,6 @@
-"""Applying landed changes: after every kind of change the target equals the source's published rows."""
+"""Applying landed changes: after every kind of change the target equals the source's published
+rows.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,20 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged
 
 DDL = """
 create table t(
-    id int primary key, v text, big text, n numeric(10,2), ts timestamptz, d date, b bytea, a int[], f float8, ok bool
+    id int primary key, v text, big text, n numeric(10,2), ts timestamptz, d date, b bytea,
+      a int[], f float8, ok bool
 )
 """
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
 
 
-def target_rows(spark, job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")):
+def target_rows(
+    spark, job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
+):
     frame = spark.read.format("delta").load(uri_of(job, table)).select(*columns)
-    rows = [tuple(bytes(x) if isinstance(x, bytearray) else x for x in row) for row in frame.collect()]
+    rows = [
+        tuple(bytes(x) if isinstance(x, bytearray) else x for x in row) for row in frame.collect()
+    ]
     return sorted(rows, key=repr)
 
 
@@ -73,17 +80,29 @@ def job(database, lake):
 
 
 STATEMENTS = [
-    f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff', '{{1,2}}', 1.5, true)",
-    "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false from generate_series(2, 300) g",
+    (
+        f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff',"
+        " '{1,2}', 1.5, true)"
+    ),
+    (
+        "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false"
+        " from generate_series(2, 300) g"
+    ),
     "update t set v = 'changed' where id = 1",  # leaves big unchanged and TOASTed
     "update t set id = 1001 where id = 1",  # moves the key, big still unchanged
     "update t set n = null, ok = null, a = null where id between 5 and 9",
     "delete from t where id between 10 and 20",
     "insert into t select g, 'again' from generate_series(10, 12) g",
     "update t set id = id + 5000 where id between 30 and 60",
-    "begin; update t set id = -1 where id = 2; update t set id = 2 where id = 3; update t set id = 3 where id = -1; commit",
+    (
+        "begin; update t set id = -1 where id = 2; update t set id = 2 where id = 3; update t set"
+        " id = 3 where id = -1; commit"
+    ),
     "truncate t; insert into t values (7, 'after', 'x')",
-    f"insert into t values (8, 'b', {BIG}); update t set v = 'c' where id = 8; update t set id = 9 where id = 8",
+    (
+        f"insert into t values (8, 'b', {BIG}); update t set v = 'c' where id = 8; update t set id"
+        " = 9 where id = 8"
+    ),
 ]
 
 
@@ -101,7 +120,9 @@ def test_every_kind_of_change_one_run_each(spark, database, job):
 
 @pytest.mark.usefixtures("compiled")
 def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
-    """The same changes in one batch collapse to the same rows, in one commit; a second run changes nothing."""
+    """The same changes in one batch collapse to the same rows, in one commit; a second run changes
+    nothing.
+    """
     sync(spark, job)
     for statement in STATEMENTS:
         database.execute(statement)
@@ -141,13 +162,20 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, datab
 
 
 def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
-    """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync it catches up."""
-    database.execute("create table t(id int primary key, v text); create table u(id int primary key, v text)")
+    """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync
+    it catches up.
+    """
+    database.execute(
+        "create table t(id int primary key, v text); create table u(id int primary key, v text)"
+    )
     target = {"root": lake, "schema_changes": "fail"}
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target)
+    )
     sync(spark, job)
     database.execute(
-        "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values (1, 'u')"
+        "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values"
+        " (1, 'u')"
     )
     drain(spark, job)
     applied = apply(spark, job)
@@ -161,17 +189,24 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
 
 
 def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
-    """Errors without a name, too, are one table's, wherever they come from; once they are gone it catches up.
+    """Errors without a name, too, are one table's, wherever they come from; once they are gone it
+    catches up.
 
     All tables have their locks in one session, and are planned on one connection.
     """
     opened, connect = [], job_module.connect
     for module in (job_module, locks_module):
-        monkeypatch.setattr(module, "connect", lambda info, name: opened.append(name) or connect(info, name))
+        monkeypatch.setattr(
+            module, "connect", lambda info, name: opened.append(name) or connect(info, name)
+        )
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
     sync(spark, job)
-    ways = ((untold_module, "read_unreported"), (apply_module, "plan_target"), (apply_module, "read_commit"))
+    ways = (
+        (untold_module, "read_unreported"),
+        (apply_module, "plan_target"),
+        (apply_module, "read_commit"),
+    )
     for number, (module, where) in enumerate(ways):
         database.execute(f"insert into t values ({number}); insert into u values ({number})")
         drain(spark, job)
@@ -187,7 +222,9 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
         failures = apply(spark, job).failures
         assert opened.count(f"waldelta apply {job.pipeline.source.slot}") == 2
         assert len([name for name in opened if name.startswith("waldelta lock")]) == 1
-        assert {name: str(err) for name, err in failures.items()} == {"public.t": "public.t: KeyError: 'c1'"}
+        assert {name: str(err) for name, err in failures.items()} == {
+            "public.t": "public.t: KeyError: 'c1'"
+        }
         assert target_rows(spark, job, "public.u", ("id",))[number:] == [(number,)]
         monkeypatch.setattr(module, where, real)
     run(spark, job)
@@ -195,13 +232,21 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
 
 
 @pytest.mark.parametrize("moment", ["count_statement", "tagged"])
-def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, database, lake, monkeypatch, moment):
-    """Another run has applied the first of its batches meanwhile, and died: Delta's version alone would let it write both."""
-    database.execute("create table t(id int); alter table t replica identity full; insert into t values (0)")
+def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
+    spark, database, lake, monkeypatch, moment
+):
+    """Another run has applied the first of its batches meanwhile, and died: Delta's version alone
+    would let it write both.
+    """
+    database.execute(
+        "create table t(id int); alter table t replica identity full; insert into t values (0)"
+    )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     sync(spark, job)
     for number in (1, 2):
-        changed = "; delete from t where id = 0" if (moment, number) == ("count_statement", 2) else ""
+        changed = (
+            "; delete from t where id = 0" if (moment, number) == ("count_statement", 2) else ""
+        )
         database.execute(f"insert into t values ({number}){changed}")
         drain(spark, job)
     real, ours = getattr(merge_module, moment), []
@@ -210,7 +255,8 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(spark, da
         if not ours:
             ours.append(True)
             database.execute(
-                "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity where"
+                " application_name = 'waldelta lock public.t'"
             )
             with monkeypatch.context() as first:
                 first.setattr(apply_module, "plan_steps", lambda *_: [1])
@@ -239,7 +285,8 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
 
 @pytest.mark.usefixtures("compiled")
 def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypatch):
-    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and nothing is committed.
+    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and
+    nothing is committed.
 
     By their bytes they are several; the rows of large values are staged a few at a time.
     """
@@ -256,7 +303,11 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     before = last_cut(job)
     lake = local_path(job.pipeline.target.root)
     # Between the two rounds of tasks, and between the last one and the merge.
-    for damage, files in ((_cut_at_a_message, "*.arrow"), (Path.unlink, "*.arrow"), (Path.unlink, "net/*.parquet")):
+    for damage, files in (
+        (_cut_at_a_message, "*.arrow"),
+        (Path.unlink, "*.arrow"),
+        (Path.unlink, "net/*.parquet"),
+    ):
         with monkeypatch.context() as damaged:
             damaged.setattr(stage_tasks, "run_tasks", _damaging_one_file(damage, lake, files))
             failure = apply(spark, job).failures["public.t"]
@@ -304,7 +355,9 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_BYTES", 100_000)
     staged = []
     real = stage_module.stage_in_tasks
-    monkeypatch.setattr(stage_module, "stage_in_tasks", lambda *given: staged.append(1) or real(*given))
+    monkeypatch.setattr(
+        stage_module, "stage_in_tasks", lambda *given: staged.append(1) or real(*given)
+    )
     sync(spark, job)
     database.execute("insert into t(id, v) values (1, 'small')")
     run(spark, job)
@@ -319,7 +372,10 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
 def test_values_that_the_type_cant_hold_are_counted(spark, database, job, where_decoded):
     """They stand verbatim beside the row; the run's summary says how many rows have such."""
     sync(spark, job)
-    database.execute("insert into t(id, n, ts) values (1, 'NaN', 'infinity'), (2, 1.5, now()), (3, null, '-infinity')")
+    database.execute(
+        "insert into t(id, n, ts) values (1, 'NaN', 'infinity'), (2, 1.5, now()), (3, null,"
+        " '-infinity')"
+    )
     assert consume(spark, job).tables["public.t"].verbatim == 2
 
 
@@ -331,11 +387,15 @@ def test_values_that_are_lost_are_told(spark, database, lake):
     sync(spark, job)
     database.execute("insert into t values (1, 'NaN'), (2, 1)")
     (warning,) = consume(spark, job).warnings
-    assert warning.startswith("public.t: 1 row has values that their types can't hold; metadata_columns is off")
+    assert warning.startswith(
+        "public.t: 1 row has values that their types can't hold; metadata_columns is off"
+    )
 
 
 def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, monkeypatch):
-    """A run that died between its merge and its report leaves rows that nobody counted, checked or announced."""
+    """A run that died between its merge and its report leaves rows that nobody counted, checked or
+    announced.
+    """
     sync(spark, job)
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
     drain(spark, job)
@@ -358,7 +418,9 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
 
 
-def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark, database, job, monkeypatch):
+def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
+    spark, database, job, monkeypatch
+):
     """What was chosen for one copy is never merged into the next one."""
     database.execute("insert into t(id, v) values (1, 'a')")
     sync(spark, job)
@@ -382,7 +444,9 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(spark
 
 @pytest.mark.parametrize("policy", ["fail", "ignore"])
 def test_a_table_whose_last_sync_failed_is_left_out(spark, database, lake, policy):
-    """It gets no changes until it is synced by hand, if it may not be copied again by itself, and every run says so."""
+    """It gets no changes until it is synced by hand, if it may not be copied again by itself, and
+    every run says so.
+    """
     database.execute("create table t(id int primary key, v text, n numeric(10,2), big text)")
     target = {"root": lake, "schema_changes": policy}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))

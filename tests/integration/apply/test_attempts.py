@@ -1,4 +1,6 @@
-"""What tasks fail by, on a master that does failed tasks again: a dead process is replaced, an error is told once."""
+"""What tasks fail by, on a master that does failed tasks again: a dead process is replaced, an
+error is told once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ pytestmark = pytest.mark.spark
 
 TOLD = pa.schema([("number", pa.int64())])
 ERRORS = {
-    "a statement timeout": (PeekTimeout("reading slot 's' took longer than the statement timeout"), PeekTimeout),
+    "a statement timeout": (
+        PeekTimeout("reading slot 's' took longer than the statement timeout"),
+        PeekTimeout,
+    ),
     "a slot in use": (SlotInUse("slot 's' is being read by another process: x"), SlotInUse),
     "a full disk": (OSError(28, "No space left on device"), TargetNotWritable),
 }
@@ -28,7 +33,9 @@ ERRORS = {
 
 @pytest.mark.parametrize("err, kind", ERRORS.values(), ids=ERRORS)
 def test_a_bite_that_fails_is_peeked_once(spark, lake, tmp_path, err, kind):
-    """It is for the run to take a smaller one; the server would go through it four times for nothing."""
+    """It is for the run to take a smaller one; the server would go through it four times for
+    nothing.
+    """
     note, told = tmp_path / "peeks", str(err)
 
     class ChangeLog:
@@ -41,7 +48,8 @@ def test_a_bite_that_fails_is_peeked_once(spark, lake, tmp_path, err, kind):
 
     source = pipeline_file(lake, "s").source
     with pytest.raises(
-        kind, match=told.split(": ", maxsplit=1)[0] if kind is not TargetNotWritable else "No space left"
+        kind,
+        match=told.split(": ", maxsplit=1)[0] if kind is not TargetNotWritable else "No space left",
     ):
         land(spark, "", source, PeekBound(Lsn(1), None, 1.0, 1), ChangeLog(), 1)
     assert note.read_text() == "x"

@@ -1,4 +1,6 @@
-"""Tables without a key: equal rows are copies, and every change of one of them arrives as exactly that."""
+"""Tables without a key: equal rows are copies, and every change of one of them arrives as exactly
+that.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from waldelta.stages.sync.sync import sync
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
 DDL = """
-create table t(a text, b int, n numeric, m numeric(10,2), f float8, fs float4[], j jsonb, w timestamptz, y bytea, big text);
+create table t(a text, b int, n numeric, m numeric(10,2), f float8, fs float4[], j jsonb,
+  w timestamptz, y bytea, big text);
 alter table t alter big set storage external;
 alter table t replica identity full;
 """
@@ -38,7 +41,10 @@ def source_rows(connection) -> Counter:
     """Rows as PostgreSQL's text."""
     connection.execute("set timezone = 'UTC'")
     columns = sql.SQL(", ").join(
-        sql.SQL("case when {0} is not null then pg_catalog.concat({0}) end").format(sql.Identifier(c)) for c in COLUMNS
+        sql.SQL("case when {0} is not null then pg_catalog.concat({0}) end").format(
+            sql.Identifier(c)
+        )
+        for c in COLUMNS
     )
     return Counter(connection.execute(sql.SQL("select {} from t").format(columns)).fetchall())
 
@@ -81,11 +87,17 @@ def test_each_change_touches_one_copy(spark, database, job, where_decoded):
     for statement, done in [
         (f"delete from t where ctid = {one}", (0, 0, 1, 0)),
         (f"update t set b = 1 where ctid = {one}", (0, 1, 0, 0)),
-        ("insert into t(a) values ('x'), ('x'), (null); delete from t where a is null", (2, 0, 0, 0)),
+        (
+            "insert into t(a) values ('x'), ('x'), (null); delete from t where a is null",
+            (2, 0, 0, 0),
+        ),
         (f"delete from t where ctid = {one}; insert into t(a) values ('x')", (1, 0, 1, 0)),
         ("update t set a = 'y'", (0, 4, 0, 0)),
         ("delete from t where b is null; insert into t values ('z')", (1, 0, 3, 0)),
-        ("truncate t; insert into t(a) values ('n'), ('n'); delete from t where ctid = '(0,1)'", (1, 0, 0, 0)),
+        (
+            "truncate t; insert into t(a) values ('n'), ('n'); delete from t where ctid = '(0,1)'",
+            (1, 0, 0, 0),
+        ),
     ]:
         database.execute(statement)
         told = run(spark, job)
@@ -106,7 +118,9 @@ def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
 @pytest.mark.soak
 @pytest.mark.parametrize("one, other", [("f = '0'", "f = '-0'"), ("n = 1.0", "n = 1.00")])
 def test_equal_rows_written_differently(spark, database, job, one, other):
-    """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as there is one."""
+    """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as
+    there is one.
+    """
     for condition in (one, other):
         column, value = condition.split(" = ")
         database.execute(f"insert into t({column}) values ({value})")
@@ -129,11 +143,15 @@ def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, j
 
 
 def test_missing_rows_are_skipped_and_counted(spark, database, job):
-    """An update of a row that the target lacks adds none, and the commit says what was done, to a later run too."""
+    """An update of a row that the target lacks adds none, and the commit says what was done, to a
+    later run too.
+    """
     database.execute("insert into t(a, b) values ('x', 1), ('x', 1), ('y', 2)")
     sync(spark, job)
     spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where a = 'y'")
-    database.execute("update t set b = 3 where a = 'y'; delete from t; insert into t(a) values ('new')")
+    database.execute(
+        "update t set b = 3 where a = 'y'; delete from t; insert into t(a) values ('new')"
+    )
     assert run(spark, job) == (1, 0, 2, 1)
     assert target_rows(spark, job) == source_rows(database.connection)
 
@@ -163,19 +181,28 @@ def test_a_column_added_between_changes(spark, database, job):
     """Old rows show the default, in the target, in the stream before it and in that after it."""
     database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")
     sync(spark, job)
-    database.execute("update t set a = 'y' where ctid = '(0,1)'; insert into t(a) values ('z'), ('z')")
-    database.execute("alter table t add column extra int default 7; delete from t where a = 'z' and ctid = '(0,9)'")
+    database.execute(
+        "update t set a = 'y' where ctid = '(0,1)'; insert into t(a) values ('z'), ('z')"
+    )
+    database.execute(
+        "alter table t add column extra int default 7; delete from t where a = 'z' and ctid ="
+        " '(0,9)'"
+    )
     database.execute("update t set extra = 8 where a = 'y'; delete from t where ctid = '(0,2)'")
     run(spark, job)
     assert target_rows(spark, job) == source_rows(database.connection)
-    extra = spark.read.format("delta").load(uri_of(job, "public.t")).groupBy("extra").count().collect()
+    extra = (
+        spark.read.format("delta").load(uri_of(job, "public.t")).groupBy("extra").count().collect()
+    )
     assert Counter(dict(map(tuple, extra))) == Counter(
         dict(database.execute("select extra, count(*) from t group by extra"))
     )
 
 
 def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
-    """Another replica identity sends less than it takes to find the row: the table is copied, then with a key."""
+    """Another replica identity sends less than it takes to find the row: the table is copied, then
+    with a key.
+    """
     database.execute("insert into t(a, b) values ('x', 1)")
     sync(spark, job)
     database.execute("alter table t alter b set not null; create unique index i on t(b)")
@@ -183,7 +210,9 @@ def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
     drain(spark, job)
     applied = apply(spark, job)
     assert (applied.failures, list(applied.outdated)) == ({}, ["public.t"])
-    database.execute("insert into t(a, b) values ('y', 2), ('z', 3); update t set a = 'w' where b = 2")
+    database.execute(
+        "insert into t(a, b) values ('y', 2), ('z', 3); update t set a = 'w' where b = 2"
+    )
     (warning,) = consume(spark, job).warnings
     assert warning.startswith("public.t: an update or delete came for a table without a key")
     database.execute("delete from t where b = 3")
@@ -236,13 +265,18 @@ def equal_rows(rows: Counter) -> Counter:
 
 @pytest.mark.soak
 def test_random_changes_of_copies(spark, database, postgres, job):
-    """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own subscriber agrees."""
+    """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own
+    subscriber agrees.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     sync(spark, job)
     publication = f"s_{database.name}_pub"
-    with native_subscriber(postgres, database, [publication], lambda c: c.execute(DDL)) as (subscriber, slot):
+    with native_subscriber(postgres, database, [publication], lambda c: c.execute(DDL)) as (
+        subscriber,
+        slot,
+    ):
         for _ in range(3):
             for _ in range(40):
                 database.execute(random_statement(rng))

@@ -1,4 +1,6 @@
-"""Targets whose commits mark rows as gone: the same rows as without, files that stay, and the way back."""
+"""Targets whose commits mark rows as gone: the same rows as without, files that stay, and the way
+back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def pipeline(spark, database, lake):
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'v' || g from generate_series(1, 1000) g")
     made = Pipeline(
-        pipeline_file(lake, f"s_{database.name}", ["public.t"], target={"root": lake, "deletion_vectors": True})
+        pipeline_file(
+            lake,
+            f"s_{database.name}",
+            ["public.t"],
+            target={"root": lake, "deletion_vectors": True},
+        )
     )
     made.setup()
     made.sync(spark)
@@ -35,25 +42,37 @@ def marked(pipeline):
     folder = Path(urlsplit(pipeline.target_path("public.t")).path)
     newest = max((folder / "_delta_log").glob("*.json"))
     added = [json.loads(line).get("add") for line in newest.read_text().splitlines()]
-    return [add for add in added if add and add.get("deletionVector")], list(folder.glob("**/deletion_vector_*.bin"))
+    return [add for add in added if add and add.get("deletionVector")], list(
+        folder.glob("**/deletion_vector_*.bin")
+    )
 
 
 def rows_in_duckdb(pipeline):
     """As DuckDB's own reader of Delta finds them."""
     with duckdb_of_delta() as connection:
-        query, uri = "select count(*), sum(id), min(v) from delta_scan(?)", pipeline.target_path("public.t")
+        query, uri = (
+            "select count(*), sum(id), min(v) from delta_scan(?)",
+            pipeline.target_path("public.t"),
+        )
         return connection.execute(query, [uri]).fetchone()
 
 
 def rows(pipeline):
     """As delta-rs reads them, whose tables for Arrow can't."""
     table = DeltaTable(pipeline.target_path("public.t"))
-    found = QueryBuilder().register("t", table).execute("select count(*), sum(id), min(v) from t").read_all()
+    found = (
+        QueryBuilder()
+        .register("t", table)
+        .execute("select count(*), sum(id), min(v) from t")
+        .read_all()
+    )
     return tuple(found.column(i)[0].as_py() for i in (0, 1, 2))
 
 
 def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline, monkeypatch):
-    """Updates and deletes equal the source's rows for every reader, and the files of marks are forced onto the disk too."""
+    """Updates and deletes equal the source's rows for every reader, and the files of marks are
+    forced onto the disk too.
+    """
     everything = "select count(*), sum(id), min(v) from t"
     synced = []
     real = os.fsync
@@ -61,7 +80,10 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
         "waldelta.lake.storage.os.fsync",
         lambda fd: (synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())), real(fd))[1],
     )
-    assert (marked(pipeline), [rows_in_duckdb(pipeline)]) == (([], []), database.execute(everything))
+    assert (marked(pipeline), [rows_in_duckdb(pipeline)]) == (
+        ([], []),
+        database.execute(everything),
+    )
     database.execute("update t set v = 'new' where id % 100 = 0; delete from t where id % 100 = 1")
     pipeline.consume(spark)
     adds, files = marked(pipeline)
@@ -69,7 +91,9 @@ def test_changed_rows_are_marked_and_their_files_stay(spark, database, pipeline,
     assert files
     assert {str(f) for f in files} <= set(synced)
     job = pipeline.job()
-    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    assert (
+        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    )
     assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
 
 
@@ -89,11 +113,16 @@ def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch)
     plain.consume(spark)
     assert marked_rows(spark, plain) == 0
     job = plain.job()
-    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    assert (
+        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    )
 
 
 def marked_rows(spark, pipeline):
     """What the target's files hold beyond its rows."""
     uri = pipeline.target_path("public.t")
-    files = [row[0] for row in spark.sql(f"select distinct input_file_name() from delta.`{uri}`").collect()]
+    files = [
+        row[0]
+        for row in spark.sql(f"select distinct input_file_name() from delta.`{uri}`").collect()
+    ]
     return spark.read.parquet(*files).count() - spark.read.format("delta").load(uri).count()

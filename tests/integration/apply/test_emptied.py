@@ -1,4 +1,6 @@
-"""Whether a partition of a published root was truncated: told by its file and its rows, or not told until it can be."""
+"""Whether a partition of a published root was truncated: told by its file and its rows, or not told
+until it can be.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def state(conn):
     ((oid, leaf),) = conn.execute(
         "select 'public.t'::regclass::oid::bigint, 'public.t_1'::regclass::oid::bigint"
     ).fetchall()
-    bare = TableState(now(), "r", "public.t", 1, "synced", relation_ids=[oid], publishes=["insert", "truncate"])
+    bare = TableState(
+        now(), "r", "public.t", 1, "synced", relation_ids=[oid], publishes=["insert", "truncate"]
+    )
     return replace(bare, storage=read_present(conn, [bare])["public.t"].storage), leaf
 
 
@@ -44,13 +48,22 @@ def judged(conn, state, landed_as_of=None):
     return found.emptied, renewed_files(state, found.storage)
 
 
-# What is done, whether it looks like a TRUNCATE, whether the partition has another file that nothing else explains.
+# What is done, whether it looks like a TRUNCATE, whether the partition has another file that
+# nothing else explains.
 TOLD = {
     "truncated": (["truncate t_1"], True, True),
     "truncated and filled": (["truncate t_1", "insert into t values (2, 'new')"], True, True),
-    "unlogged for a while": (["alter table t_1 set unlogged", "alter table t_1 set logged"], True, True),
+    "unlogged for a while": (
+        ["alter table t_1 set unlogged", "alter table t_1 set logged"],
+        True,
+        True,
+    ),
     "written anew": (["vacuum full t_1"], False, True),
-    "clustered after more rows": (["insert into t values (3, 'x')", "cluster t_1 using t_1_pkey"], False, True),
+    "clustered after more rows": (
+        ["insert into t values (3, 'x')", "cluster t_1 using t_1_pkey"],
+        False,
+        True,
+    ),
     "altered": (["alter table t alter v type text using v || 'x'"], False, False),
     "a column with values": (["alter table t add n float8 default random()"], False, False),
     "nothing": ([], False, False),
@@ -68,19 +81,31 @@ def test_by_its_file_and_its_rows(database, conn, state, statements, told, renew
     assert (leaf in judged(conn, known)[0]) is told
 
 
-# What is done, and whether the partition was emptied by something else than a TRUNCATE of the whole table.
+# What is done, and whether the partition was emptied by something else than a TRUNCATE of the whole
+# table.
 ALONE = {
     "the root": (["truncate t; insert into t values (2, 'new')"], False),
     "the root, in a savepoint": (["begin; savepoint a; truncate t; release a; commit"], False),
-    "the root, then the partition": (["truncate t", "insert into t values (2, 'new')", "truncate t_1"], True),
-    "the partition, then the root": (["truncate t_1", "insert into t values (2, 'new')", "truncate t"], False),
-    "the root, then written anew": (["truncate t", "insert into t values (2, 'new')", "vacuum full t_1"], False),
+    "the root, then the partition": (
+        ["truncate t", "insert into t values (2, 'new')", "truncate t_1"],
+        True,
+    ),
+    "the partition, then the root": (
+        ["truncate t_1", "insert into t values (2, 'new')", "truncate t"],
+        False,
+    ),
+    "the root, then written anew": (
+        ["truncate t", "insert into t values (2, 'new')", "vacuum full t_1"],
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize("statements, alone", ALONE.values(), ids=ALONE)
 def test_emptied_once_more(database, conn, state, statements, alone):
-    """What a TRUNCATE of the root explains, which is sent, is no news; what happened to a partition behind it is."""
+    """What a TRUNCATE of the root explains, which is sent, is no news; what happened to a partition
+    behind it is.
+    """
     known, leaf = state
     for statement in statements:
         database.execute(statement)
@@ -90,7 +115,9 @@ def test_emptied_once_more(database, conn, state, statements, alone):
 
 
 def test_only_what_had_ended_when_all_was_landed(database, conn, state):
-    """A TRUNCATE of the root that hasn't landed yet looks the same; it is asked again by the run that has it."""
+    """A TRUNCATE of the root that hasn't landed yet looks the same; it is asked again by the run
+    that has it.
+    """
     known, leaf = state
     before = read_oldest_xid(conn)
     database.execute("truncate t_1")
@@ -99,10 +126,14 @@ def test_only_what_had_ended_when_all_was_landed(database, conn, state):
 
 
 def test_what_may_not_be_read_is_not_told(database, conn, state):
-    """A partition that came without a grant: its old file stays on record, and no run fails for it."""
+    """A partition that came without a grant: its old file stays on record, and no run fails
+    for it.
+    """
     known, _ = state
     database.execute("truncate t_1")
-    database.execute("drop role if exists reader_of_t; create role reader_of_t; grant select on t to reader_of_t")
+    database.execute(
+        "drop role if exists reader_of_t; create role reader_of_t; grant select on t to reader_of_t"
+    )
     conn.execute("set role reader_of_t")
     assert judged(conn, known) == (frozenset(), [])
     conn.execute("reset role")

@@ -1,4 +1,6 @@
-"""Merging by keys of every kind: only files that may hold a changed key are read, whoever wrote them."""
+"""Merging by keys of every kind: only files that may hold a changed key are read, whoever wrote
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ MOMENT = "timestamp '2024-01-01' + g * interval '1 minute 1.000001 seconds'"
 KEYS = {
     "number": ("bigint", "g"),
     "id": ("uuid", "(lpad(to_hex(g), 8, '0') || '-0000-4000-8000-000000000000')::uuid"),
-    "name": ("text", "'Ünïcode customer with a name of more than 32 characters ' || lpad(g::text, 6, '0')"),
+    "name": (
+        "text",
+        "'Ünïcode customer with a name of more than 32 characters ' || lpad(g::text, 6, '0')",
+    ),
     "short": ("text", "'c' || lpad(g::text, 6, '0')"),
     "day": ("date", "date '1960-01-01' + g"),
     "moment": ("timestamptz", f"({MOMENT}) at time zone 'UTC'"),
@@ -34,7 +39,9 @@ RANGES = [(1, 900), (1001, 1900), (2001, 2900), (3001, 3900)]
 def pipeline(spark, database, lake):
     for name, (kind, _) in KEYS.items():
         database.execute(f"create table k_{name}(k {kind} primary key, v text)")
-    made = Pipeline(pipeline_file(lake, f"s_{database.name}", [f"public.k_{name}" for name in KEYS]))
+    made = Pipeline(
+        pipeline_file(lake, f"s_{database.name}", [f"public.k_{name}" for name in KEYS])
+    )
     made.setup()
     made.sync(spark)
     return made
@@ -42,10 +49,14 @@ def pipeline(spark, database, lake):
 
 @pytest.mark.usefixtures("merged_by_tasks")
 def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeline, monkeypatch):
-    """Of four files, one written by Spark, the two that hold the changed keys; and then the targets equal their source."""
+    """Of four files, one written by Spark, the two that hold the changed keys; and then the targets
+    equal their source.
+    """
     for number, (first, last) in enumerate(RANGES):
         for name, (_, value) in KEYS.items():
-            database.execute(f"insert into k_{name} select {value}, 'v' from generate_series({first}, {last}) g")
+            database.execute(
+                f"insert into k_{name} select {value}, 'v' from generate_series({first}, {last}) g"
+            )
         with monkeypatch.context() as by_spark:
             if number == 0:
                 by_spark.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
@@ -55,15 +66,26 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
 
     def watched(run, job, plan, *given):
         merge = begun(run, job, plan, *given)
-        read[plan.state.table_name.removeprefix("public.k_")] = {file.path for file in merge._touched()}
+        read[plan.state.table_name.removeprefix("public.k_")] = {
+            file.path for file in merge._touched()
+        }
         return merge
 
     monkeypatch.setattr(module, "_begun", watched)
     for name, (_, value) in KEYS.items():
-        database.execute(f"update k_{name} set v = 'new' where k in (select {value} from generate_series(5, 890, 5) g)")
-        database.execute(f"delete from k_{name} where k in (select {value} from generate_series(2001, 2900, 3) g)")
+        database.execute(
+            f"update k_{name} set v = 'new' where k in (select {value} from generate_series(5, 890,"
+            " 5) g)"
+        )
+        database.execute(
+            f"delete from k_{name} where k in (select {value} from generate_series(2001, 2900,"
+            " 3) g)"
+        )
     pipeline.consume(spark)
-    counts = {name: (len(read[name]), len(files[name]), len(files[name] & paths(pipeline, name))) for name in KEYS}
+    counts = {
+        name: (len(read[name]), len(files[name]), len(files[name] & paths(pipeline, name)))
+        for name in KEYS
+    }
     assert counts == {name: (4, 4, 2) if name == CUT else (2, 4, 2) for name in KEYS}
     job = pipeline.job()
     for name in KEYS:
@@ -72,5 +94,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
 
 
 def paths(pipeline, name) -> set[str]:
-    told = pa.table(DeltaTable(pipeline.target_path(f"public.k_{name}")).get_add_actions(flatten=True))
+    told = pa.table(
+        DeltaTable(pipeline.target_path(f"public.k_{name}")).get_add_actions(flatten=True)
+    )
     return set(told["path"].to_pylist())

@@ -1,4 +1,6 @@
-"""Others write to targets, between runs and beside a merge: their commits are told, retried upon, or nobody's business."""
+"""Others write to targets, between runs and beside a merge: their commits are told, retried upon,
+or nobody's business.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Foreign:
 
 def append(_, uri):
     key = 1000 + DeltaTable(uri).version()
-    write_deltalake(uri, pa.table({"id": pa.array([key], pa.int32()), "v": ["foreign"]}), mode="append")
+    write_deltalake(
+        uri, pa.table({"id": pa.array([key], pa.int32()), "v": ["foreign"]}), mode="append"
+    )
 
 
 def sql(statement):
@@ -76,11 +80,17 @@ BETWEEN = {
     "t_append": Foreign(append, "WRITE"),
     "t_update": Foreign(sql("update {} set v = 'foreign' where id = 1"), "UPDATE"),
     "t_restore": Foreign(
-        lambda spark, uri: spark.sql(f"restore {path(uri)} to version as of {DeltaTable(uri).version() - 1}").collect(), "RESTORE"
+        lambda spark, uri: spark.sql(
+            f"restore {path(uri)} to version as of {DeltaTable(uri).version() - 1}"
+        ).collect(),
+        "RESTORE",
     ),
     "t_compact": Foreign(compact),
-    "t_other": Foreign(sql("create or replace table {} using delta as select 1 as id, 'foreign' as v"), "CREATE OR REPLACE"),
-}  # fmt: skip
+    "t_other": Foreign(
+        sql("create or replace table {} using delta as select 1 as id, 'foreign' as v"),
+        "CREATE OR REPLACE",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +101,17 @@ def database(postgres):
 
 @pytest.fixture(scope="module")
 def pipeline(spark, database, tmp_path_factory):
-    """Of tables with a key, each with two rows; small ones, and without our columns, so that anybody can write to them."""
+    """Of tables with a key, each with two rows; small ones, and without our columns, so that
+    anybody can write to them.
+    """
     for name in TABLES:
         database.execute(f"create table {name}(id int primary key, v text)")
         database.execute(f"insert into {name} values (1, 'source'), (2, 'source')")
     lake = (tmp_path_factory.mktemp("foreign") / "lake").as_uri()
     target = {"root": lake, "metadata_columns": False}
-    made = Pipeline(pipeline_file(lake, f"s_{database.name}", [f"public.{n}" for n in TABLES], target=target))
+    made = Pipeline(
+        pipeline_file(lake, f"s_{database.name}", [f"public.{n}" for n in TABLES], target=target)
+    )
     made.setup()
     made.sync(spark)
     return made
@@ -105,7 +119,9 @@ def pipeline(spark, database, tmp_path_factory):
 
 @pytest.fixture
 def add(database):
-    """Adds a row to each table, which becomes a file of its own that OPTIMIZE has something to do with."""
+    """Adds a row to each table, which becomes a file of its own that OPTIMIZE has something to do
+    with.
+    """
 
     def made(number):
         for name in TABLES:
@@ -199,11 +215,15 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     for name in TABLES:
         left = dict(ast.literal_eval((tmp_path / f"{name}.rows").read_text()))
         expected[name] = left | ({2: f"changed {number}"} if 2 in left else {}) | {number: "source"}
-    assert {name: rows_of(pipeline, name) for name in TABLES} == {n: sorted(e.items()) for n, e in expected.items()}
+    assert {name: rows_of(pipeline, name) for name in TABLES} == {
+        n: sorted(e.items()) for n, e in expected.items()
+    }
     assert pipeline.consume(spark).warnings == []
 
 
-def test_what_others_write_between_runs_is_told_once_and_stays_on_record(spark, database, pipeline, add, change):
+def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
+    spark, database, pipeline, add, change
+):
     """Until the table is copied again, or compared with its source."""
     add(30)
     pipeline.consume(spark)
@@ -216,8 +236,13 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(spark, 
     assert result.foreign_commits == [f"public.{name}" for name in names(BETWEEN)]
     for name in names(BETWEEN):
         told = told_by(result)[name]
-        assert re.search(rf"version {before[name] + 1} \({BETWEEN[name].told}.*_resync with tables", told), told
-    recorded = {name: len(pipeline.status()["targets"][f"public.{name}"]["foreign_commits"]) for name in TABLES}
+        assert re.search(
+            rf"version {before[name] + 1} \({BETWEEN[name].told}.*_resync with tables", told
+        ), told
+    recorded = {
+        name: len(pipeline.status()["targets"][f"public.{name}"]["foreign_commits"])
+        for name in TABLES
+    }
     assert sorted(name for name, count in recorded.items() if count) == names(BETWEEN)
 
     change(32)
@@ -234,7 +259,9 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(spark, 
 
 
 def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
-    """At later versions of the same rows where a VACUUM took the older ones' files; an older cut otherwise, or none."""
+    """At later versions of the same rows where a VACUUM took the older ones' files; an older cut
+    otherwise, or none.
+    """
 
     def is_read_as(rows):
         cut = pipeline.cut()
@@ -251,7 +278,8 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
         rows_of(pipeline, "t_append", cut["public.t_append"])
     assert is_read_as(then)["public.t_append"] > cut["public.t_append"]
     pipeline.maintain(spark)
-    assert pipeline.job().ledger.last_cut().targets == [  # renewed, so that no log has to reach back behind it
+    # renewed, so that no log has to reach back behind it
+    assert pipeline.job().ledger.last_cut().targets == [
         TargetCut(t.table_name, t.generation, is_read_as(then)[t.table_name])
         for t in pipeline.job().ledger.last_cut().targets
     ]

@@ -1,4 +1,6 @@
-"""A backlog of several steps, applied while it lands: everything once, told once, whatever fails or changes in between."""
+"""A backlog of several steps, applied while it lands: everything once, told once, whatever fails or
+changes in between.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ PER_BATCH = 150
 
 @pytest.fixture
 def job(spark, database, lake):
-    database.execute("create table t(id int primary key, a int, v text); create table u(id int primary key)")
-    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH))
+    database.execute(
+        "create table t(id int primary key, a int, v text); create table u(id int primary key)"
+    )
+    made = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH)
+    )
     database.execute("insert into t select g, g, 'before' from generate_series(-9, 0) g")
     sync(spark, made)
     return made
@@ -37,11 +43,15 @@ def job(spark, database, lake):
 
 def write(database, batches):
     for first in range(1, batches * PER_BATCH, 50):
-        database.execute(f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g")
+        database.execute(
+            f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g"
+        )
 
 
 class Held:
-    """Has the landing wait behind each of some batches until what had landed by then was applied; or fail there."""
+    """Has the landing wait behind each of some batches until what had landed by then was applied;
+    or fail there.
+    """
 
     def __init__(self, monkeypatch, batches, error=None):
         self.upto, self.applied, self._batches, self._error = [], threading.Event(), batches, error
@@ -75,11 +85,18 @@ def difference(spark, job, table="public.t"):
 
 def in_cuts(job):
     """Rows that entered ``public.t`` by all published cuts: each is in one of them."""
-    return sum(one.inserted for cut in job.ledger.batches() for one in cut.targets if one.table_name == "public.t")
+    return sum(
+        one.inserted
+        for cut in job.ledger.batches()
+        for one in cut.targets
+        if one.table_name == "public.t"
+    )
 
 
 def test_steps_are_applied_while_others_land_and_told_once(spark, database, job, monkeypatch):
-    """The result adds up over all steps, each is a cut of its own, and the next run has nothing left to tell."""
+    """The result adds up over all steps, each is a cut of its own, and the next run has nothing
+    left to tell.
+    """
     write(database, 4)
     database.execute("update t set v = 'after' where id <= 0")
     held = Held(monkeypatch, {1, 2})
@@ -96,8 +113,12 @@ def test_steps_are_applied_while_others_land_and_told_once(spark, database, job,
     assert (following.changes, following.tables, following.warnings) == (0, {}, [])
 
 
-def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(spark, database, job, monkeypatch):
-    """As what a killed run has committed: the failed one has told of no table, so nobody takes it for checked."""
+def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(
+    spark, database, job, monkeypatch
+):
+    """As what a killed run has committed: the failed one has told of no table, so nobody takes it
+    for checked.
+    """
     write(database, 3)
     with monkeypatch.context() as patched:
         held = Held(patched, {1, 2}, SourceUnreachable("the server went away"))
@@ -116,10 +137,17 @@ def test_what_was_applied_before_landing_failed_is_told_by_the_next_run(spark, d
 
 
 def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, job, monkeypatch):
-    """It holds up neither landing nor the others, isn't tried at each step, and is applied once it can be, within the same run."""
+    """It holds up neither landing nor the others, isn't tried at each step, and is applied once it
+    can be, within the same run.
+    """
     database.execute("insert into u select g from generate_series(1, 20) g")
     write(database, 3)
-    real, locked, tried, meanwhile = apply_module.apply_meanwhile, apply_module._apply_locked, [], []
+    real, locked, tried, meanwhile = (
+        apply_module.apply_meanwhile,
+        apply_module._apply_locked,
+        [],
+        [],
+    )
 
     def apply(spark, job, upto, applied, goes_on):
         with target_lock(job, "public.u"):
@@ -136,15 +164,22 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
     monkeypatch.setattr(apply_module, "_apply_locked", noticed)
     Held(monkeypatch, {1, 2})
     result = consume(spark, job)
-    assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (20, 3 * PER_BATCH)
+    assert (result.tables["public.u"].inserted, result.tables["public.t"].inserted) == (
+        20,
+        3 * PER_BATCH,
+    )
     assert (difference(spark, job).rows, difference(spark, job, "public.u").rows) == (0, 0)
     assert meanwhile[:3] == ["public.t", "public.u", "public.t"]
     assert meanwhile.count("public.u") == 1
     # While one of them was behind there was no cut.
-    assert {tuple(one.table_name for one in cut.targets) for cut in job.ledger.batches()} == {("public.t", "public.u")}
+    assert {tuple(one.table_name for one in cut.targets) for cut in job.ledger.batches()} == {
+        ("public.t", "public.u")
+    }
 
 
-def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(spark, database, job, monkeypatch):
+def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(
+    spark, database, job, monkeypatch
+):
     """And told once, by the apply behind the landing."""
     write(database, 1)
     with monkeypatch.context() as patched:
@@ -153,15 +188,21 @@ def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(spar
             consume(spark, replace(job, run_id="killed"))
     assert in_cuts(job) == 0
     for first in (1001, 1051, 1101, 1151, 1201, 1251):
-        database.execute(f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g")
+        database.execute(
+            f"insert into t select g, g, 'v' from generate_series({first}, {first + 49}) g"
+        )
     Held(monkeypatch, {2})
     result = consume(spark, replace(job, run_id="following"))
     assert result.tables["public.t"].inserted == in_cuts(job) == 3 * PER_BATCH
     assert difference(spark, job).rows == 0
 
 
-def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(spark, database, job, monkeypatch):
-    """It is marked while more lands, by a column's new type, and copied behind the landing; meanwhile the last cut stands."""
+def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(
+    spark, database, job, monkeypatch
+):
+    """It is marked while more lands, by a column's new type, and copied behind the landing;
+    meanwhile the last cut stands.
+    """
     database.execute("insert into t select g, g, 'v' from generate_series(1, 9) g")
     consume(spark, replace(job, run_id="first"))
     (first,) = job.ledger.batches()
@@ -189,9 +230,15 @@ def killed(*_, **__):
 
 
 def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypatch):
-    """A table that was copied at the end of a backlog has more than the steps before: the first cut is the one that has caught up with it."""
-    database.execute("create table t(id int primary key, a int, v text); create table u(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH))
+    """A table that was copied at the end of a backlog has more than the steps before: the first cut
+    is the one that has caught up with it.
+    """
+    database.execute(
+        "create table t(id int primary key, a int, v text); create table u(id int primary key)"
+    )
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], batch=BATCH)
+    )
     sync(spark, job, ["public.t"])
     write(database, 4)
     database.execute("insert into u select g from generate_series(1, 20) g")
@@ -204,7 +251,9 @@ def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypa
 
 
 def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job, monkeypatch):
-    """The ledger's first run row, of an initial sync, say, comes in between: what was applied before isn't forgotten for it."""
+    """The ledger's first run row, of an initial sync, say, comes in between: what was applied
+    before isn't forgotten for it.
+    """
     write(database, 4)
     Held(monkeypatch, {1, 2})
     real = apply_module.apply_meanwhile
@@ -244,7 +293,9 @@ def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_mean
         consume(spark, replace(job, run_id="second"))
     meanwhile = [batches for in_main, batches in done if not in_main]
     assert meanwhile[-1][1] == last + 3
-    assert f"; {len(held.upto)} steps applied meanwhile" in caught.value.result.stages["land"].detail
+    assert (
+        f"; {len(held.upto)} steps applied meanwhile" in caught.value.result.stages["land"].detail
+    )
     assert difference(spark, job).rows == 0
 
 
@@ -254,7 +305,9 @@ def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, mon
     real = flow.apply_stage
 
     def left(*args):
-        database.execute(f"alter publication {job.pipeline.source.publications[0].name} drop table t")
+        database.execute(
+            f"alter publication {job.pipeline.source.publications[0].name} drop table t"
+        )
         real(*args)
 
     monkeypatch.setitem(flow.CONSUME, "apply", left)
@@ -266,10 +319,13 @@ def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, mon
 
 
 def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monkeypatch):
-    """All that had landed was applied when landing failed, and nothing follows on the source: a run is worth it all the same, once."""
+    """All that had landed was applied when landing failed, and nothing follows on the source: a run
+    is worth it all the same, once.
+    """
     write(database, 2)
     database.execute(
-        "create table unpublished(v text); insert into unpublished select repeat('x', 100) from generate_series(1, 100)"
+        "create table unpublished(v text); insert into unpublished select repeat('x', 100) from"
+        " generate_series(1, 100)"
     )
     with monkeypatch.context() as patched:
         Held(patched, {1, 2}, SourceUnreachable("the server went away"))
@@ -283,20 +339,31 @@ def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monk
 
 
 @pytest.mark.parametrize("fails_in", ["read_fed", "_feed"])
-def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(spark, database, job, monkeypatch, fails_in):
-    """Nothing follows on the source, and a table has left: a look finds it, and that run tells all of it."""
+def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
+    spark, database, job, monkeypatch, fails_in
+):
+    """Nothing follows on the source, and a table has left: a look finds it, and that run tells all
+    of it.
+    """
     write(database, 2)
     database.execute(
-        "create table unpublished(v text); insert into unpublished select repeat('x', 100) from generate_series(1, 100)"
+        "create table unpublished(v text); insert into unpublished select repeat('x', 100) from"
+        " generate_series(1, 100)"
     )
     Held(monkeypatch, {1, 2})
 
     def fail(*args):
-        database.execute(f"alter publication {job.pipeline.source.publications[0].name} drop table t")
+        database.execute(
+            f"alter publication {job.pipeline.source.publications[0].name} drop table t"
+        )
         raise SourceUnreachable("the server went away")
 
     real = apply_module._feed
-    behind = fail if fails_in == "read_fed" else lambda *args: real(*args) if args[-1].is_meanwhile else fail()
+    behind = (
+        fail
+        if fails_in == "read_fed"
+        else lambda *args: real(*args) if args[-1].is_meanwhile else fail()
+    )
     with monkeypatch.context() as patched:
         patched.setattr(apply_module, fails_in, behind)
         with pytest.raises(RunFailed):
@@ -308,7 +375,9 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(spark, da
 
 
 def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake, monkeypatch):
-    """Its TRUNCATE was applied meanwhile, however many batches ago, when nobody could tell yet what emptied the leaves."""
+    """Its TRUNCATE was applied meanwhile, however many batches ago, when nobody could tell yet what
+    emptied the leaves.
+    """
     database.execute(
         "create table p(id int primary key, v text) partition by range (id);"
         "create table p1 partition of p for values from (minvalue) to (0);"
@@ -322,7 +391,8 @@ def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake
     database.execute("truncate p")
     for first in range(1, 3 * PER_BATCH, 50):
         database.execute(
-            f"insert into p select g * (case when g % 2 = 0 then 1 else -1 end), 'v' from generate_series({first}, {first + 49}) g"
+            "insert into p select g * (case when g % 2 = 0 then 1 else -1 end), 'v' from"
+            f" generate_series({first}, {first + 49}) g"
         )
     held = Held(monkeypatch, {1, 2})
     result = consume(spark, job)
@@ -332,7 +402,9 @@ def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake
 
 
 def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypatch):
-    """Each step goes by the catalogs as they are when it has landed; what was written later is the next step's."""
+    """Each step goes by the catalogs as they are when it has landed; what was written later is the
+    next step's.
+    """
     write(database, 2)
     database.execute("alter table t add column w text default 'w', drop column a")
     database.execute("insert into t (id, v) select g, 'new' from generate_series(1001, 1150) g")
@@ -342,16 +414,23 @@ def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypat
     assert (result.tables["public.t"].inserted, difference(spark, job).rows) == (3 * PER_BATCH, 0)
 
 
-def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(spark, database, lake, monkeypatch):
-    """Meanwhile it is left alone; the apply behind the landing tells and repairs it: rows enter and leave, no copy is made."""
+def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(
+    spark, database, lake, monkeypatch
+):
+    """Meanwhile it is left alone; the apply behind the landing tells and repairs it: rows enter and
+    leave, no copy is made.
+    """
     database.execute(
-        "create table t(id int, a int, primary key (id, a)); insert into t select g, g from generate_series(-50, 0) g"
+        "create table t(id int, a int, primary key (id, a)); insert into t select g, g from"
+        " generate_series(-50, 0) g"
     )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=BATCH))
     sync(spark, job)
     for first in range(1, 2 * PER_BATCH, 50):
         database.execute(f"insert into t select g, g from generate_series({first}, {first + 49}) g")
-    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t where (a > -20)")
+    database.execute(
+        f"alter publication {job.pipeline.source.publications[0].name} set table t where (a > -20)"
+    )
     held = Held(monkeypatch, {1})
     result = consume(spark, job)
     assert held.upto[:1] == [1]

@@ -1,4 +1,5 @@
-"""Targets that aren't one published table each: leaves gathered in one target, one table split into several.
+"""Targets that aren't one published table each: leaves gathered in one target, one table split into
+several.
 
 The source's own rows are the oracle, with ``tableoid`` for the leaf.
 """
@@ -20,7 +21,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 
 
-def pipeline(database, lake, tables, targets, *, via_root=False, listed=None, checked=True) -> Pipeline:
+def pipeline(
+    database, lake, tables, targets, *, via_root=False, listed=None, checked=True
+) -> Pipeline:
     """A pipeline that publishes these tables in one publication."""
     slot = f"s_{database.name}"
     entries = listed or [{"name": f"public.{name}"} for name in tables]
@@ -44,7 +47,9 @@ def target_rows(spark, made, table, *columns):
 
 
 def source_rows(database, table, *columns, where="true"):
-    return sorted(database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr)
+    return sorted(
+        database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr
+    )
 
 
 def minus(left, right):
@@ -53,19 +58,27 @@ def minus(left, right):
 
 
 def assert_equal(ours, theirs, *what):
-    assert ours == theirs, (what, {"only ours": minus(ours, theirs), "only theirs": minus(theirs, ours)})
+    assert ours == theirs, (
+        what,
+        {"only ours": minus(ours, theirs), "only theirs": minus(theirs, ours)},
+    )
 
 
-# --- leaves gathered in one target -----------------------------------------------------------------------------------
+# --- leaves gathered in one target
+# -----------------------------------------------------------------------------------
 
-# Each root: its columns, its key, what its leaves have. Leaf _2 is partitioned itself, leaf _3 has its columns in another
-# order and one that was dropped, leaf _4 is the default.
+# Each root: its columns, its key, what its leaves have. Leaf _2 is partitioned itself, leaf _3 has
+# its columns in another order and one that was dropped, leaf _4 is the default.
 KINDS = {
     "by_root": ("primary key (id, part)", "", ""),
     "by_leaf": ("", "add primary key (id)", ""),
     "by_full": ("", "", "replica identity full"),
     "full_key": ("primary key (id, part)", "", "replica identity full"),
-    "by_index": ("primary key (id, part)", "alter v set not null", "replica identity using index {leaf}_v"),
+    "by_index": (
+        "primary key (id, part)",
+        "alter v set not null",
+        "replica identity using index {leaf}_v",
+    ),
 }
 LEAVES = ("1", "2_a", "2_b", "3", "4")
 
@@ -74,9 +87,11 @@ def ddl(root: str) -> str:
     key, leaf_key, identity = KINDS[root]
     keys = f", {key}" if key else ""
     made = f"""
-        create table {root}(id int not null, part int not null, v text, big text{keys}) partition by range (part);
+        create table {root}(id int not null, part int not null, v text,
+          big text{keys}) partition by range (part);
         create table {root}_1 partition of {root} for values from (0) to (10);
-        create table {root}_2 partition of {root} for values from (10) to (20) partition by list (part);
+        create table {root}_2 partition of {root} for values
+          from (10) to (20) partition by list (part);
         create table {root}_2_a partition of {root}_2 for values in (10, 11, 12);
         create table {root}_2_b partition of {root}_2 default;
         create table {root}_3(gone int, big text, v text, part int not null, id int not null{keys});
@@ -86,16 +101,30 @@ def ddl(root: str) -> str:
     for leaf in LEAVES:
         made += f"alter table {root}_{leaf} alter big set storage external;"
         made += f"alter table {root}_{leaf} {leaf_key};" if leaf_key else ""
-        made += f"create unique index {root}_{leaf}_v on {root}_{leaf}(v);" if "index" in identity else ""
-        made += f"alter table {root}_{leaf} {identity.format(leaf=f'{root}_{leaf}')};" if identity else ""
+        made += (
+            f"create unique index {root}_{leaf}_v on {root}_{leaf}(v);"
+            if "index" in identity
+            else ""
+        )
+        made += (
+            f"alter table {root}_{leaf} {identity.format(leaf=f'{root}_{leaf}')};"
+            if identity
+            else ""
+        )
     return made
 
 
 BEFORE = [
-    f"insert into t select g, g % 40, 'v' || g, case when g % 3 = 0 then {BIG} end from generate_series(1, 80) g",
+    (
+        f"insert into t select g, g % 40, 'v' || g, case when g % 3 = 0 then {BIG} end from"
+        " generate_series(1, 80) g"
+    ),
 ]
 CHANGES = [
-    f"insert into t values (201, 1, 'a', {BIG}), (202, 11, 'b', {BIG}), (203, 21, 'c', {BIG}), (204, 99, 'd', null)",
+    (
+        f"insert into t values (201, 1, 'a', {BIG}), (202, 11, 'b', {BIG}), (203, 21, 'c', {BIG}),"
+        " (204, 99, 'd', null)"
+    ),
     "update t set v = v || '!' where id % 5 = 0",
     "update t set part = part + 10 where id between 201 and 203",  # crosses leaves
     "update t set part = 11, v = 'back' where id = 202",
@@ -103,34 +132,60 @@ CHANGES = [
     "update t set part = 25 where id = 6; update t set part = 6 where id = 25",
     "delete from t where id % 7 = 0",
     "truncate t_2_a",
-    "insert into t values (301, 10, 'after', 'x'), (302, 11, 'too', null); update t set v = 'then' where id = 301",
-    "update t set part = 12 where id = 302; delete from t where id = 301; insert into t values (303, 12, 'new', null)",
+    (
+        "insert into t values (301, 10, 'after', 'x'), (302, 11, 'too', null); update t set v ="
+        " 'then' where id = 301"
+    ),
+    (
+        "update t set part = 12 where id = 302; delete from t where id = 301; insert into t values"
+        " (303, 12, 'new', null)"
+    ),
     "truncate t_1; insert into t values (401, 1, 'again', null); truncate t_1",
     "update t set part = 2 where id = 203",  # into a leaf that was emptied
-    "begin; savepoint s; truncate t_3; insert into t values (500, 20, 'z'); rollback to s; insert into t values (501, 20, 's'); commit",
+    (
+        "begin; savepoint s; truncate t_3; insert into t values (500, 20, 'z'); rollback to s;"
+        " insert into t values (501, 20, 's'); commit"
+    ),
 ]
 # Of two of them one leaf and nothing else; of the others the whole tree.
 THEN = ["truncate t_3"]
 ALL = [
-    "truncate t; insert into t values (1, 1, 'r', null), (2, 12, 's', null), (3, 22, 't', null), (4, 40, 'u', null)",
+    (
+        "truncate t; insert into t values (1, 1, 'r', null), (2, 12, 's', null), (3, 22, 't',"
+        " null), (4, 40, 'u', null)"
+    ),
 ]
 # A new leaf, a new column.
 LAST = [
     "create table t_5 partition of t for values from (100) to (110)",
     "insert into t values (600, 100, 'n'), (601, 20, 'o')",
     "alter table t add column more text default 'd'",
-    "insert into t values (602, 101, 'p', null, 'm'), (603, 1, 'q', null, 'n'); update t set more = 'x' where id = 1",
+    (
+        "insert into t values (602, 101, 'p', null, 'm'), (603, 1, 'q', null, 'n'); update t set"
+        " more = 'x' where id = 1"
+    ),
 ]
-TIDY = {"by_full": "alter table t_5 replica identity full", "by_leaf": "alter table t_5 add primary key (id)",
-        "by_index": "alter table t_5 alter v set not null; create unique index t_5_v on t_5(v); "
-                    "alter table t_5 replica identity using index t_5_v",
-        "full_key": "alter table t_5 replica identity full"}  # fmt: skip
+TIDY = {
+    "by_full": "alter table t_5 replica identity full",
+    "by_leaf": "alter table t_5 add primary key (id)",
+    "by_index": (
+        "alter table t_5 alter v set not null; create unique index t_5_v on t_5(v); "
+        "alter table t_5 replica identity using index t_5_v"
+    ),
+    "full_key": "alter table t_5 replica identity full",
+}
 
 
 DUPLICATES = [
     "insert into by_full select id, part, v, big from by_full where part in (15, 35)",
-    "delete from by_full where part = 15 and ctid in (select min(ctid) from by_full where part = 15 group by id)",
-    "update by_full set v = 'one of two' where part = 35 and ctid in (select min(ctid) from by_full where part = 35)",
+    (
+        "delete from by_full where part = 15 and ctid in (select min(ctid) from by_full where part"
+        " = 15 group by id)"
+    ),
+    (
+        "update by_full set v = 'one of two' where part = 35 and ctid in (select min(ctid) from"
+        " by_full where part = 35)"
+    ),
 ]
 
 
@@ -144,7 +199,9 @@ def on_each(database, statements, roots=tuple(KINDS)):
 
 
 def test_gathered_leaves(spark, database, lake, monkeypatch):
-    """Copy and changes, TRUNCATE of one leaf between others, rows that cross leaves, a new leaf, a new column."""
+    """Copy and changes, TRUNCATE of one leaf between others, rows that cross leaves, a new leaf, a
+    new column.
+    """
     for root in KINDS:
         database.execute(ddl(root))
     on_each(database, BEFORE)
@@ -178,19 +235,28 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
             on_each(database, statements)
         with monkeypatch.context() as patch:
             if number == 0:
-                patch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)  # Spark's tasks decode
+                patch.setattr(
+                    "waldelta.lake.changelog.batch_range.SMALL_ROWS", 0
+                )  # Spark's tasks decode
             assert made.consume(spark, f"run {number}").warnings == []
         columns += ["more"] if statements is LAST else []
         compare(statements)
     for name in ("public.by_leaf", "public.by_full"):
-        assert compare_target(spark, made.job().conninfo, made.file, made.job().table_states()[name]).rows == 0
+        assert (
+            compare_target(
+                spark, made.job().conninfo, made.file, made.job().table_states()[name]
+            ).rows
+            == 0
+        )
     assert {found["due"] for found in made.status()["targets"].values()} == {"feed"}
 
 
-# --- one table in several targets -----------------------------------------------------------------------------------
+# --- one table in several targets
+# -----------------------------------------------------------------------------------
 
 SPLIT = f"""
-create table f(id int primary key, origin text, v text, big text); alter table f replica identity full;
+create table f(id int primary key, origin text, v text, big text); alter table f replica identity
+  full;
 alter table f alter big set storage external;
 create table r(id int, v text, primary key (id)) partition by range (id);
 create table r_1 partition of r for values from (minvalue) to (10);
@@ -198,15 +264,18 @@ create table r_2 partition of r for values from (10) to (20) partition by range 
 create table r_2_a partition of r_2 for values from (10) to (15);
 create table r_2_b partition of r_2 for values from (15) to (20);
 create table r_3 partition of r default;
-create table l(id int, region text, at timestamptz, v text, primary key (id, region)) partition by list (region);
+create table l(id int, region text, at timestamptz, v text, primary key (id,
+  region)) partition by list (region);
 create table l_1 partition of l for values in ('a', 'b');
 create table l_2 partition of l for values in ('c');
 alter table l replica identity full; alter table l_1 replica identity full; alter table l_2 replica identity full;
-insert into f select g, case g % 3 when 0 then 'LAX' when 1 then 'SFO' end, 'v', {BIG} from generate_series(1, 12) g;
+insert into f select g, case g % 3 when 0 then 'LAX' when 1 then 'SFO' end, 'v', {BIG}
+  from generate_series(1, 12) g;
 insert into r select g, 'v' from generate_series(1, 25) g;
-insert into l select g, (array['a', 'b', 'c'])[g % 3 + 1], '2026-01-01'::timestamptz + g * interval '1 day', 'v'
+insert into l select g, (array['a', 'b', 'c'])[g % 3 + 1],
+  '2026-01-01'::timestamptz + g * interval '1 day', 'v'
 from generate_series(1, 12) g;
-"""
+"""  # noqa: E501
 SPLIT_TARGETS = {
     "f": {},
     "f_lax": {"from": "public.f", "where": "origin = 'LAX'"},
@@ -219,28 +288,53 @@ SPLIT_TARGETS = {
 }
 # What each target holds, as the source has it.
 HELD = {
-    "f": ("f", "true"), "f_lax": ("f", "origin = 'LAX'"), "f_big": ("f", "id > 100 or origin is null"),
-    "r_1": ("r_1", "true"), "r_2": ("r_2", "true"), "r_3": ("r_3", "id <> 22"),
-    "l_1": ("l_1", "v <> 'no'"), "l_2": ("l_2", "true"),
-}  # fmt: skip
+    "f": ("f", "true"),
+    "f_lax": ("f", "origin = 'LAX'"),
+    "f_big": ("f", "id > 100 or origin is null"),
+    "r_1": ("r_1", "true"),
+    "r_2": ("r_2", "true"),
+    "r_3": ("r_3", "id <> 22"),
+    "l_1": ("l_1", "v <> 'no'"),
+    "l_2": ("l_2", "true"),
+}
 SPLIT_CHANGES = [
     "insert into f values (101, 'LAX', 'x', null), (102, 'SFO', 'y', null), (13, null, 'z', null)",
-    "update f set origin = case origin when 'LAX' then 'SFO' else 'LAX' end where id < 8; update f set id = id + 200 where id = 9",
+    (
+        "update f set origin = case origin when 'LAX' then 'SFO' else 'LAX' end where id < 8;"
+        " update f set id = id + 200 where id = 9"
+    ),
     "delete from f where id in (102, 12)",
-    "delete from r where id in (14, 15, 23); update r set id = id + 10 where id in (4, 5, 13); update r set id = 4 where id = 21",  # crosses partitions
-    "update r set v = 'w' where id % 2 = 0; delete from r where id in (1, 16, 25); insert into r values (16, 'n'), (26, 'n')",
-    "update l set region = 'c', v = 'moved' where id in (1, 2); update l set region = 'b' where id = 5; update l set v = 'no' where id = 6",
+    (  # crosses partitions
+        "delete from r where id in (14, 15, 23); update r set id = id + 10 where id in (4, 5, 13);"
+        " update r set id = 4 where id = 21"
+    ),
+    (
+        "update r set v = 'w' where id % 2 = 0; delete from r where id in (1, 16, 25); insert into"
+        " r values (16, 'n'), (26, 'n')"
+    ),
+    (
+        "update l set region = 'c', v = 'moved' where id in (1, 2); update l set region = 'b' where"
+        " id = 5; update l set v = 'no' where id = 6"
+    ),
     "delete from l where id = 8; insert into l values (20, 'a'), (21, 'c')",
 ]
 SPLIT_THEN = [
-    "alter table f add column more int default 7; insert into f values (30, 'LAX', 'm', null, 8), (31, 'SFO', 'm', null, 9)",
+    (
+        "alter table f add column more int default 7; insert into f values (30, 'LAX', 'm', null,"
+        " 8), (31, 'SFO', 'm', null, 9)"
+    ),
     "truncate r; insert into r values (1, 'r'), (11, 'r'), (16, 'r'), (30, 'r')",
-    "create table l_3 partition of l for values in ('d'); alter table l_3 replica identity full; insert into l values (40, 'd', null, null), (41, 'a', null, 'x')",
+    (
+        "create table l_3 partition of l for values in ('d'); alter table l_3 replica identity"
+        " full; insert into l values (40, 'd', null, null), (41, 'a', null, 'x')"
+    ),
 ]
 
 
 def test_one_table_in_several_targets(spark, database, lake):
-    """By filters and by partitions: copies, rows that go from one to another, a new column, TRUNCATE; and the checks pass."""
+    """By filters and by partitions: copies, rows that go from one to another, a new column,
+    TRUNCATE; and the checks pass.
+    """
     for statement in filter(str.strip, SPLIT.split(";\n")):
         database.execute(statement)
     made = pipeline(database, lake, ["f", "r", "l"], SPLIT_TARGETS, via_root=True, checked=False)
@@ -255,7 +349,9 @@ def test_one_table_in_several_targets(spark, database, lake):
             state = made.job().table_states()[f"public.{table}"]
             names = [c.name for c in state.columns if c.name != "at"]
             assert_equal(
-                target_rows(spark, made, table, *names), source_rows(database, source, *names, where=where), what
+                target_rows(spark, made, table, *names),
+                source_rows(database, source, *names, where=where),
+                what,
             )
 
     compare("copied")
@@ -270,38 +366,55 @@ def test_one_table_in_several_targets(spark, database, lake):
     others = {name: of for name, of in SPLIT_TARGETS.items() if name != "l_2"}
     others |= {"f_big": {"from": "public.f", "where": "id > 200"}}
     fewer = mending(pipeline(database, lake, ["f", "r", "l"], others, via_root=True, checked=False))
-    # Of the targets that the root is split into, the one whose partition was emptied is mended, by that one's rows.
+    # Of the targets that the root is split into, the one whose partition was emptied is mended, by
+    # that one's rows.
     database.execute(
-        "truncate r_2_b; insert into r values (17, 'r'), (18, 'r'); update r set v = 'late' where id in (1, 11)"
+        "truncate r_2_b; insert into r values (17, 'r'), (18, 'r'); update r set v = 'late' where"
+        " id in (1, 11)"
     )
-    told = [text for text in fewer.consume(spark, "fewer").warnings if "copied" in text or "repaired" in text]
+    told = [
+        text
+        for text in fewer.consume(spark, "fewer").warnings
+        if "copied" in text or "repaired" in text
+    ]
     assert [text.split(":")[0] for text in told] == ["public.f_big", "public.r_2"]
     assert all("it was repaired" in text for text in told), told
-    assert target_rows(spark, fewer, "f_big", "id") == source_rows(database, "f", "id", where="id > 200")
+    assert target_rows(spark, fewer, "f_big", "id") == source_rows(
+        database, "f", "id", where="id > 200"
+    )
     for table in ("r_1", "r_2"):
-        assert_equal(target_rows(spark, fewer, table, "id", "v"), source_rows(database, table, "id", "v"), table)
+        assert_equal(
+            target_rows(spark, fewer, table, "id", "v"),
+            source_rows(database, table, "id", "v"),
+            table,
+        )
     assert fewer.status()["targets"]["public.l_2"]["due"] == "removed"
 
 
-# --- leaves that come with rows, or go ------------------------------------------------------------------------------
+# --- leaves that come with rows, or go
+# ------------------------------------------------------------------------------
 
 
 def test_attached_and_detached_leaves(spark, database, lake):
-    """As with tables published via their root: nobody sends their rows, so it is told, once; the rows that enter and leave
-    mend it."""  # fmt: skip
+    """As with tables published via their root: nobody sends their rows, so it is told, once; the
+    rows that enter and leave mend it.
+    """
     database.execute(
-        "create table p(id int primary key, v text) partition by range (id); "
-        "create table p_1 partition of p for values from (0) to (10); create table p_2 partition of p for values from (10) to (20);"
-        "insert into p select g, 'v' from generate_series(1, 15) g;"
-        "create table late(v text, id int primary key); insert into late values ('had', 21)"
+        "create table p(id int primary key, v text) partition by range (id); create table p_1"
+        " partition of p for values from (0) to (10); create table p_2 partition of p for values"
+        " from (10) to (20);insert into p select g, 'v' from generate_series(1, 15) g;create table"
+        " late(v text, id int primary key); insert into late values ('had', 21)"
     )
     made = pipeline(database, lake, ["p"], {"p": {"partition_root": True}}, checked=False)
     made.setup()
     made.sync(spark)
     database.execute(
-        "alter table p attach partition late for values from (20) to (30); insert into p values (22, 'new')"
+        "alter table p attach partition late for values from (20) to (30); insert into p values"
+        " (22, 'new')"
     )
-    database.execute("alter table p detach partition p_1; delete from p_1; update p set v = 'w' where id = 12")
+    database.execute(
+        "alter table p detach partition p_1; delete from p_1; update p set v = 'w' where id = 12"
+    )
     warnings = made.consume(spark, "one").warnings
     assert any("late" in text for text in warnings)
     assert any("went" in text or "detached" in text for text in warnings)
@@ -318,18 +431,26 @@ def test_attached_and_detached_leaves(spark, database, lake):
         database, "p", "tableoid::bigint", "id", "v"
     )
     database.execute(
-        "drop table late; insert into p values (13, 'x') on conflict do nothing; truncate p_2; insert into p values (11, 'y')"
+        "drop table late; insert into p values (13, 'x') on conflict do nothing; truncate p_2;"
+        " insert into p values (11, 'y')"
     )
     made.consume(spark, "three")
-    assert target_rows(spark, made, "p", "id", "v") == [(11, "y"), (21, "had"), (22, "new"), (23, "last")]
+    assert target_rows(spark, made, "p", "id", "v") == [
+        (11, "y"),
+        (21, "had"),
+        (22, "new"),
+        (23, "last"),
+    ]
 
 
 def test_a_leaf_that_is_published_later(spark, database, lake):
-    """It was made as a partition, but the rows that it had before were sent to nobody: it is told, and a copy mends it."""
+    """It was made as a partition, but the rows that it had before were sent to nobody: it is told,
+    and a copy mends it.
+    """
     database.execute(
-        "create table p(id int primary key, v text) partition by range (id); "
-        "create table p_1 partition of p for values from (0) to (10); create table p_2 partition of p for values from (10) to (20);"
-        "insert into p select g, 'v' from generate_series(8, 11) g"
+        "create table p(id int primary key, v text) partition by range (id); create table p_1"
+        " partition of p for values from (0) to (10); create table p_2 partition of p for values"
+        " from (10) to (20);insert into p select g, 'v' from generate_series(8, 11) g"
     )
     gathered = {"p": {"partition_root": True}}
     made = pipeline(database, lake, ["p_1"], gathered, checked=False)
@@ -350,11 +471,14 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
 
 
 def test_a_quiet_source_hides_no_drift(spark, database, lake):
-    """Where nothing was written, a look still sends a run to targets that aren't just the published table of their name."""
+    """Where nothing was written, a look still sends a run to targets that aren't just the published
+    table of their name.
+    """
     database.execute(
-        "create table t(id int primary key); insert into t select generate_series(1, 9);"
-        "create table p(id int primary key) partition by range (id); create table p_1 partition of p for values from (0) to (10);"
-        "create table late(id int primary key); insert into late values (21)"
+        "create table t(id int primary key); insert into t select generate_series(1, 9);create"
+        " table p(id int primary key) partition by range (id); create table p_1 partition of p for"
+        " values from (0) to (10);create table late(id int primary key); insert into late values"
+        " (21)"
     )
     targets = {"big": {"from": "public.t", "where": "id > 5"}, "p": {"partition_root": True}}
     made = pipeline(database, lake, ["t", "p"], targets, checked=False)
@@ -367,7 +491,11 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     assert any("late came" in text for text in made.consume(spark, "one").warnings)
     assert not look(made.job("look")).has_work
     changed = pipeline(
-        database, lake, ["t", "p"], targets | {"big": {"from": "public.t", "where": "id > 3"}}, checked=False
+        database,
+        lake,
+        ["t", "p"],
+        targets | {"big": {"from": "public.t", "where": "id > 3"}},
+        checked=False,
     )
     assert look(changed.job("look")).reason == "drifted from their source: public.big"
     changed.consume(spark, "two")
@@ -375,7 +503,8 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     assert not look(changed.job("look")).has_work
 
 
-# --- setup ----------------------------------------------------------------------------------------------------------
+# --- setup
+# ------------------------------------------------------------------------------------------------
 
 DDL = """
 create table t(id int primary key, a int); create table plain(id int primary key);
@@ -391,30 +520,104 @@ create table h_2 partition of h for values with (modulus 2, remainder 1);
 """
 GATHER = {"partition_root": True}
 PART = [{"name": "public.p_1", "where": "id > 1"}, {"name": "public.p_2"}]
-LISTS = [{"name": "public.p_1", "columns": ["id", "a"]}, {"name": "public.p_2", "columns": ["id", "v"]}]
+LISTS = [
+    {"name": "public.p_1", "columns": ["id", "a"]},
+    {"name": "public.p_2", "columns": ["id", "v"]},
+]
 # What is published, whether via roots, the targets, what setup says.
 REFUSED = {
-    "no such root": (["t"], False, {"nope": GATHER}, r"nope.partition_root: public.nope does not exist"),
-    "not partitioned": (["t"], False, {"t": GATHER}, r"public.t isn't partitioned: remove partition_root"),
-    "via its root": (["p"], True, {"p": GATHER}, r"published via its root.*publish_via_partition_root: false"),
-    "not published": (["t"], False, {"p": GATHER}, r"no publication of this pipeline publishes a partition"),
-    "other keys": (["q"], False, {"q": GATHER}, r"different keys \(public.q_1: id; public.q_2: a, id\): give them the same"),
-    "other filters": (PART, False, {"p": GATHER}, r"different row filters \(public.p_1: .*id > 1.*; public.p_2: none\)"),
-    "other columns": (LISTS, False, {"p": GATHER}, r"different column lists \(public.p_1: a, id; public.p_2: id, v\)"),
-    "a leaf with an entry": (["p"], False, {"p": GATHER, "p_1": {}}, r"public.p_1 can't be a target too"),
+    "no such root": (
+        ["t"],
+        False,
+        {"nope": GATHER},
+        r"nope.partition_root: public.nope does not exist",
+    ),
+    "not partitioned": (
+        ["t"],
+        False,
+        {"t": GATHER},
+        r"public.t isn't partitioned: remove partition_root",
+    ),
+    "via its root": (
+        ["p"],
+        True,
+        {"p": GATHER},
+        r"published via its root.*publish_via_partition_root: false",
+    ),
+    "not published": (
+        ["t"],
+        False,
+        {"p": GATHER},
+        r"no publication of this pipeline publishes a partition",
+    ),
+    "other keys": (
+        ["q"],
+        False,
+        {"q": GATHER},
+        r"different keys \(public.q_1: id; public.q_2: a, id\): give them the same",
+    ),
+    "other filters": (
+        PART,
+        False,
+        {"p": GATHER},
+        r"different row filters \(public.p_1: .*id > 1.*; public.p_2: none\)",
+    ),
+    "other columns": (
+        LISTS,
+        False,
+        {"p": GATHER},
+        r"different column lists \(public.p_1: a, id; public.p_2: id, v\)",
+    ),
+    "a leaf with an entry": (
+        ["p"],
+        False,
+        {"p": GATHER, "p_1": {}},
+        r"public.p_1 can't be a target too",
+    ),
     "from what is gathered": (
-        ["p"], False, {"p": GATHER, "a": {"from": "public.p_1", "where": "id > 1"}}, r"public.p_1 is gathered by partition_root",
+        ["p"],
+        False,
+        {"p": GATHER, "a": {"from": "public.p_1", "where": "id > 1"}},
+        r"public.p_1 is gathered by partition_root",
     ),
-    "from nowhere": (["t"], False, {"a": {"from": "public.plain", "where": "id > 1"}}, r"no publication.*publishes public.plain"),
-    "from a leaf of a root": (["p"], True, {"a": {"from": "public.p_1", "where": "id > 1"}}, r"under that name.*the root"),
+    "from nowhere": (
+        ["t"],
+        False,
+        {"a": {"from": "public.plain", "where": "id > 1"}},
+        r"no publication.*publishes public.plain",
+    ),
+    "from a leaf of a root": (
+        ["p"],
+        True,
+        {"a": {"from": "public.p_1", "where": "id > 1"}},
+        r"under that name.*the root",
+    ),
     "a name that is published": (
-        ["t", "plain"], False, {"plain": {"from": "public.t", "where": "id > 1"}}, r"one target of a name: choose another",
+        ["t", "plain"],
+        False,
+        {"plain": {"from": "public.t", "where": "id > 1"}},
+        r"one target of a name: choose another",
     ),
-    "a table of that name": (["t"], False, {"plain": {"from": "public.t", "where": "id > 1"}}, r"isn't a partition of public.t"),
-    "all of it": (["t"], False, {"a": {"from": "public.t"}}, r"no partition of public.t, so it would hold all.*write a where"),
+    "a table of that name": (
+        ["t"],
+        False,
+        {"plain": {"from": "public.t", "where": "id > 1"}},
+        r"isn't a partition of public.t",
+    ),
+    "all of it": (
+        ["t"],
+        False,
+        {"a": {"from": "public.t"}},
+        r"no partition of public.t, so it would hold all.*write a where",
+    ),
     "hash": (["h"], True, {"h_1": {"from": "public.h"}}, r"h_1.from.*satisfies_hash_partition"),
-    "outside the identity": (["t"], False, {"a": {"from": "public.t", "where": "a > 5"}}, r"replica identity full"),
-}  # fmt: skip
+    "outside the identity": (
+        ["t"],
+        False,
+        {"a": {"from": "public.t", "where": "a > 5"}},
+        r"replica identity full",
+    ),
+}
 ALLOWED = {
     "leaves with keys of their own": (["p"], False, {"p": GATHER}),
     "some leaves": (["p_1"], False, {"p": GATHER}),
@@ -422,7 +625,10 @@ ALLOWED = {
     "two of one": (
         ["t"],
         False,
-        {"a": {"from": "public.t", "where": "id > 5"}, "b": {"from": "public.t", "where": "id < 9"}},
+        {
+            "a": {"from": "public.t", "where": "id > 5"},
+            "b": {"from": "public.t", "where": "id < 9"},
+        },
     ),
 }
 
@@ -439,7 +645,9 @@ def test_setup_refuses_by_name(database, lake):
     """With the place and the remedy, before anything is changed."""
     database.execute(DDL)
     for case, (tables, via_root, targets, message) in REFUSED.items():
-        listed = [entry if isinstance(entry, dict) else {"name": f"public.{entry}"} for entry in tables]
+        listed = [
+            entry if isinstance(entry, dict) else {"name": f"public.{entry}"} for entry in tables
+        ]
         made = pipeline(database, lake, [], targets, via_root=via_root, listed=listed)
         with pytest.raises(PreflightFailed) as caught:
             made.setup()

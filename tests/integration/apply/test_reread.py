@@ -1,4 +1,6 @@
-"""Rows that come without all of their values: completed from the source, or quarantined; never null in silence."""
+"""Rows that come without all of their values: completed from the source, or quarantined; never null
+in silence.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from waldelta.lake.ledger.expectation_results import (
     append_expectation_results,
     told_unknown,
 )
-from waldelta.lake.ledger.quarantine import QUARANTINED, REREAD, RESOLVED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.quarantine import (
+    QUARANTINED,
+    REREAD,
+    RESOLVED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+)
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.lake_tables import Bookkeeping
@@ -41,34 +50,46 @@ from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
-# The filter's column is in the identity, so an UPDATE that moves a row in sends no old row's other columns.
+# The filter's column is in the identity, so an UPDATE that moves a row in sends no old row's other
+# columns.
 IDENTITIES = {
     "default": "create table {t}(id int, a text, big text, m numeric(10,2), primary key (id, a))",
-    "index": """
+    "index": (
+        """
         create table {t}(id int primary key, a text not null, big text, m numeric(10,2));
         create unique index {t}_a on {t}(id, a);
-        alter table {t} replica identity using index {t}_a""",
-    "full": """
+        alter table {t} replica identity using index {t}_a"""
+    ),
+    "full": (
+        """
         create table {t}(id int, a text, big text, m numeric(10,2), primary key (id, a));
-        alter table {t} replica identity full""",
-    "partitioned": """
-        create table {t}(id int, a text, big text, m numeric(10,2), primary key (id, a)) partition by range (id);
+        alter table {t} replica identity full"""
+    ),
+    "partitioned": (
+        """
+        create table {t}(id int, a text, big text, m numeric(10,2), primary key (id,
+          a)) partition by range (id);
         create table {t}_1 partition of {t} default;
-        alter table {t}_1 alter big set storage external""",
+        alter table {t}_1 alter big set storage external"""
+    ),
 }
 
 
 def made(database, lake, tables=None):
-    """A pipeline over these tables (by default one with its primary key, ``t``), by their kinds of identity."""
+    """A pipeline over these tables (by default one with its primary key, ``t``), by their kinds of
+    identity.
+    """
     tables = tables or {"t": "default"}
     for table, identity in tables.items():
         ddl = IDENTITIES[identity].format(t=table)
         database.execute(f"{ddl}; alter table {table} alter big set storage external")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in tables]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in tables])
+    )
     listed = ", ".join(f"{table} where (a > 'm')" for table in tables)
     database.execute(
-        f"drop publication s_{database.name}_pub; create publication s_{database.name}_pub for table {listed} "
-        "with (publish_via_partition_root = true)"
+        f"drop publication s_{database.name}_pub; create publication s_{database.name}_pub for"
+        f" table {listed} with (publish_via_partition_root = true)"
     )
     return job
 
@@ -79,7 +100,11 @@ def job(database, lake):
 
 
 def target_rows(spark, job, table="t"):
-    frame = spark.read.format("delta").load(uri_of(job, f"public.{table}")).select("id", "a", "big", "m")
+    frame = (
+        spark.read.format("delta")
+        .load(uri_of(job, f"public.{table}"))
+        .select("id", "a", "big", "m")
+    )
     return sorted(tuple(row) for row in frame.collect())
 
 
@@ -91,7 +116,9 @@ def quarantine_rows(spark, database, job, count):
     """So many rows that no source could complete when they were applied; by now it could."""
     from waldelta.stages.apply.apply import apply
 
-    database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, {count}) g")
+    database.execute(
+        f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, {count}) g"
+    )
     sync(spark, job)
     database.execute("update t set a = 'x'")
     drain(spark, job)
@@ -111,14 +138,21 @@ def told(job, table="t"):
 
 @pytest.mark.usefixtures("compiled")
 def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
-    """It arrives as INSERT without its large value, which is read from the source and marked as such."""
+    """It arrives as INSERT without its large value, which is read from the source and marked as
+    such.
+    """
     tables = {f"by_{identity}": identity for identity in IDENTITIES}
     job = made(database, lake, tables)
     for table in tables:
-        database.execute(f"insert into {table} values (1, 'a', {BIG}, 1.5), (2, 'a', {BIG}, null), (3, 'z', {BIG}, 3)")
+        database.execute(
+            f"insert into {table} values (1, 'a', {BIG}, 1.5), (2, 'a', {BIG}, null), (3, 'z',"
+            f" {BIG}, 3)"
+        )
     sync(spark, job)
     for table in tables:
-        database.execute(f"update {table} set a = 'n' where id = 1; insert into {table} values (4, 'x', 'small')")
+        database.execute(
+            f"update {table} set a = 'n' where id = 1; insert into {table} values (4, 'x', 'small')"
+        )
     done = consume(spark, replace(job, run_id="one")).tables
     for table, identity in tables.items():
         assert target_rows(spark, job, table) == source_rows(database, table)
@@ -130,7 +164,10 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
             assert told(job, table) == [(REREAD, "1", ["big"])]
     # Moved in, moved its key and changed, all in one batch.
     for table in tables:
-        database.execute(f"update {table} set a = 'n' where id = 2; update {table} set id = 20, m = 7 where id = 2")
+        database.execute(
+            f"update {table} set a = 'n' where id = 2; update {table} set id = 20, m = 7 where"
+            " id = 2"
+        )
     consume(spark, replace(job, run_id="two"))
     for table in tables:
         assert target_rows(spark, job, table) == source_rows(database, table)
@@ -141,7 +178,9 @@ def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monke
     monkeypatch.setattr("waldelta.stages.apply.complete_rows.ROWS_PER_READ", 10)
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
     sync(spark, job)
-    database.execute("update t set a = 'x'; delete from t where id = 7; insert into t values (7, 'x', 'new')")
+    database.execute(
+        "update t set a = 'x'; delete from t where id = 7; insert into t values (7, 'x', 'new')"
+    )
     done = run(spark, job)
     assert (done.inserted, done.reread) == (35, 34)
     assert target_rows(spark, job) == source_rows(database)
@@ -161,7 +200,11 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     assert target_rows(spark, job) == source_rows(database)
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
-    (row,) = [r for r in Quarantine(job.pipeline.target.root).rows("public.t", 1) if r.status == QUARANTINED]
+    (row,) = [
+        r
+        for r in Quarantine(job.pipeline.target.root).rows("public.t", 1)
+        if r.status == QUARANTINED
+    ]
     assert json.loads(row.sent) == {"id": "1", "a": "x", "m": "NaN"}
     assert row.lsn is not None
     assert row.commit_ts is not None
@@ -174,7 +217,9 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
 
 
 def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
-    """The update that moved it brings it, read by its new key; as an update of a missing row it would be skipped."""
+    """The update that moved it brings it, read by its new key; as an update of a missing row it
+    would be skipped.
+    """
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
     sync(spark, job)
     database.execute("update t set a = 'x'")
@@ -191,28 +236,45 @@ def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
 
 
 def kept(job, **key):
-    """The messages of the row that was quarantined last: their kinds, and whether they are the change log's own."""
-    rows = [row for row in Quarantine(job.pipeline.target.root).rows("public.t", 1) if row.status == QUARANTINED]
+    """The messages of the row that was quarantined last: their kinds, and whether they are the
+    change log's own.
+    """
+    rows = [
+        row
+        for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)
+        if row.status == QUARANTINED
+    ]
     log = DeltaTable(job.change_log(job.slot_identity()).uri).to_pyarrow_table()
     landed = {(row["batch"], row["seq"]): row for row in log.to_pylist()}
     assert rows[-1].messages == [
         SentMessage(at["batch"], at["seq"], at["lsn"], at["xid8"], at["data"])
         for at in (landed[message.batch, message.seq] for message in rows[-1].messages)
     ]
-    return json.loads(rows[-1].key)["id"], "".join(chr(message.raw[0]) for message in rows[-1].messages)
+    return json.loads(rows[-1].key)["id"], "".join(
+        chr(message.raw[0]) for message in rows[-1].messages
+    )
 
 
 @pytest.mark.usefixtures("compiled")
 def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
-    """All of them, as they were sent: of a row that moved, of one that was there before, and of one that stays in quarantine."""
+    """All of them, as they were sent: of a row that moved, of one that was there before, and of one
+    that stays in quarantine.
+    """
     database.execute(
-        f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 3) g; insert into t values (9, 'z')"
+        f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 3) g; insert into t"
+        " values (9, 'z')"
     )
     sync(spark, job)
     for statement in (
         "update t set a = 'x'; update t set m = 5 where id = 1",
-        "update t set id = 11, m = 6 where id = 1; delete from t where id = 9; update t set id = 9 where id = 11",
-        "update t set id = 1 where id = 2; update t set m = 8 where id = 9; insert into t values (4, 'z', 'new')",
+        (
+            "update t set id = 11, m = 6 where id = 1; delete from t where id = 9; update t set id"
+            " = 9 where id = 11"
+        ),
+        (
+            "update t set id = 1 where id = 2; update t set m = 8 where id = 9; insert into t"
+            " values (4, 'z', 'new')"
+        ),
     ):
         database.execute(statement)
     drain(spark, job)
@@ -220,8 +282,13 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
     from waldelta.stages.apply.apply import apply
 
     assert apply(spark, replace(job, run_id="first")).failures == {}
-    rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)}
-    found = {key: "".join(chr(message.raw[0]) for message in row.messages) for key, row in rows.items()}
+    rows = {
+        json.loads(row.key)["id"]: row
+        for row in Quarantine(job.pipeline.target.root).rows("public.t", 1)
+    }
+    found = {
+        key: "".join(chr(message.raw[0]) for message in row.messages) for key, row in rows.items()
+    }
     # Moved in, changed, moved twice and changed; moved in and moved; moved in.
     assert found == {"9": "IUUUU", "1": "IU", "3": "I"}
     assert kept(job)[0] in found
@@ -239,20 +306,46 @@ def test_the_messages_that_a_row_came_from(spark, database, job, where_decoded):
 
 
 def test_a_discarded_row(spark, database, job):
-    """The target lacks it for good, whatever its key is by then: what changes it finds no row, and a new row at its key is a new row."""
+    """The target lacks it for good, whatever its key is by then: what changes it finds no row, and
+    a new row at its key is a new row.
+    """
     quarantine_rows(spark, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     root = job.pipeline.target.root
-    append_expectation_results(root, [ExpectationResult(
-        now(), "check", "public.t", ALL_VALUES_KNOWN, VALUES_KNOWN, "warning", "pipeline", False, told_unknown(3), None, 1
-    )])  # fmt: skip
-    done = discard_quarantined(replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests")
+    append_expectation_results(
+        root,
+        [
+            ExpectationResult(
+                now(),
+                "check",
+                "public.t",
+                ALL_VALUES_KNOWN,
+                VALUES_KNOWN,
+                "warning",
+                "pipeline",
+                False,
+                told_unknown(3),
+                None,
+                1,
+            )
+        ],
+    )
+    done = discard_quarantined(
+        replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests"
+    )
     assert [(row["key"]["id"], row["by"]) for row in done] == [("1", "Ann"), ("2", "Ann")]
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
     # What a check had told of them is told anew.
     last = read_expectation_results(root)[-1]
-    assert (last.run_id, last.success, last.observed, last.version) == ("away", False, told_unknown(1), None)
-    database.execute("update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')")
+    assert (last.run_id, last.success, last.observed, last.version) == (
+        "away",
+        False,
+        told_unknown(1),
+        None,
+    )
+    database.execute(
+        "update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')"
+    )
     database.execute("update t set id = 21 where id = 1")
     counts = run(spark, job, "second")
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
@@ -260,7 +353,9 @@ def test_a_discarded_row(spark, database, job):
     assert list_quarantined(job) == []
     state = job.table_states()["public.t"]
     quarantine = Quarantine(job.pipeline.target.root)
-    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == ["21"]
+    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == [
+        "21"
+    ]
     moved = quarantine.rows("public.t", state.generation)[-1]
     assert (moved.run_id, moved.by) == ("second", None)
     assert moved.reason == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
@@ -288,7 +383,9 @@ def retry_until(moment, spark, job, monkeypatch):
 
 @pytest.fixture(params=["merge_rows_here", "merge_rows"], ids=["Arrow", "Spark"])
 def merging(request, monkeypatch):
-    """Rows that are read again are staged and merged by Arrow, or by Spark; the name of what merges them."""
+    """Rows that are read again are staged and merged by Arrow, or by Spark; the name of what merges
+    them.
+    """
     if request.param == "merge_rows":
         monkeypatch.setattr("waldelta.stages.repair._repair_rows.MOST_KEYS", 0)
         monkeypatch.setattr("waldelta.stages.repair.repair.merge_rows_here", lambda *_: False)
@@ -296,7 +393,8 @@ def merging(request, monkeypatch):
 
 
 def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merging):
-    """Whether it had committed is asked of the target: nothing is copied, nothing is put right twice, or too late.
+    """Whether it had committed is asked of the target: nothing is copied, nothing is put right
+    twice, or too late.
 
     What was discarded goes on lacking in the generation that it begins, and in none that it didn't.
     """
@@ -330,7 +428,8 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         with pytest.raises(RunFailed, match="no space left"):
             retry("failed")
     is_as_before()
-    # Killed before it: so it is from the next run on, and the merge finds nothing to merge when it comes after all.
+    # Killed before it: so it is from the next run on, and the merge finds nothing to merge when it
+    # comes after all.
     with pytest.raises(Killed):
         retry("killed before", "repair.begun")
     assert (job.table_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
@@ -342,14 +441,19 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
             merge_rows(*late[0])
     is_as_before()
-    # Killed after it: the next run enters that it is done, tells what it did, and goes on from there.
+    # Killed after it: the next run enters that it is done, tells what it did, and goes on from
+    # there.
     database.execute("update t set m = 7 where id = 4; delete from t where id = 1")
     with pytest.raises(Killed):
         retry("killed after", "repair.merged")
     database.execute("update t set m = 8 where id = 3")
     done = run(spark, job, "takes it up")
     state = job.table_states()["public.t"]
-    assert (state.generation, state.status, state.reason) == (4, "synced", "quarantine --retry by Ann")
+    assert (state.generation, state.status, state.reason) == (
+        4,
+        "synced",
+        "quarantine --retry by Ann",
+    )
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
     shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"].operations
     assert (shown.inserted, shown.updated) == (3, 1)
@@ -362,7 +466,9 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
 
 
 def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypatch):
-    """A failover judges by what is synced, so that a repair from before it may be ahead of the new primary: a copy isn't."""
+    """A failover judges by what is synced, so that a repair from before it may be ahead of the new
+    primary: a copy isn't.
+    """
     quarantine_rows(spark, database, job, 1)
     with pytest.raises(Killed):
         retry_until("repair.merged", spark, job, monkeypatch)
@@ -374,10 +480,13 @@ def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypa
 
 
 def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
-    """As of a snapshot: also those that were changed, deleted or made anew since; then the stream goes on."""
+    """As of a snapshot: also those that were changed, deleted or made anew since; then the stream
+    goes on.
+    """
     quarantine_rows(spark, database, job, 4)
     database.execute(
-        "delete from t where id in (1, 2); insert into t values (2, 'z', 'new'); update t set m = 7 where id = 4"
+        "delete from t where id in (1, 2); insert into t values (2, 'z', 'new'); update t set m = 7"
+        " where id = 4"
     )
     listed = list_quarantined(job)
     assert [(row["table"], row["key"], row["lacking"]) for row in listed] == [
@@ -387,10 +496,16 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
     with pytest.raises(ConfigError, match=r"no target is fed by public\.other"):
         list_quarantined(job, ["public.other"])
-    checked = job.pipeline.model_copy(update={"quality": job.pipeline.quality.model_copy(update={"enabled": True})})
-    done = run_retry(spark, replace(job, run_id="retry", pipeline=checked), ["public.t"], by="Ann", reason="back")
+    checked = job.pipeline.model_copy(
+        update={"quality": job.pipeline.quality.model_copy(update={"enabled": True})}
+    )
+    done = run_retry(
+        spark, replace(job, run_id="retry", pipeline=checked), ["public.t"], by="Ann", reason="back"
+    )
     assert done.passed == ["public.t"]
-    known = {row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)}
+    known = {
+        row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)
+    }
     assert (known[ALL_VALUES_KNOWN], len(known) > 1) == (True, True)
     last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
@@ -398,20 +513,30 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
     assert target_rows(spark, job) == source_rows(database)
     assert len(target_rows(spark, job)) == 3
-    assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == ([], 0)
-    # A second attempt at the run, whose first one may have ended before it had checked what it put right.
+    assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == (
+        [],
+        0,
+    )
+    # A second attempt at the run, whose first one may have ended before it had checked what it put
+    # right.
     assert run_retry(spark, replace(job, run_id="retry", pipeline=checked)).passed == ["public.t"]
     assert run_retry(spark, replace(job, run_id="again")).tables == {}
-    database.execute("update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where id = 2")
+    database.execute(
+        "update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where"
+        " id = 2"
+    )
     run(spark, job, "later")
     assert target_rows(spark, job) == source_rows(database)
     # Where only a copy would be exact, the table stays as it is, and it is said why.
     before = job.table_states()["public.t"]
-    held = IncompleteRow(now(), "x", QUARANTINED, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"])
+    held = IncompleteRow(
+        now(), "x", QUARANTINED, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"]
+    )
     Quarantine(job.pipeline.target.root).add([held])
     database.execute(f"alter publication s_{database.name}_pub set (publish = 'insert, update')")
     with pytest.raises(
-        RunFailed, match=r"public\.t drifted .*: let a run, or sync --tables public\.t, mend that first"
+        RunFailed,
+        match=r"public\.t drifted .*: let a run, or sync --tables public\.t, mend that first",
     ):
         run_retry(spark, replace(job, run_id="refused"))
     assert job.table_states()["public.t"] == before
@@ -433,7 +558,9 @@ def test_a_column_that_was_dropped_meanwhile(spark, database, job):
 
 def test_a_stale_row_at_the_key_goes(spark, database, job):
     """What the source deleted before the incomplete row came doesn't stay in its place."""
-    database.execute(f"insert into t values (1, 'x', 'old', 1); insert into t values (2, 'a', {BIG}, 2)")
+    database.execute(
+        f"insert into t values (1, 'x', 'old', 1); insert into t values (2, 'a', {BIG}, 2)"
+    )
     sync(spark, job)
     database.execute("delete from t where id = 1; update t set id = 1, a = 'x' where id = 2")
     drain(spark, job)
@@ -471,8 +598,12 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
 
 
 @pytest.mark.parametrize("fate", ["killed", "slept"])
-def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, database, job, monkeypatch, fate):
-    """With later batches beside it nothing is incomplete any more: what was told is taken back, and isn't told any more."""
+def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
+    spark, database, job, monkeypatch, fate
+):
+    """With later batches beside it nothing is incomplete any more: what was told is taken back, and
+    isn't told any more.
+    """
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
     sync(spark, job)
     database.execute("update t set a = 'x'")
@@ -485,7 +616,8 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(spark, databas
     def slept(*args, real=ledger_table.write_deltalake, **options):
         monkeypatch.undo()
         database.execute(
-            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
+            " 'waldelta lock public.t'"
         )
         run(spark, job, "the next")
         real(*args, **options)
@@ -515,7 +647,9 @@ def test_a_key_change_whose_base_row_is_missing_is_skipped(spark, database, job)
     assert target_rows(spark, job) == source_rows(database)[1:]
 
 
-def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(spark, database, job, postgres, monkeypatch):
+def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
+    spark, database, job, postgres, monkeypatch
+):
     """A commit that waits for a synchronous standby is decoded before it is visible."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
     sync(spark, job)
@@ -527,7 +661,9 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(spark, database, j
     try:
         pid = waiting.info.backend_pid
         waiting.pgconn.send_query(b"update t set a = 'x'")
-        wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
+        wait_until(
+            database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid
+        )
         drain(spark, job)
         monkeypatch.setattr("waldelta.stages.apply._source_values.VISIBLE_TIMEOUT_S", 0.1)
         assert isinstance(apply(spark, job).failures["public.t"], TransactionsStillOpen)

@@ -1,4 +1,6 @@
-"""Schema changes while changes flow: after every ALTER the target has the source's columns and rows."""
+"""Schema changes while changes flow: after every ALTER the target has the source's columns and
+rows.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,52 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 # Statements, and whether the table has to be copied again for them.
 CASES = {
     "a column without a default": ("alter table t add column x int", False),
-    "a column with a constant default": ("alter table t add column x numeric(6,2) not null default 1.50", False),
-    "a default of an array type": ("alter table t add column x text[] default array['a', 'b,\"c']", False),
+    "a column with a constant default": (
+        "alter table t add column x numeric(6,2) not null default 1.50",
+        False,
+    ),
+    "a default of an array type": (
+        "alter table t add column x text[] default array['a', 'b,\"c']",
+        False,
+    ),
     "a default that only new rows get": (
-        "alter table t add column x int; alter table t alter column x set default 5", True),
+        "alter table t add column x int; alter table t alter column x set default 5",
+        True,
+    ),
     "a volatile default": ("alter table t add column x float8 default random()", True),
     "a generated column, which isn't published": (
-        "alter table t add column x int generated always as (id * 2) stored", False),
+        "alter table t add column x int generated always as (id * 2) stored",
+        False,
+    ),
     "a dropped column": ("alter table t drop column v", False),
     "a renamed column": ("alter table t rename column v to w", False),
     "a renamed key": ("alter table t rename column id to key", False),
     "a renamed column and a new one under its old name": (
-        "alter table t rename column v to w; alter table t add column v int", True),
-    "a column dropped and added again": ("alter table t drop column v; alter table t add column v text", True),
+        "alter table t rename column v to w; alter table t add column v int",
+        True,
+    ),
+    "a column dropped and added again": (
+        "alter table t drop column v; alter table t add column v text",
+        True,
+    ),
     "a longer varchar and a wider numeric": (
-        "alter table t alter column s type varchar(20); alter table t alter column n type numeric(12,2)", False),
+        (
+            "alter table t alter column s type varchar(20); alter table t alter column n type"
+            " numeric(12,2)"
+        ),
+        False,
+    ),
     "a numeric without limits": ("alter table t alter column n type numeric", False),
     "another type": ("alter table t alter column n type text using 'n' || n", True),
     "another scale": ("alter table t alter column n type numeric(10,4)", True),
     "several at once": (
-        "alter table t add column x int default 1, add column y date, drop column s; alter table t rename v to w", False),
-}  # fmt: skip
+        (
+            "alter table t add column x int default 1, add column y date, drop column s; alter"
+            " table t rename v to w"
+        ),
+        False,
+    ),
+}
 
 
 def write(database, first, table="t"):
@@ -53,9 +80,16 @@ def write(database, first, table="t"):
     listed = ", ".join([key, *names, "big"])
     values = {"v": "null", "s": "'s'", "n": "g"}
     chosen = ", ".join(["g", *(values[n] for n in names), BIG])
-    database.execute(f"insert into {table}({listed}) select {chosen} from generate_series({first}, {first + 4}) g")
-    database.execute(f"update {table} set {'s' if 's' in columns else key} = {'s' if 's' in columns else key}")
-    database.execute(f"update {table} set s = 'u' where {key} % 2 = 0" if "s" in columns else "select 1")
+    database.execute(
+        f"insert into {table}({listed}) select {chosen} from generate_series({first},"
+        f" {first + 4}) g"
+    )
+    database.execute(
+        f"update {table} set {'s' if 's' in columns else key} = {'s' if 's' in columns else key}"
+    )
+    database.execute(
+        f"update {table} set s = 'u' where {key} % 2 = 0" if "s" in columns else "select 1"
+    )
     database.execute(f"delete from {table} where {key} = {first}")
 
 
@@ -63,8 +97,8 @@ def columns_of(database, table="t"):
     return [
         name
         for (name,) in database.execute(
-            "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0 and not attisdropped"
-            " and attgenerated = '' order by attnum",
+            "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0 and not"
+            " attisdropped and attgenerated = '' order by attnum",
             (table,),
         )
     ]
@@ -73,8 +107,13 @@ def columns_of(database, table="t"):
 def assert_equal(spark, database, job, table="t", what=""):
     names = columns_of(database, table)
     frame = spark.read.format("delta").load(uri_of(job, f"public.{table}"))
-    assert (what, sorted(c for c in frame.columns if not c.startswith("_wd_"))) == (what, sorted(names))
-    found = sorted((tuple(row) for row in frame.select(*[f"`{n}`" for n in names]).collect()), key=repr)
+    assert (what, sorted(c for c in frame.columns if not c.startswith("_wd_"))) == (
+        what,
+        sorted(names),
+    )
+    found = sorted(
+        (tuple(row) for row in frame.select(*[f"`{n}`" for n in names]).collect()), key=repr
+    )
     listed = ", ".join(f'"{n}"' for n in names)
     rows = [
         tuple(_as_held(frame, n, v) for n, v in zip(names, row, strict=True))
@@ -88,7 +127,10 @@ def _as_held(frame, name, value):
     return str(value) if value is not None and dict(frame.dtypes)[name] == "string" else value
 
 
-DDL = "create table {}(id int primary key, v text, s varchar(10), n numeric(10,2), big text storage external)"
+DDL = (
+    "create table {}(id int primary key, v text, s varchar(10), n numeric(10,2), big text storage"
+    " external)"
+)
 
 
 @pytest.fixture
@@ -98,11 +140,15 @@ def job(database, lake):
 
 
 def test_the_targets_follow(spark, database, lake):
-    """Changes before and after the ALTER in one batch, then more in the next one; a table for each case."""
+    """Changes before and after the ALTER in one batch, then more in the next one; a table for each
+    case.
+    """
     tables = {f"t{k}": case for k, case in enumerate(CASES)}
     for table in tables:
         database.execute(DDL.format(table))
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables])
+    )
     for table in tables:
         write(database, 1, table)
     sync(spark, job)
@@ -124,23 +170,52 @@ def test_the_targets_follow(spark, database, lake):
 
 # What the stream tells nothing of, and whether the table has to be copied again for it.
 REWRITES = {
-    "other values of the same type": ("alter table t alter s type varchar(10) using upper(s)", True),
-    "other values, then rows": ("alter table t alter s type varchar(10) using upper(s); insert into t(id) values (99)", True),
-    "another type and back": ("alter table t alter n type text; alter table t alter n type numeric(10,2) using n::numeric + 1", True),
+    "other values of the same type": (
+        "alter table t alter s type varchar(10) using upper(s)",
+        True,
+    ),
+    "other values, then rows": (
+        "alter table t alter s type varchar(10) using upper(s); insert into t(id) values (99)",
+        True,
+    ),
+    "another type and back": (
+        (
+            "alter table t alter n type text; alter table t alter n type numeric(10,2) using"
+            " n::numeric + 1"
+        ),
+        True,
+    ),
     "a volatile default that was dropped": (
-        "alter table t add x float8 default random(); alter table t alter x drop default; insert into t(id) values (99)", True),
+        (
+            "alter table t add x float8 default random(); alter table t alter x drop default;"
+            " insert into t(id) values (99)"
+        ),
+        True,
+    ),
     "a default that old rows showed, filled in and dropped": (
-        "alter table t add x int default 5; alter table t alter x type int using 6; alter table t alter x drop default;insert into t(id) values (9)",
-        True),
+        (
+            "alter table t add x int default 5; alter table t alter x type int using 6; alter table"
+            " t alter x drop default;insert into t(id) values (9)"
+        ),
+        True,
+    ),
     "the same type, written as it was": ("alter table t alter n type numeric(10,2)", False),
     "vacuum full": ("vacuum full t", False),
     "cluster": ("cluster t using t_pkey", False),
     "truncate": ("truncate t; insert into t(id) values (1)", False),
     "rewritten twice over": ("vacuum full t; delete from t where id = 2; vacuum full t", False),
     "changes of columns that write no row": (
-        "grant select (v) on t to pg_monitor; alter table t alter s set statistics 500; alter table t alter n set default 1", False),
-    "storage options": ("alter table t set (fillfactor = 50); reindex table t; vacuum freeze t; analyze t", False),
-}  # fmt: skip
+        (
+            "grant select (v) on t to pg_monitor; alter table t alter s set statistics 500; alter"
+            " table t alter n set default 1"
+        ),
+        False,
+    ),
+    "storage options": (
+        "alter table t set (fillfactor = 50); reindex table t; vacuum freeze t; analyze t",
+        False,
+    ),
+}
 
 
 def run_each(database, table, statements):
@@ -150,12 +225,16 @@ def run_each(database, table, statements):
 
 
 def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
-    """VACUUM FULL and its like cost nothing; an ALTER that may have changed values has the table copied again."""
+    """VACUUM FULL and its like cost nothing; an ALTER that may have changed values has the table
+    copied again.
+    """
     tables = {f"t{k}": case for k, case in enumerate(REWRITES)}
     for table in tables:
         database.execute(DDL.format(table))
         write(database, 1, table)
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables])
+    )
     sync(spark, job)
     for table, case in tables.items():
         run_each(database, table, REWRITES[case][0])
@@ -169,11 +248,19 @@ def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
 
 @pytest.mark.soak
 def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
-    """What VACUUM FULL fills in, GRANT touches and ADD COLUMN adds is kept in mind from run to run."""
+    """What VACUUM FULL fills in, GRANT touches and ADD COLUMN adds is kept in mind from run to
+    run.
+    """
     write(database, 1)
     sync(spark, job)
-    steps = ["alter table t add x int default 5; insert into t(id) values (50)", "grant select (v) on t to pg_monitor",
-             "vacuum full t", "alter table t add y int", "vacuum full t", "insert into t(id, y) values (51, 1)"]  # fmt: skip
+    steps = [
+        "alter table t add x int default 5; insert into t(id) values (50)",
+        "grant select (v) on t to pg_monitor",
+        "vacuum full t",
+        "alter table t add y int",
+        "vacuum full t",
+        "insert into t(id, y) values (51, 1)",
+    ]
     for step in steps:
         run_each(database, "t", step)
         assert consume(spark, job).warnings == [], step
@@ -189,7 +276,11 @@ def test_a_volatile_default_long_before_the_first_rows_with_it(spark, database, 
     """Runs in between don't forget that the file was another one when the column came."""
     write(database, 1)
     sync(spark, job)
-    run_each(database, "t", "alter table t add x float8 default random(); alter table t alter x drop default")
+    run_each(
+        database,
+        "t",
+        "alter table t add x float8 default random(); alter table t alter x drop default",
+    )
     assert consume(spark, job).warnings == []
     run_each(database, "t", "grant select (x) on t to pg_monitor; vacuum full t")
     assert consume(spark, job).warnings == []
@@ -202,10 +293,14 @@ def test_a_rewritten_partition_root(spark, database, lake):
     """The root's columns and the leaves' files."""
     database.execute("create table t(id int primary key, v text) partition by range (id)")
     for low in (0, 100):
-        database.execute(f"create table t_{low} partition of t for values from ({low}) to ({low + 100})")
+        database.execute(
+            f"create table t_{low} partition of t for values from ({low}) to ({low + 100})"
+        )
     database.execute("insert into t select g, 'a' from generate_series(1, 199) g")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    database.execute(f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)")
+    database.execute(
+        f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)"
+    )
     sync(spark, job)
     database.execute("vacuum full t_100")
     database.execute("create table t_200 partition of t for values from (200) to (300)")
@@ -218,7 +313,8 @@ def test_a_rewritten_partition_root(spark, database, lake):
 
 @pytest.mark.soak
 def test_types_that_print_otherwise(spark, database, lake):
-    """A renamed label of an enum and an attribute of a composite type change what old rows show, and send nothing.
+    """A renamed label of an enum and an attribute of a composite type change what old rows show,
+    and send nothing.
 
     A label that is added changes nothing, nor do a renamed type or attribute.
     """
@@ -229,11 +325,20 @@ def test_types_that_print_otherwise(spark, database, lake):
         database.execute(f"create table t_{name}(id int primary key, v {kind})")
     database.execute("create type outer_pair as (p pair, m mood)")
     database.execute("create table t_o(id int primary key, v outer_pair)")
-    values = {"e": "'sad'", "a": "'{sad,ok}'", "d": "'sad'", "r": "'[sad,ok]'", "c": "(1, 'x')", "m": "null",
-              "o": "row((1, 'x'), 'sad')"}  # fmt: skip
+    values = {
+        "e": "'sad'",
+        "a": "'{sad,ok}'",
+        "d": "'sad'",
+        "r": "'[sad,ok]'",
+        "c": "(1, 'x')",
+        "m": "null",
+        "o": "row((1, 'x'), 'sad')",
+    }
     for name, value in values.items():
         database.execute(f"insert into t_{name} values (1, {value})")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.t_{name}" for name in values]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", [f"public.t_{name}" for name in values])
+    )
     sync(spark, job)
     for name, value in values.items():
         database.execute(f"insert into t_{name} values (2, {value})")
@@ -260,21 +365,37 @@ def test_types_that_print_otherwise(spark, database, lake):
     assert not look(job).has_work
 
 
-# What becomes of a table's key in the middle of its changes; rows are (id, k, v), both id and k unique at first.
+# What becomes of a table's key in the middle of its changes; rows are (id, k, v), both id and k
+# unique at first.
 IDENTITIES = {
-    "for a while": """alter table t replica identity using index t_k; update t set id = id + 50 where id < 3;
-        update t set k = k + 500 where id = 4; alter table t replica identity default; update t set id = id + 1000""",
-    "full for a while": """alter table t replica identity full; update t set id = id + 50 where id < 3; delete from t where id = 4;
-        alter table t replica identity default; update t set k = -k""",
-    "dropped under full": """alter table t replica identity full; update t set v = 'x' where id = 2;
-        alter table t drop constraint t_pkey; insert into t values (3, 33, 'again'); update t set v = 'y' where id = 3""",
-    "another one under full": """alter table t replica identity full; alter table t drop constraint t_pkey;
-        alter table t add primary key (k); insert into t values (3, 33, 'again'); delete from t where k = 3""",
-    "replaced by the same": """alter table t replica identity full; alter table t drop constraint t_pkey;
-        alter table t add primary key (id); update t set id = id + 10""",
-    "wider for a while": """alter table t drop constraint t_pkey; alter table t add primary key (id, k);
+    "for a while": (
+        """alter table t replica identity using index t_k; update t set id = id + 50 where id < 3;
+        update t set k = k + 500 where id = 4; alter table t replica identity default; update t set
+          id = id + 1000"""
+    ),
+    "full for a while": (
+        """alter table t replica identity full; update t set id = id + 50 where id < 3; delete from t where id = 4;
+        alter table t replica identity default; update t set k = -k"""  # noqa: E501
+    ),
+    "dropped under full": (
+        """alter table t replica identity full; update t set v = 'x' where id = 2;
+        alter table t drop constraint t_pkey; insert into t values (3, 33,
+          'again'); update t set v = 'y' where id = 3"""
+    ),
+    "another one under full": (
+        """alter table t replica identity full; alter table t drop constraint t_pkey;
+        alter table t add primary key (k); insert into t values (3, 33, 'again'); delete from t
+          where k = 3"""
+    ),
+    "replaced by the same": (
+        """alter table t replica identity full; alter table t drop constraint t_pkey;
+        alter table t add primary key (id); update t set id = id + 10"""
+    ),
+    "wider for a while": (
+        """alter table t drop constraint t_pkey; alter table t add primary key (id, k);
         insert into t values (3, 33, 'beside'); delete from t where k = 33;
-        alter table t drop constraint t_pkey; alter table t add primary key (id)""",
+        alter table t drop constraint t_pkey; alter table t add primary key (id)"""
+    ),
 }
 
 
@@ -285,14 +406,25 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
         database.execute(f"create table {table}(id int primary key, k int not null, v text)")
         database.execute(f"create unique index {table}_k on {table}(k)")
         database.execute(f"insert into {table} select g, g, 'v' from generate_series(1, 5) g")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in tables])
+    )
     sync(spark, job)
     for table, case in tables.items():
         run_each(database, table, IDENTITIES[case])
     copied = {tables[w.split(":")[0].removeprefix("public.")] for w in consume(spark, job).warnings}
-    assert copied == {"for a while", "dropped under full", "another one under full", "wider for a while"}
+    assert copied == {
+        "for a while",
+        "dropped under full",
+        "another one under full",
+        "wider for a while",
+    }
     for table, case in tables.items():
-        database.execute(f"update {table} set v = 'end' where k % 2 = 0") if "dropped" not in case else None
+        (
+            database.execute(f"update {table} set v = 'end' where k % 2 = 0")
+            if "dropped" not in case
+            else None
+        )
     assert consume(spark, job).warnings == []
     for table, case in tables.items():
         state = job.table_states()[f"public.{table}"]
@@ -300,26 +432,37 @@ def test_keys_that_change_while_the_stream_runs(spark, database, lake):
 
 
 def test_partitions_attached_and_detached_are_told(spark, database, lake):
-    """Their rows neither come nor go, as with a native subscriber; a partition made as such is no news."""
+    """Their rows neither come nor go, as with a native subscriber; a partition made as such is no
+    news.
+    """
     database.execute("create table t(id int primary key, v text) partition by range (id)")
     for low in (0, 10):
-        database.execute(f"create table t_{low} partition of t for values from ({low}) to ({low + 10})")
-    database.execute("create table other(id int primary key, v text); insert into other values (21, 'x')")
+        database.execute(
+            f"create table t_{low} partition of t for values from ({low}) to ({low + 10})"
+        )
+    database.execute(
+        "create table other(id int primary key, v text); insert into other values (21, 'x')"
+    )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    database.execute(f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)")
+    database.execute(
+        f"alter publication s_{database.name}_pub set (publish_via_partition_root = true)"
+    )
     sync(spark, job)
     database.execute(
-        "create table t_30 partition of t for values from (30) to (40); insert into t values (1, 'a'), (31, 'b')"
+        "create table t_30 partition of t for values from (30) to (40); insert into t values (1,"
+        " 'a'), (31, 'b')"
     )
     assert consume(spark, job).warnings == []
     database.execute(
-        "alter table t attach partition other for values from (20) to (30); insert into t values (22, 'c')"
+        "alter table t attach partition other for values from (20) to (30); insert into t values"
+        " (22, 'c')"
     )
     database.execute("grant select on t_10 to pg_monitor; alter table t detach partition t_0")
     database.execute("vacuum full t_30")
     (told,) = consume(spark, job).warnings
     assert (
-        "partition public.other came; rows that it had before were not sent; 1 partition went; rows of it stay" in told
+        "partition public.other came; rows that it had before were not sent; 1 partition went; rows"
+        " of it stay" in told
     )
     assert consume(spark, job).warnings == []
     sync(spark, job, ["public.t"])
@@ -328,12 +471,17 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
 
 @pytest.mark.parametrize("name", ['"V"', "_wd_raw"])
 def test_a_column_that_delta_cant_keep_apart(spark, database, job, name):
-    """Named with its remedy before anything is changed; once it has another name the table goes on by itself."""
+    """Named with its remedy before anything is changed; once it has another name the table goes on
+    by itself.
+    """
     write(database, 1)
     sync(spark, job)
     database.execute(f"alter table t add column {name} int")
     write(database, 11)
-    with pytest.raises(RunFailed, match=r"public\.t: Delta ignores case and can't keep column .* apart: leave it out"):
+    with pytest.raises(
+        RunFailed,
+        match=r"public\.t: Delta ignores case and can't keep column .* apart: leave it out",
+    ):
         consume(spark, job)
     database.execute(f"alter table t rename column {name} to other")
     consume(spark, job)
@@ -349,7 +497,12 @@ def test_the_policies_on_a_rewrite(spark, database, lake):
     own = {"public.f": {"schema_changes": "fail"}, "public.i": {"schema_changes": "ignore"}}
     job = bare_slot(
         database,
-        pipeline_file(lake, f"s_{database.name}", ["public.f", "public.i"], target={"root": lake, "tables": own}),
+        pipeline_file(
+            lake,
+            f"s_{database.name}",
+            ["public.f", "public.i"],
+            target={"root": lake, "tables": own},
+        ),
     )
     sync(spark, job)
     for table in tables:
@@ -388,7 +541,9 @@ def test_an_added_column_costs_no_rewrite(spark, database, job):
 
 
 def test_a_run_killed_after_the_reshape_goes_on(spark, database, job, monkeypatch):
-    """The old columns are gone when the next run comes; it finds the commit and only records the state."""
+    """The old columns are gone when the next run comes; it finds the commit and only records the
+    state.
+    """
     write(database, 1)
     sync(spark, job)
     database.execute("alter table t rename column v to w")
@@ -420,7 +575,8 @@ def test_the_history_of_the_schema_is_kept(spark, database, job):
 
 def policy(database, lake, value):
     return bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", target={"root": lake, "schema_changes": value})
+        database,
+        pipeline_file(lake, f"s_{database.name}", target={"root": lake, "schema_changes": value}),
     )
 
 
@@ -435,16 +591,27 @@ def test_fail_stops_the_table(spark, database, lake):
     sync(spark, job, ["public.t"])
     consume(spark, job)
     assert source_rows(database) == [
-        tuple(r) for r in spark.read.format("delta").load(uri_of(job, "public.t")).select("id", "v", "x").collect()
+        tuple(r)
+        for r in (
+            spark.read.format("delta")
+            .load(uri_of(job, "public.t"))
+            .select("id", "v", "x")
+            .collect()
+        )
     ]
 
 
 def test_ignore_keeps_the_columns(spark, database, lake):
     """A new column is left out, one that is gone comes as NULL."""
-    database.execute("create table t(id int primary key, v text, w text); insert into t values (1, 'a', 'b')")
+    database.execute(
+        "create table t(id int primary key, v text, w text); insert into t values (1, 'a', 'b')"
+    )
     job = policy(database, lake, "ignore")
     sync(spark, job)
-    database.execute("alter table t add column x int; alter table t drop column w; insert into t values (2, 'c', 3)")
+    database.execute(
+        "alter table t add column x int; alter table t drop column w; insert into t values (2,"
+        " 'c', 3)"
+    )
     consume(spark, job)
     frame = spark.read.format("delta").load(uri_of(job, "public.t")).select("id", "v", "w")
     assert sorted(map(tuple, frame.collect())) == [(1, "a", "b"), (2, "c", None)]
@@ -460,11 +627,14 @@ def test_a_renamed_table_is_named(spark, database, job):
 
 
 def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):
-    """It is the table of its name by the time its changes are applied, whatever it was called when they were made."""
+    """It is the table of its name by the time its changes are applied, whatever it was called when
+    they were made.
+    """
     write(database, 1)
     sync(spark, job)
     database.execute(
-        "begin; alter table t rename to u; insert into u(id) values (100); alter table u rename to t; commit"
+        "begin; alter table t rename to u; insert into u(id) values (100); alter table u rename to"
+        " t; commit"
     )
     assert consume(spark, job).warnings == []
     assert_equal(spark, database, job)
@@ -474,7 +644,9 @@ SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 r
 
 
 def test_two_tables_that_swap_their_names(spark, database, lake):
-    """A target holds the rows of the table of its name: both are copied again, and changes since then find them."""
+    """A target holds the rows of the table of its name: both are copied again, and changes since
+    then find them.
+    """
     for name in ("t", "t2"):
         database.execute(DDL.format(name))
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.t2"]))
@@ -482,8 +654,12 @@ def test_two_tables_that_swap_their_names(spark, database, lake):
     write(database, 11, "t2")
     sync(spark, job)
     why = "it was renamed on the source, and another published table has its name now"
-    for number, further in enumerate(["", "insert into t(id) values (100); insert into t2(id) values (200)"]):
-        write(database, 21 + 20 * number, "t")  # what lands of before the swap is the other target's
+    for number, further in enumerate(
+        ["", "insert into t(id) values (100); insert into t2(id) values (200)"]
+    ):
+        write(
+            database, 21 + 20 * number, "t"
+        )  # what lands of before the swap is the other target's
         database.execute(f"begin; {SWAP}; commit; {further}")
         assert look(job).reason == "to be copied again: public.t, public.t2"
         result = consume(spark, replace(job, run_id=f"swap {number}"))
@@ -491,7 +667,9 @@ def test_two_tables_that_swap_their_names(spark, database, lake):
         assert told == {f"public.t: {why}", f"public.t2: {why}"}
         for name in ("t", "t2"):
             assert_equal(spark, database, job, name)
-        database.execute(f"insert into t(id) values ({300 + number}); insert into t2(id) values ({400 + number})")
+        database.execute(
+            f"insert into t(id) values ({300 + number}); insert into t2(id) values ({400 + number})"
+        )
         assert consume(spark, replace(job, run_id=f"after {number}")).warnings == []
         for name in ("t", "t2"):
             assert_equal(spark, database, job, name)

@@ -22,33 +22,35 @@ def job(database, lake, spark):
     for table in TABLES:
         database.execute(f"create table {table}(id int primary key, v text)")
         database.execute(f"insert into {table} select g, 'old' from generate_series(1, 300) g")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in TABLES]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in TABLES])
+    )
     sync(spark, job)
     return job
 
 
 def write_mixed(database):
     """Changes of all tables in turn, in each 100 of some and 1,500 of one."""
-    database.execute(
-        f"""
+    database.execute(f"""
         do $$ begin
             for i in 1..20 loop
                 {
-            "".join(
-                f"insert into {table} select 1000 * i + g, 'new' from generate_series(1, {70 if table == LARGE else 2}) g;"
-                f"update {table} set v = v || i where id = i; delete from {table} where id = 100 + i;"
-                f"update {table} set id = -i where id = 200 + i;"
-                for table in TABLES
-            )
-        }
+        "".join(
+            f"insert into {table} select 1000 * i + g, 'new' from generate_series(1, {70 if table == LARGE else 2}) g;"
+            f"update {table} set v = v || i where id = i; delete from {table} where id = 100 + i;"
+            f"update {table} set id = -i where id = 200 + i;"
+            for table in TABLES
+        )
+    }
                 commit;
             end loop;
-        end $$"""
-    )
+        end $$""")  # noqa: E501
 
 
 def test_many_tables_mixed(spark, database, job, monkeypatch):
-    """Few changes of one are applied here, many by tasks, both from what was written anew by table once for the range."""
+    """Few changes of one are applied here, many by tasks, both from what was written anew by table
+    once for the range.
+    """
     made = []
 
     def split(*given):
@@ -63,7 +65,12 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
     assert len(made) == 1
     assert all(result.tables[f"public.{table}"].changed for table in TABLES)
     for table in TABLES:
-        found = spark.read.format("delta").load(uri_of(job, f"public.{table}")).select("id", "v").collect()
+        found = (
+            spark.read.format("delta")
+            .load(uri_of(job, f"public.{table}"))
+            .select("id", "v")
+            .collect()
+        )
         expected = database.execute(f"select id, v from {table}")
         assert sorted(map(tuple, found)) == sorted(map(tuple, expected)), table
     assert list((local_path(job.pipeline.target.root) / "_waldelta" / "staging").glob("*")) == []

@@ -1,4 +1,6 @@
-"""Targets that keep more than a mirror does: what the source has now is in each of them, and what it had then in its history."""
+"""Targets that keep more than a mirror does: what the source has now is in each of them, and what
+it had then in its history.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,17 @@ NAMES = ["id", "part", "a", "b", "big"]
 
 def target(lake, modes=MODES):
     """The pipeline file's target."""
-    return {"root": lake, "tables": {f"public.{name}": {"mode": mode} for name, mode in modes.items()}}
+    return {
+        "root": lake,
+        "tables": {f"public.{name}": {"mode": mode} for name, mode in modes.items()},
+    }
 
 
 def job_of(database, lake, modes=MODES):
     """A pipeline with a table of each mode."""
-    pipeline = pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in modes], target=target(lake, modes))
+    pipeline = pipeline_file(
+        lake, f"s_{database.name}", [f"public.{t}" for t in modes], target=target(lake, modes)
+    )
     return bare_slot(database, pipeline)
 
 
@@ -51,7 +58,9 @@ def held(job, name):
 
 def source(connection, name):
     """What the source has, as sorted tuples."""
-    return sorted(connection.execute(f"select {', '.join(NAMES)} from {name}".encode()).fetchall(), key=repr)
+    return sorted(
+        connection.execute(f"select {', '.join(NAMES)} from {name}".encode()).fetchall(), key=repr
+    )
 
 
 def as_of(rows, lsn):
@@ -59,7 +68,8 @@ def as_of(rows, lsn):
     found = [
         r
         for r in rows
-        if r["_wd_valid_from_lsn"] < lsn and (r["_wd_valid_to_lsn"] is None or r["_wd_valid_to_lsn"] >= lsn)
+        if r["_wd_valid_from_lsn"] < lsn
+        and (r["_wd_valid_to_lsn"] is None or r["_wd_valid_to_lsn"] >= lsn)
     ]
     return sorted((tuple(r[n] for n in NAMES) for r in found), key=repr)
 
@@ -95,11 +105,15 @@ def check_intervals(rows):
             until = state["_wd_valid_to_lsn"]
             assert until is None or until > state["_wd_valid_from_lsn"]
             assert state["_wd_valid_to"] is None or state["_wd_valid_to"] >= state["_wd_valid_from"]
-            assert following is None or (until is not None and until <= following["_wd_valid_from_lsn"]), states
+            assert following is None or (
+                until is not None and until <= following["_wd_valid_from_lsn"]
+            ), states
 
 
 @pytest.mark.usefixtures("compiled")
-def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, where_decoded, monkeypatch):
+def test_every_mode_holds_what_the_source_has_and_had(
+    spark, database, lake, where_decoded, monkeypatch
+):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     seed = chosen_seed()
     with database.connect(autocommit=True) as connection:
@@ -113,7 +127,9 @@ def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, whe
             for _ in range(4):
                 for _ in range(10):
                     workload.transaction()
-                ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+                ((lsn,),) = connection.execute(
+                    "select pg_current_wal_insert_lsn()::text"
+                ).fetchall()
                 sampled[Lsn.parse(lsn).value] = {name: source(connection, name) for name in MODES}
             result = consume(spark, job)
             what = (f"WALDELTA_SEED={seed}", run, result.warnings)
@@ -128,7 +144,8 @@ def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, whe
             assert all(r["_wd_deleted_at"] is not None for r in deleted)
             keys = [(r["id"], r["part"]) for r in held(job, "w2")]
             assert len(keys) == len(set(keys)), what
-        # A copy of what is there already changes nothing; of a source that went on unseen, what differs.
+        # A copy of what is there already changes nothing; of a source that went on unseen, what
+        # differs.
         before = {name: held(job, name) for name in MODES}
         sync(spark, job, [f"public.{name}" for name in MODES])
         assert {name: sorted(map(repr, held(job, name))) for name in MODES} == {
@@ -136,10 +153,13 @@ def test_every_mode_holds_what_the_source_has_and_had(spark, database, lake, whe
         }
         for _ in range(10):
             workload.transaction()
-        # One after the other: a session has one transaction id and one userMetadata for all commits.
+        # One after the other: a session has one transaction id and one userMetadata for all
+        # commits.
         threads = set()
         real = copy_states.tagged
-        monkeypatch.setattr(copy_states, "tagged", lambda *of: threads.add(current_thread().name) or real(*of))
+        monkeypatch.setattr(
+            copy_states, "tagged", lambda *of: threads.add(current_thread().name) or real(*of)
+        )
         sync(spark, job, [f"public.{name}" for name in MODES])
         assert len(threads) <= 1
         consume(spark, job)
@@ -166,7 +186,10 @@ class Killed(BaseException):
 def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):
     """Before the commit and behind it: the next run ends with each state and each change once."""
     for name in MODES:
-        database.execute(f"create table {name} (id int, part int, a int, b text, big text, primary key (id, part))")
+        database.execute(
+            f"create table {name} (id int, part int, a int, b text, big text, primary key (id,"
+            " part))"
+        )
         database.execute(f"insert into {name} values (1, 0, 1, 'x'), (2, 0, 1, 'x')")
     job = job_of(database, lake)
     sync(spark, job)
@@ -186,13 +209,20 @@ def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkey
     consume(spark, job)
     states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
     assert states == [(1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]
-    assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [(1, 2, False), (2, 2, True)]
-    changes = [r["_wd_op"] for r in sorted(held(job, "w3"), key=lambda r: (r["_wd_lsn"], r["_wd_seq"]))]
+    assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [
+        (1, 2, False),
+        (2, 2, True),
+    ]
+    changes = [
+        r["_wd_op"] for r in sorted(held(job, "w3"), key=lambda r: (r["_wd_lsn"], r["_wd_seq"]))
+    ]
     assert changes == ["snapshot", "snapshot", "update", "update", "delete"]
 
 
 def test_what_is_kept_is_never_taken_away(spark, database, lake):
-    """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there is a changelog alone."""
+    """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there
+    is a changelog alone.
+    """
     for name in MODES:
         database.execute(f"create table {name} (id int primary key, v text)")
         database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
@@ -210,7 +240,9 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
 
     def by(**changed):
         tables = [f"public.{t}" for t in modes]
-        file = pipeline_file(lake, job.pipeline.source.slot, tables, target=target(lake, modes | changed))
+        file = pipeline_file(
+            lake, job.pipeline.source.slot, tables, target=target(lake, modes | changed)
+        )
         return replace(job, pipeline=file)
 
     result = consume(spark, by(w1="history"))
@@ -220,7 +252,9 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
     assert sorted((r["_wd_op"], r["v"]) for r in held(job, "k")) == [
         ("delete", "x"), ("snapshot", "x"), ("snapshot", "x"), ("update", "z"),
     ]  # fmt: skip
-    assert ("update", 9, {"id": 1}) in [(r["_wd_op"], r["id"], r["_wd_before"]) for r in held(job, "w3")]
+    assert ("update", 9, {"id": 1}) in [
+        (r["_wd_op"], r["id"], r["_wd_before"]) for r in held(job, "w3")
+    ]
     before = held(job, "w2")
     with pytest.raises(ModeRefused, match="kept as soft_delete"):
         sync(spark, by(w1="history", w2="mirror"), ["public.w2"])
@@ -233,7 +267,9 @@ def test_what_is_kept_is_never_taken_away(spark, database, lake):
 
 
 def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
-    """A quarantined row is a row of the source's now, and its MERGE would write over closed states: only a copy is exact."""
+    """A quarantined row is a row of the source's now, and its MERGE would write over closed states:
+    only a copy is exact.
+    """
     tables = {"w1": "history", "w2": "soft_delete"}
     modes = tables | {"w3": "changelog"}
     for name in modes:
@@ -247,8 +283,12 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
     database.execute(f"alter publication {publication} set table {listed}")
     sync(spark, job)
     for name in modes:
-        database.execute(f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1")
-        database.execute(f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2")
+        database.execute(
+            f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1"
+        )
+        database.execute(
+            f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2"
+        )
     drain(spark, job)
     for name in modes:
         database.execute(f"alter table {name} rename column big to hidden")
@@ -277,7 +317,9 @@ def test_a_retry_leaves_what_is_kept_alone(spark, database, lake):
 
 
 def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
-    """Positions that begin anew (another server), other columns, no key: nothing is taken away, and changes go on."""
+    """Positions that begin anew (another server), other columns, no key: nothing is taken away, and
+    changes go on.
+    """
     for name in MODES:
         database.execute(f"create table {name} (id int primary key, v text)")
         database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
@@ -293,7 +335,9 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
         database.execute(f"delete from {name} where id = 2")
     before = {name: held(job, name) for name in MODES}
     for name in [*MODES, "k"]:
-        with pytest.raises(SyncFailed, match="positions begin anew" if name in MODES else "has no key"):
+        with pytest.raises(
+            SyncFailed, match="positions begin anew" if name in MODES else "has no key"
+        ):
             sync(spark, replace(job, run_id=f"again {name}"), [f"public.{name}"])
     assert {name: held(job, name) for name in MODES} == before
     assert {state.status for state in job.table_states().values()} == {"synced"}
@@ -305,11 +349,15 @@ def test_a_copy_that_is_refused_leaves_the_target_fed(spark, database, lake):
 
 def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(spark, database, lake):
     """Unless it was asked for by its name: then it is refused at once."""
-    database.execute("create table n (v text); create table w1 (id int primary key); insert into w1 values (1)")
+    database.execute(
+        "create table n (v text); create table w1 (id int primary key); insert into w1 values (1)"
+    )
     job = job_of(database, lake, {"n": "history", "w1": "history"})
     with pytest.raises(ModeRefused, match="no key"):
         sync(spark, job, ["public.n", "public.w1"])
     with pytest.raises(SyncFailed, match="1 of 2 tables not synced") as failed:
         sync(spark, job)
-    assert [(name, type(err)) for name, err in failed.value.failures.items()] == [("public.n", ModeRefused)]
+    assert [(name, type(err)) for name, err in failed.value.failures.items()] == [
+        ("public.n", ModeRefused)
+    ]
     assert [row["id"] for row in held(job, "w1")] == [1]

@@ -1,4 +1,6 @@
-"""A target's own filter (target.tables.<table>.where): the target holds what a filter of the publication would let through."""
+"""A target's own filter (target.tables.<table>.where): the target holds what a filter of the
+publication would let through.
+"""
 
 from __future__ import annotations
 
@@ -27,32 +29,49 @@ WHERE = "a > 5 and c = 'NSW'"
 COLUMNS = "a int, b int, c text, big text, n numeric(10,2)"
 IDENTITIES = {
     "by_default": f"create table by_default({COLUMNS}, primary key (a, c))",
-    "by_index": f"""
-        create table by_index({COLUMNS}, primary key (b)); alter table by_index alter a set not null, alter c set not null;
-        create unique index by_index_i on by_index(a, c, b); alter table by_index replica identity using index by_index_i""",
-    "by_full": f"create table by_full({COLUMNS}, primary key (b)); alter table by_full replica identity full",
-    "without_key": f"create table without_key({COLUMNS}); alter table without_key replica identity full",
-    "by_root": f"""
+    "by_index": (
+        f"""
+        create table by_index({COLUMNS}, primary key (b)); alter table by_index alter a set not
+          null, alter c set not null;
+        create unique index by_index_i on by_index(a, c,
+          b); alter table by_index replica identity using index by_index_i"""
+    ),
+    "by_full": (
+        f"create table by_full({COLUMNS}, primary key (b)); alter table by_full replica identity"
+        " full"
+    ),
+    "without_key": (
+        f"create table without_key({COLUMNS}); alter table without_key replica identity full"
+    ),
+    "by_root": (
+        f"""
         create table by_root({COLUMNS}, primary key (a, c)) partition by range (a);
         create table by_root_1 partition of by_root for values from (minvalue) to (7);
         create table by_root_2 partition of by_root default;
-        alter table by_root_1 alter big set storage external; alter table by_root_2 alter big set storage external""",
+        alter table by_root_1 alter big set storage external; alter table by_root_2 alter big set storage external"""  # noqa: E501
+    ),
 }
 
 
 def made(database, lake, tables, wheres, publication=""):
-    """Tables by their DDL, each with its target's filter, in one publication through partition roots."""
+    """Tables by their DDL, each with its target's filter, in one publication through partition
+    roots.
+    """
     for name, ddl in tables.items():
         database.execute(ddl)
         database.execute(f"alter table {name} alter big set storage external")
     own = {f"public.{name}": {"where": where} for name, where in wheres.items()}
     document = pipeline_file(
-        lake, f"s_{database.name}", [f"public.{name}" for name in tables], target={"root": lake, "tables": own}
+        lake,
+        f"s_{database.name}",
+        [f"public.{name}" for name in tables],
+        target={"root": lake, "tables": own},
     )
     job, pub = bare_slot(database, document), f"s_{database.name}_pub"
     listed = ", ".join(f"table {name} {publication}" for name in tables)
     database.execute(
-        f"drop publication {pub}; create publication {pub} for {listed} with (publish_via_partition_root = true)"
+        f"drop publication {pub}; create publication {pub} for {listed} with"
+        " (publish_via_partition_root = true)"
     )
     return job
 
@@ -67,23 +86,37 @@ def rows(spark, job, table, *columns):
 
 
 def wanted(database, table, where, *columns):
-    return sorted(database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr)
+    return sorted(
+        database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr
+    )
 
 
 STATEMENTS = [
     (
-        f"insert into t values (2, 102, 'NSW', {BIG}, null), (3, 103, 'QLD', null, 1), (6, 106, 'NSW', {BIG}, 1.5), "
-        "(9, 109, 'NSW', 'x', 'NaN')"
+        f"insert into t values (2, 102, 'NSW', {BIG}, null), (3, 103, 'QLD', null, 1), (6, 106,"
+        f" 'NSW', {BIG}, 1.5), (9, 109, 'NSW', 'x', 'NaN')"
     ),
     "update t set b = 999 where a = 6",  # matches before and after
     "update t set a = 555 where a = 2",  # enters: the row comes whole
     "update t set c = 'VIC' where a = 9",  # leaves
     "update t set n = 7 where c = 'QLD'",  # never matched
-    "insert into t values (7, 107, 'NSW'); update t set a = 1 where a = 7; update t set a = 8 where a = 1",
+    (
+        "insert into t values (7, 107, 'NSW'); update t set a = 1 where a = 7; update t set a = 8"
+        " where a = 1"
+    ),
     "update t set a = 5 where a = 6; update t set a = 6, n = 2 where a = 5",  # leaves and returns
-    "delete from t where c = 'QLD'; delete from t where a = 8; insert into t values (8, 108, 'NSW')",
-    "begin; savepoint s; insert into t values (70, 170, 'NSW'); rollback to s; insert into t values (71, 171, 'NSW'); commit",
-    "insert into t select g, g + 1000, case g % 3 when 0 then 'NSW' else 'NT' end from generate_series(100, 160) g",
+    (
+        "delete from t where c = 'QLD'; delete from t where a = 8; insert into t values (8, 108,"
+        " 'NSW')"
+    ),
+    (
+        "begin; savepoint s; insert into t values (70, 170, 'NSW'); rollback to s; insert into t"
+        " values (71, 171, 'NSW'); commit"
+    ),
+    (
+        "insert into t select g, g + 1000, case g % 3 when 0 then 'NSW' else 'NT' end from"
+        " generate_series(100, 160) g"
+    ),
     "update t set c = case c when 'NSW' then 'NT' else 'NSW' end where a between 100 and 160",
     f"update t set a = 40 where a = 4 and big = {BIG}",
 ]
@@ -100,9 +133,14 @@ def of(table, statement):
 
 
 def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
-    """Copied through the filter, then kept by the chapter's table of UPDATEs: all changes in one batch, then a TRUNCATE."""
+    """Copied through the filter, then kept by the chapter's table of UPDATEs: all changes in one
+    batch, then a TRUNCATE.
+    """
     job = made(database, lake, IDENTITIES, dict.fromkeys(IDENTITIES, WHERE))
-    first = f"insert into t values (20, 1, 'NSW', {BIG}), (4, 2, 'NSW', {BIG}), (21, 3, 'VIC', ''), (22, 4, 'NSW', 'x')"
+    first = (
+        f"insert into t values (20, 1, 'NSW', {BIG}), (4, 2, 'NSW', {BIG}), (21, 3, 'VIC', ''),"
+        " (22, 4, 'NSW', 'x')"
+    )
     for table in IDENTITIES:
         database.execute(of(table, first))
     assert [copied.rows for copied in sync(spark, job)] == [2] * len(IDENTITIES)
@@ -113,19 +151,32 @@ def test_it_holds_the_rows_that_match(spark, database, lake, where_decoded):
                 database.execute(of(table, statement))
         consume(spark, replace(job, run_id=f"run {number}"))
         for table in IDENTITIES:
-            assert rows(spark, job, table, *names) == wanted(database, table, WHERE, *names), (table, statements)
+            assert rows(spark, job, table, *names) == wanted(database, table, WHERE, *names), (
+                table,
+                statements,
+            )
         if number == 0:
-            for state in (job.table_states()[f"public.{table}"] for table in ("by_index", "without_key")):
+            for state in (
+                job.table_states()[f"public.{table}"] for table in ("by_index", "without_key")
+            ):
                 assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
 
 
 def test_the_chapters_table(spark, database, lake):
-    """Two rows enter, three leave, one stays; nothing is counted that doesn't concern the target. NULL counts as false."""
+    """Two rows enter, three leave, one stays; nothing is counted that doesn't concern the target.
+    NULL counts as false.
+    """
     job = one(database, lake, "by_full")
     updates = [
-        ("5, 'NSW'", "6, 'VIC'"), ("5, 'NSW'", "6, 'NSW'"), ("null, 'NSW'", "6, 'NSW'"), ("6, 'NSW'", "6, 'VIC'"),
-        ("6, 'NSW'", "6, null"), ("7, 'NSW'", "null, 'NSW'"), ("6, 'NSW'", "7, 'NSW'"), ("null, null", "null, 'x'"),
-    ]  # fmt: skip
+        ("5, 'NSW'", "6, 'VIC'"),
+        ("5, 'NSW'", "6, 'NSW'"),
+        ("null, 'NSW'", "6, 'NSW'"),
+        ("6, 'NSW'", "6, 'VIC'"),
+        ("6, 'NSW'", "6, null"),
+        ("7, 'NSW'", "null, 'NSW'"),
+        ("6, 'NSW'", "7, 'NSW'"),
+        ("null, null", "null, 'x'"),
+    ]
     for number, (old, _) in enumerate(updates):
         database.execute(f"insert into by_full(b, a, c) values ({number}, {old})")
     sync(spark, job)
@@ -136,8 +187,12 @@ def test_the_chapters_table(spark, database, lake):
     assert rows(spark, job, "by_full", "b") == [(1,), (2,), (6,)]
 
 
-def test_an_entering_row_without_its_large_value_is_read_again(spark, database, lake, where_decoded):
-    """Only the key tells the old row; the unchanged TOAST is read from the source, and quarantine says so."""
+def test_an_entering_row_without_its_large_value_is_read_again(
+    spark, database, lake, where_decoded
+):
+    """Only the key tells the old row; the unchanged TOAST is read from the source, and quarantine
+    says so.
+    """
     job = one(database, lake, "by_default")
     database.execute(f"insert into by_default values (1, 1, 'NSW', {BIG})")
     sync(spark, job)
@@ -145,7 +200,9 @@ def test_an_entering_row_without_its_large_value_is_read_again(spark, database, 
     done = consume(spark, job).tables["public.by_default"]
     assert (done.inserted, done.reread) == (1, 1)
     assert [row.status for row in Quarantine(lake).rows("public.by_default", 1)] == [REREAD]
-    assert rows(spark, job, "by_default", "a", "big") == wanted(database, "by_default", "true", "a", "big")
+    assert rows(spark, job, "by_default", "a", "big") == wanted(
+        database, "by_default", "true", "a", "big"
+    )
 
 
 SPECIAL = {
@@ -161,7 +218,9 @@ SPECIAL = {
 def test_values_that_no_type_holds(spark, database, lake, where_decoded):
     """NaN, the infinities and years BC are judged as PostgreSQL judges them, in old rows too."""
     columns = f"{COLUMNS}, d date, ts timestamp, f float8, arr int[], primary key (b)"
-    ddl = {t: f"create table {t}({columns}); alter table {t} replica identity full" for t in SPECIAL}
+    ddl = {
+        t: f"create table {t}({columns}); alter table {t} replica identity full" for t in SPECIAL
+    }
     job = made(database, lake, ddl, SPECIAL)
     values = [
         "1, {}, 'x', null, 'NaN', '0044-03-15 BC', 'infinity', 'NaN', '{{1}}'",
@@ -175,8 +234,10 @@ def test_values_that_no_type_holds(spark, database, lake, where_decoded):
     sync(spark, job)
     for table, where in SPECIAL.items():
         assert rows(spark, job, table, "b") == wanted(database, table, where, "b"), where
-        database.execute(f"update {table} set (a, n, d, ts, f, arr) = (select a, n, d, ts, f, arr from {table} o "
-                         f"where o.b = ({table}.b + 1) % 4)")  # fmt: skip
+        database.execute(
+            f"update {table} set (a, n, d, ts, f, arr) = (select a, n, d, ts, f, arr from {table} o"
+            f" where o.b = ({table}.b + 1) % 4)"
+        )
         for number, row in enumerate(values):
             database.execute(f"insert into {table} values ({row.format(number + 10)})")
     consume(spark, job)
@@ -185,23 +246,30 @@ def test_values_that_no_type_holds(spark, database, lake, where_decoded):
 
 
 def test_beside_the_publications_filter(spark, database, lake):
-    """Both must let a row through; the target's own isn't asked of rows that the publication keeps back."""
+    """Both must let a row through; the target's own isn't asked of rows that the publication keeps
+    back.
+    """
     job = one(database, lake, "by_default", "10 / (a - 5) > 0", "where (a <> 5)")
     database.execute("insert into by_default values (5, 1, 'x'), (6, 2, 'x'), (4, 3, 'x')")
     sync(spark, job)
     database.execute(
-        "insert into by_default values (5, 4, 'y'), (7, 5, 'y'); update by_default set a = 5, c = 'z' where a = 6"
+        "insert into by_default values (5, 4, 'y'), (7, 5, 'y'); update by_default set a = 5, c ="
+        " 'z' where a = 6"
     )
     consume(spark, job)
     assert rows(spark, job, "by_default", "a", "b") == [(7, 5)]
 
 
 def test_a_filter_stays_as_the_copy_had_it(spark, database, lake):
-    """Another type of its column makes a new copy; a column that is renamed or dropped stops the table by name."""
+    """Another type of its column makes a new copy; a column that is renamed or dropped stops the
+    table by name.
+    """
     job = one(database, lake, "by_full", "a > 5")
     sync(spark, job)
     assert filter_of(job.table_states()["public.by_full"]).analysed == "(a > 5)"
-    database.execute("insert into by_full values (6, 1), (5, 2); alter table by_full alter a type bigint")
+    database.execute(
+        "insert into by_full values (6, 1), (5, 2); alter table by_full alter a type bigint"
+    )
     database.execute("insert into by_full values (7, 3)")
     assert any("copied again" in text for text in consume(spark, job).warnings)
     assert rows(spark, job, "by_full", "a") == [(6,), (7,)]
@@ -213,10 +281,14 @@ def test_a_filter_stays_as_the_copy_had_it(spark, database, lake):
 
 
 def test_an_identity_that_no_longer_tells(spark, database, lake, where_decoded):
-    """The identity shrank after setup: an UPDATE whose old row can't be judged stops the table, no row is guessed."""
+    """The identity shrank after setup: an UPDATE whose old row can't be judged stops the table, no
+    row is guessed.
+    """
     job = one(database, lake, "by_full")
     sync(spark, job)
-    database.execute("insert into by_full values (6, 1, 'NSW'); alter table by_full replica identity default")
+    database.execute(
+        "insert into by_full values (6, 1, 'NSW'); alter table by_full replica identity default"
+    )
     database.execute("insert into by_full values (7, 2, 'NSW'); delete from by_full where b = 2")
     consume(spark, job)
     assert rows(spark, job, "by_full", "b") == [(1,)]
@@ -227,7 +299,8 @@ def test_an_identity_that_no_longer_tells(spark, database, lake, where_decoded):
     assert "replica identity full" in str(caught.value.__cause__)
 
 
-# --- setup ---------------------------------------------------------------------------------------------------------
+# --- setup
+# ------------------------------------------------------------------------------------------------
 
 DDL = """
 create table t(id int primary key, a int, c text, j json, g numeric);
@@ -238,14 +311,34 @@ create table p_1 partition of p default;
 REFUSED = {
     "not an expression": ("public.t", "id >", {}, r"where.*filter"),
     "no such column": ("public.t", "nope > 1", {}, r"nope.*does not exist"),
-    "not translatable": ("public.t", "id > 0 and j::text = 'x'", {}, r"can't be evaluated in Spark: at"),
+    "not translatable": (
+        "public.t",
+        "id > 0 and j::text = 'x'",
+        {},
+        r"can't be evaluated in Spark: at",
+    ),
     "numeric without limits": ("public.t", "g > 0", {}, r"can't be evaluated in Spark: at"),
-    "outside the identity": ("public.t", "a > 5", {}, r"uses a, which the replica identity \(id\) doesn't cover.*full"),
-    "not in the column list": ("public.t", "id > 5 and c = 'x'", {"columns": ["id", "a"]}, r"c, which isn't published"),
+    "outside the identity": (
+        "public.t",
+        "a > 5",
+        {},
+        r"uses a, which the replica identity \(id\) doesn't cover.*full",
+    ),
+    "not in the column list": (
+        "public.t",
+        "id > 5 and c = 'x'",
+        {"columns": ["id", "a"]},
+        r"c, which isn't published",
+    ),
     "no such table": ("public.nope", "id > 5", {}, r"public\.nope does not exist"),
     "not published": ("public.plain", "id > 5", {}, r"no publication of this pipeline publishes"),
     "a root whose leaves are targets": ("public.p", "id > 5", {}, r"publishes its partitions"),
-    "a leaf of a published root": ("public.p_1", "id > 5", {"via": True}, r"published as those of public\.p"),
+    "a leaf of a published root": (
+        "public.p_1",
+        "id > 5",
+        {"via": True},
+        r"published as those of public\.p",
+    ),
     "no name of a table": ("t", "id > 5", {}, r"schema\.table"),
 }
 ALLOWED = {
@@ -260,13 +353,21 @@ def pipeline_with(database, lake, table, where, options):
     slot = f"s_{database.name}"
     publication = {
         "name": "p",
-        "tables": [{"name": "public.t", **({"columns": options["columns"]} if "columns" in options else {})}, {"name": "public.p"}],
+        "tables": [
+            {
+                "name": "public.t",
+                **({"columns": options["columns"]} if "columns" in options else {}),
+            },
+            {"name": "public.p"},
+        ],
         "publish_via_partition_root": options.get("via", False),
         "publish": options.get("publish", ["insert", "update", "delete", "truncate"]),
-    }  # fmt: skip
+    }
     source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
     target = {"root": lake, "tables": {table: {"where": where}}}
-    return Pipeline(PipelineFile.model_validate({"pipeline": slot, "source": source, "target": target}))
+    return Pipeline(
+        PipelineFile.model_validate({"pipeline": slot, "source": source, "target": target})
+    )
 
 
 @pytest.mark.parametrize("case", REFUSED)

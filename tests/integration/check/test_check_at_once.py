@@ -1,4 +1,6 @@
-"""Several targets checked at once: each on its own session, each judged by its own rows and version."""
+"""Several targets checked at once: each on its own session, each judged by its own rows and
+version.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,21 @@ def lake(spark, tmp_path):
 
 
 def test_query_expectations_see_their_own_table(lake):
-    """Great Expectations gives all its queries' views one name: on one session they would judge each other's rows."""
+    """Great Expectations gives all its queries' views one name: on one session they would judge
+    each other's rows.
+    """
     wrong = {f"public.t{number}" for number in range(0, 2 * MOST_AT_ONCE, 3)}
     for number in range(2 * MOST_AT_ONCE):
         table = f"public.t{number}"
-        lake.target([*GOOD, (4, "JFK", "1", None)] if table in wrong else GOOD, table=table, row_filter=None)
+        lake.target(
+            [*GOOD, (4, "JFK", "1", None)] if table in wrong else GOOD, table=table, row_filter=None
+        )
         lake.own(QUERY, f"{table}.yml")
     report = lake.check()
     assert set(report.failed_tables) == wrong
-    assert [verdict.table for verdict in report.tables] == sorted(verdict.table for verdict in report.tables)
+    assert [verdict.table for verdict in report.tables] == sorted(
+        verdict.table for verdict in report.tables
+    )
 
 
 def test_each_piece_of_work_has_a_session_to_itself(spark):

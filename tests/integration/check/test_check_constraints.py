@@ -13,7 +13,11 @@ from waldelta.lake.ledger.records import SYNCED, BatchCut, ColumnState, TableSta
 from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.stages.check.constraints.check_constraints import CheckConstraint, ChecksRead, read_check_constraints
+from waldelta.stages.check.constraints.check_constraints import (
+    CheckConstraint,
+    ChecksRead,
+    read_check_constraints,
+)
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
 from waldelta.stages.check.suite.source_constraints import read_rules
 from waldelta.stages.sync.sync import sync
@@ -22,9 +26,12 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compil
 
 
 def test_a_row_that_violates_one_is_found(spark, database, lake):
-    """Null meets it, what somebody else wrote into the target doesn't; one that isn't valid for all rows says nothing."""
+    """Null meets it, what somebody else wrote into the target doesn't; one that isn't valid for all
+    rows says nothing.
+    """
     database.execute(
-        "create type mood as enum ('sad', 'ok'); create table t(id int primary key, v int check (v > 0), w int, m mood)"
+        "create type mood as enum ('sad', 'ok'); create table t(id int primary key, v int check (v"
+        " > 0), w int, m mood)"
     )
     database.execute("insert into t values (1, 1, -1), (2, null, null)")
     database.execute("alter table t add constraint later check (w > 0) not valid")
@@ -35,13 +42,17 @@ def test_a_row_that_violates_one_is_found(spark, database, lake):
     assert result.passed == ["public.t"]
     of_run = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "fine"}
     assert of_run["CHECK constraint t_v_check holds: (v > 0)"]
-    assert [success for meaning, success in of_run.items() if meaning.startswith("m has labels of")] == [True]
+    assert [
+        success for meaning, success in of_run.items() if meaning.startswith("m has labels of")
+    ] == [True]
     assert not any("later" in meaning for meaning in of_run)
     spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set v = -5 where id = 1").collect()
     database.execute("insert into t values (4, 4, 4)")
     with pytest.raises(RunFailed) as failed:
         consume(spark, replace(job, run_id="wrong"))
-    assert failed.value.result.failed_expectations[0].startswith("public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds: (v > 0) (1 row)")  # fmt: skip
+    assert failed.value.result.failed_expectations[0].startswith(
+        "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds: (v > 0) (1 row)"
+    )
 
 
 def test_which_count(database, lake):
@@ -51,7 +62,10 @@ def test_which_count(database, lake):
     # As a server with ICU makes one that is nondeterministic; the embedded one has no ICU.
     database.execute('create collation loose from "C"')
     database.execute("update pg_collation set collisdeterministic = false where collname = 'loose'")
-    database.execute("alter table t add b text collate loose check (b <> 'x'), add constraint first check (v > 0)")
+    database.execute(
+        "alter table t add b text collate loose check (b <> 'x'), add constraint first check (v"
+        " > 0)"
+    )
     landed_as_of = read_oldest_xid(database.connection)
     database.execute("alter table t add constraint second check (v < 9)")
     state = TableState(now(), "r", "public.t", 1, "synced")
@@ -60,12 +74,19 @@ def test_which_count(database, lake):
         assert read_check_constraints(connection, [state], landed_as_of) == ChecksRead(
             {"public.t": (first,)}, not_landed={"public.t": ("second",)}
         )
-        assert read_check_constraints(connection, [state], None) == ChecksRead({"public.t": (first, second)})
-        assert read_check_constraints(connection, [replace(state, table_name="public.none")], None) == ChecksRead()
+        assert read_check_constraints(connection, [state], None) == ChecksRead(
+            {"public.t": (first, second)}
+        )
+        assert (
+            read_check_constraints(connection, [replace(state, table_name="public.none")], None)
+            == ChecksRead()
+        )
 
 
 def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
-    """Each night of a source that nothing happens on makes a cut of its own; and while none tells, that is told."""
+    """Each night of a source that nothing happens on makes a cut of its own; and while none tells,
+    that is told.
+    """
     database.execute("create table t(id int primary key, v int check (v > 0))")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     job.ledger.append(TableState(now(), "copy", "public.t", 1, SYNCED))
@@ -85,14 +106,20 @@ def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
 def test_which_labels(database):
     """An enum's, and a domain's over one, as they are now; other types have none."""
     database.execute(
-        "create type mood as enum ('sad', 'ok'); create domain feeling as mood; create domain felt as feeling"
+        "create type mood as enum ('sad', 'ok'); create domain feeling as mood; create domain felt"
+        " as feeling"
     )
     database.execute("alter type mood add value 'fine' before 'ok'")
     oids = {
-        name: database.execute("select %s::regtype::oid::bigint", (name,))[0][0] for name in ("mood", "felt", "text")
+        name: database.execute("select %s::regtype::oid::bigint", (name,))[0][0]
+        for name in ("mood", "felt", "text")
     }
-    columns = [ColumnState(name, oid, -1, name, "string", not_null=False) for name, oid in oids.items()]
+    columns = [
+        ColumnState(name, oid, -1, name, "string", not_null=False) for name, oid in oids.items()
+    ]
     state = TableState(now(), "r", "public.t", 1, "synced", columns=columns)
     labels = ("sad", "fine", "ok")
-    assert read_enum_labels(database.connection, [state]) == {"public.t": {"mood": labels, "felt": labels}}
+    assert read_enum_labels(database.connection, [state]) == {
+        "public.t": {"mood": labels, "felt": labels}
+    }
     assert read_enum_labels(database.connection, []) == {}

@@ -29,11 +29,18 @@ create domain tag as varchar(5) check (value !~~ 'x%');
 @pytest.mark.spark
 @pytest.mark.usefixtures("compiled")
 def test_values_that_no_row_of_the_source_has(spark, database, lake):
-    """What PostgreSQL holds meets its types, also NaN, negative scales and digits beyond Spark's; what others wrote may not."""
-    database.execute(TYPES + """
-        create table t(id int primary key, a small, b tag, c char(3), d varbit(4), e numeric(50,3), f numeric(3,-2), g numeric(2,4), h bit(2));
-        insert into t values (1, 1.5, 'abcde', 'ä', b'1011', 'NaN', 12345, 0.0099, b'10'), (2, 99, null, null, null, -1.5, null, null, null);
-    """)  # fmt: skip
+    """What PostgreSQL holds meets its types, also NaN, negative scales and digits beyond Spark's;
+    what others wrote may not.
+    """
+    database.execute(
+        TYPES
+        + """
+        create table t(id int primary key, a small, b tag, c char(3), d varbit(4), e numeric(50,3),
+          f numeric(3,-2), g numeric(2,4), h bit(2));
+        insert into t values (1, 1.5, 'abcde', 'ä', b'1011', 'NaN', 12345, 0.0099, b'10'), (2, 99,
+          null, null, null, -1.5, null, null, null);
+    """
+    )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
     sync(spark, job)
     database.execute("insert into t values (3, 3, 'b', 'abc', b'', 12.3456, 0, -0.0001, b'11')")
@@ -57,22 +64,29 @@ def test_values_that_no_row_of_the_source_has(spark, database, lake):
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "all"}
     assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(meanings, True)
     spark.sql(
-        f"update delta.`{uri_of(job, 'public.t')}` set a = 200, b = 'xabcdef', c = 'abcd', d = '10110', e = '1.5', f = 150, "
-        "g = 0.01, h = '1' where id = 1"
+        f"update delta.`{uri_of(job, 'public.t')}` set a = 200, b = 'xabcdef', c = 'abcd', d ="
+        " '10110', e = '1.5', f = 150, g = 0.01, h = '1' where id = 1"
     ).collect()
     spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set a = null where id = 2").collect()
     database.execute("insert into t values (4, 4)")
     with pytest.raises(RunFailed):
         consume(spark, replace(job, run_id="wrong"))
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "wrong"}
-    assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(meanings, False) | {meanings[0]: True}
+    assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(
+        meanings, False
+    ) | {meanings[0]: True}
 
 
 def test_which_are_read(database):
-    """Validated constraints of transactions that have landed; of a length the wider; nothing of a column that is another one."""
-    database.execute(TYPES + "alter domain tag add constraint later check (length(value) > 1) not valid")
+    """Validated constraints of transactions that have landed; of a length the wider; nothing of a
+    column that is another one.
+    """
     database.execute(
-        "create table t(id int primary key, a small, v varchar(3), w varchar(9), x varchar(3), n numeric(50,2))"
+        TYPES + "alter domain tag add constraint later check (length(value) > 1) not valid"
+    )
+    database.execute(
+        "create table t(id int primary key, a small, v varchar(3), w varchar(9), x varchar(3), n"
+        " numeric(50,2))"
     )
     landed = read_oldest_xid(database.connection)
     database.execute("alter domain positive add constraint late check (value <> 7)")
@@ -86,12 +100,14 @@ def test_which_are_read(database):
         ColumnState("n", 1700, ((50 << 16) | 1) + 4, "numeric(50,1)", "string", False, 6),
     ]
     state = TableState(now(), "r", "public.t", 1, "synced", relation_ids=[oid], columns=columns)
-    (a, v, w) = read_declared_types(database.connection, [state], landed)["public.t"]
+    a, v, w = read_declared_types(database.connection, [state], landed)["public.t"]
     assert ([c.name for c in a.checks], a.not_null, a.precision) == (
         ["small_check", "positive_check"],
         ("small",),
         (9, 2),
     )
     assert (v.length, w.length) == (5, 9)
-    found = read_declared_types(database.connection, [state], read_oldest_xid(database.connection))["public.t"]
+    found = read_declared_types(database.connection, [state], read_oldest_xid(database.connection))[
+        "public.t"
+    ]
     assert [c.name for c in found[0].checks] == ["small_check", "late", "positive_check"]

@@ -1,4 +1,6 @@
-"""Drift against earlier runs: nothing is said at first, nor while all is as it was; then a warning, in quick and full checks."""
+"""Drift against earlier runs: nothing is said at first, nor while all is as it was; then a warning,
+in quick and full checks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 
-ROWS, COLUMNS = "the number of rows is as in earlier runs", "columns are distributed as in earlier runs"
+ROWS, COLUMNS = (
+    "the number of rows is as in earlier runs",
+    "columns are distributed as in earlier runs",
+)
 
 
 def of_run(lake, run_id):
@@ -28,9 +33,13 @@ def of_run(lake, run_id):
 
 
 def test_drift_is_told_of(spark, database, lake):
-    """A column in other units, and rows that are gone; what was measured by Arrow and by Spark is the same."""
+    """A column in other units, and rows that are gone; what was measured by Arrow and by Spark is
+    the same.
+    """
     database.execute("create table t(id int primary key, v numeric(12,2), w text)")
-    database.execute("insert into t select g, 10 + g % 7, nullif(g % 4, 0)::text from generate_series(1, 400) g")
+    database.execute(
+        "insert into t select g, 10 + g % 7, nullif(g % 4, 0)::text from generate_series(1, 400) g"
+    )
     quality = {"enabled": True, "drift": {"after_runs": 3, "of_runs": 10}}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))
     sync(spark, job)
@@ -42,7 +51,10 @@ def test_drift_is_told_of(spark, database, lake):
     fine = {ROWS: (True, "warning", "as before"), COLUMNS: (True, "warning", "as before")}
     assert of_run(lake, "r3") == fine
     run_validate(spark, replace(job, run_id="all"))
-    assert of_run(lake, "all") == {ROWS: (True, "warning", "404 rows"), COLUMNS: (True, "warning", "404 rows")}
+    assert of_run(lake, "all") == {
+        ROWS: (True, "warning", "404 rows"),
+        COLUMNS: (True, "warning", "404 rows"),
+    }
     history = Profiles(lake).latest(["public.t"], 9)["public.t"]
     assert [p.run_id for p in history] == ["r0", "r1", "r2", "r3", "all"]
     quick, full = history[-2:]

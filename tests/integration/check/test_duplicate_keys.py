@@ -5,13 +5,32 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
+from waldelta.stages.check.measure.duplicate_keys import (
+    DuplicateKeys,
+    IntegerKey,
+    find_duplicate_keys,
+)
 from waldelta.stages.check.measure.profile import profile_here
 
 pytestmark = pytest.mark.spark
 
-EDGES = [-65_537, -65_536, -32_769, -32_768, -32_767, -1, 0, 1, 32_767, 32_768, 32_769, 65_536, 65_537]
-# In a bucket of negative ones, the bucket that has both signs, the next one and the last; the other edges in a soak.
+EDGES = [
+    -65_537,
+    -65_536,
+    -32_769,
+    -32_768,
+    -32_767,
+    -1,
+    0,
+    1,
+    32_767,
+    32_768,
+    32_769,
+    65_536,
+    65_537,
+]
+# In a bucket of negative ones, the bucket that has both signs, the next one and the last; the other
+# edges in a soak.
 ALWAYS = (-32_768, 0, 32_769, 65_537)
 CASES = [
     ("no rows", "bigint", [], DuplicateKeys(0)),
@@ -21,10 +40,17 @@ CASES = [
     ("a small integer", "smallint", [-32_768, 32_767, -32_768], DuplicateKeys(2, ("-32768",))),
     ("one null", "int", [1, None], DuplicateKeys(0)),
     ("two nulls", "int", [1, None, None], DuplicateKeys(2, ("null",))),
-    ("the ends of bigint", "bigint", [-(2**63), 2**63 - 1, 2**63 - 1], DuplicateKeys(2, (str(2**63 - 1),))),
+    (
+        "the ends of bigint",
+        "bigint",
+        [-(2**63), 2**63 - 1, 2**63 - 1],
+        DuplicateKeys(2, (str(2**63 - 1),)),
+    ),
 ]
 SOAKED = [
-    pytest.param("bigint", [*EDGES, n], DuplicateKeys(2, (str(n),)), id=f"{n} twice", marks=pytest.mark.soak)
+    pytest.param(
+        "bigint", [*EDGES, n], DuplicateKeys(2, (str(n),)), id=f"{n} twice", marks=pytest.mark.soak
+    )
     for n in EDGES
     if n not in ALWAYS
 ]
@@ -36,7 +62,8 @@ def is_dense(uri: str, version: int, column: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "keys", "expected"), [*(pytest.param(*case, id=name) for name, *case in CASES), *SOAKED]
+    ("kind", "keys", "expected"),
+    [*(pytest.param(*case, id=name) for name, *case in CASES), *SOAKED],
 )
 def test_the_bitmap_finds_what_grouping_finds(spark, kind, keys, expected):
     frame = spark.createDataFrame([(key,) for key in keys], f"`a.b` {kind}")
@@ -61,7 +88,9 @@ DENSITY = [
 
 @pytest.mark.parametrize(("key", "dense"), [c[1:] for c in DENSITY], ids=[c[0] for c in DENSITY])
 def test_density_follows_from_the_files_statistics(spark, tmp_path, key, dense):
-    spark.range(0, 100_000, 1, 2).selectExpr(f"{key} as k").write.format("delta").save(str(tmp_path))
+    spark.range(0, 100_000, 1, 2).selectExpr(f"{key} as k").write.format("delta").save(
+        str(tmp_path)
+    )
     assert is_dense(str(tmp_path), 0, "k") is dense
 
 
@@ -75,9 +104,9 @@ def test_a_file_without_statistics_is_taken_as_sparse(spark, tmp_path):
 
 def test_a_mapped_column_is_taken_as_sparse(spark, tmp_path):
     """Its files' statistics go by another name, which may be another column's."""
-    spark.range(0, 100_000).selectExpr("id as k").write.format("delta").option("delta.columnMapping.mode", "name").save(
-        str(tmp_path)
-    )
+    spark.range(0, 100_000).selectExpr("id as k").write.format("delta").option(
+        "delta.columnMapping.mode", "name"
+    ).save(str(tmp_path))
     assert not is_dense(str(tmp_path), 0, "k")
 
 
@@ -86,14 +115,16 @@ def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
 
 
 def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
-    """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector away."""
+    """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector
+    away.
+    """
     uri, target = str(tmp_path), f"delta.`{tmp_path}`"
     with_vectors = {"delta.enableDeletionVectors": "true"}
     first = spark.range(0, 1000, 1, 1).selectExpr("id as k", "'a' as tag")
     first.write.format("delta").options(**with_vectors).save(uri)
-    spark.sql("select * from values (5L, 'b'), (2000L, 'b') as t(k, tag)").coalesce(1).write.format("delta").mode(
-        "append"
-    ).save(uri)
+    spark.sql("select * from values (5L, 'b'), (2000L, 'b') as t(k, tag)").coalesce(1).write.format(
+        "delta"
+    ).mode("append").save(uri)
     spark.sql(f"delete from {target} where k = 5 and tag = 'a'")
 
     def found(known, version):
@@ -112,8 +143,12 @@ def test_a_composite_key_is_compared_by_its_first_column(spark, tmp_path):
     """Where that is an integer; rows of other files aren't looked at."""
     uri = str(tmp_path)
     for keys in ("(1L, 'a'), (2L, 'a')", "(10L, 'a'), (10L, 'b')", "(2L, 'b'), (2L, 'a')"):
-        spark.sql(f"select * from values {keys} as t(k, w)").coalesce(1).write.format("delta").mode("append").save(uri)
+        spark.sql(f"select * from values {keys} as t(k, w)").coalesce(1).write.format("delta").mode(
+            "append"
+        ).save(uri)
     key, frame = IntegerKey.open(uri, 2, "k"), spark.read.format("delta").load(uri)
     assert key.written_since(1).rows_in_question(frame).count() == 3
-    assert find_duplicate_keys(key.written_since(1).rows_in_question(frame), ["k", "w"]) == DuplicateKeys(2, ("2, a",))
+    assert find_duplicate_keys(
+        key.written_since(1).rows_in_question(frame), ["k", "w"]
+    ) == DuplicateKeys(2, ("2, a",))
     assert key.written_since(2).rows_in_question(frame).count() == 0

@@ -1,4 +1,6 @@
-"""Foreign keys between targets: rows that refer to none are told, as of one cut, and nothing is told of what is as it should be."""
+"""Foreign keys between targets: rows that refer to none are told, as of one cut, and nothing is
+told of what is as it should be.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 KIND = "expect_target_rows_to_refer_to_rows"
 SCHEMA = """
 create table city(id int primary key, code char(5) not null unique);
-create table person(id int primary key, city bigint references city, code text references city(code), boss int references person);
+create table person(id int primary key, city bigint references city,
+  code text references city(code), boss int references person);
 create table trip(id int primary key, a int, b date, unique (a, b));
-create table stop(id int primary key, a int, b date, foreign key (a, b) references trip (a, b) match full);
+create table stop(id int primary key, a int, b date, foreign key (a, b) references trip (a,
+  b) match full);
 insert into city values (1, 'ab'), (2, 'cd');
 insert into person values (1, 1, 'ab   ', null), (2, null, null, 1);
 insert into trip values (1, 1, '2026-01-01'), (2, 2, 'infinity');
@@ -42,13 +46,19 @@ TABLES = ["public.city", "public.person", "public.trip", "public.stop"]
 
 def results(lake, run_id):
     """What a run's check found of foreign keys, by table and key."""
-    found = [r for r in read_expectation_results(lake) if r.run_id == run_id and r.expectation == KIND]
-    return {(r.table_name, r.meaning.split()[2]): (r.success, r.unexpected_count, r.severity) for r in found}
+    found = [
+        r for r in read_expectation_results(lake) if r.run_id == run_id and r.expectation == KIND
+    ]
+    return {
+        (r.table_name, r.meaning.split()[2]): (r.success, r.unexpected_count, r.severity)
+        for r in found
+    }
 
 
 def job_of(database, lake, tables=TABLES, **overrides):
     return bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", tables, quality={"enabled": True}, **overrides)
+        database,
+        pipeline_file(lake, f"s_{database.name}", tables, quality={"enabled": True}, **overrides),
     )
 
 
@@ -57,7 +67,9 @@ HELD = (True, 0, "warning")
 
 @pytest.mark.usefixtures("compiled")
 def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
-    """Nulls refer to nothing, char(n) is padded; a row that lost its partner in the lake is a warning, of the run and of validate."""
+    """Nulls refer to nothing, char(n) is padded; a row that lost its partner in the lake is a
+    warning, of the run and of validate.
+    """
     database.execute(SCHEMA)
     job = job_of(database, lake)
     sync(spark, job)
@@ -65,7 +77,9 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     database.execute("insert into stop values (3, 1, '2026-01-01'); delete from city where id = 2")
     result = consume(spark, replace(job, run_id="fine"))
     assert set(result.passed) >= {"public.city", "public.person", "public.stop"}
-    of_person = {("public.person", f"person_{name}_fkey"): HELD for name in ("city", "code", "boss")}
+    of_person = {
+        ("public.person", f"person_{name}_fkey"): HELD for name in ("city", "code", "boss")
+    }
     assert results(lake, "fine") == of_person | {("public.stop", "stop_a_b_fkey"): HELD}
     spark.sql(f"delete from delta.`{uri_of(job, 'public.city')}` where id = 1").collect()
     database.execute("insert into person values (4, 3, null, 4)")
@@ -78,7 +92,10 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     result = run_validate(spark, replace(job, run_id="all"))
     found = results(lake, "all")
     assert found["public.person", "person_code_fkey"] == (False, 1, "warning")
-    assert (found["public.person", "person_boss_fkey"], found["public.stop", "stop_a_b_fkey"]) == (HELD, HELD)
+    assert (found["public.person", "person_boss_fkey"], found["public.stop", "stop_a_b_fkey"]) == (
+        HELD,
+        HELD,
+    )
     result = run_maintain(spark, replace(job, run_id="night"))
     assert (result.status, results(lake, "night")) == ("succeeded", found)
     assert [text.split(" holds")[0] for text in result.warnings if "foreign key" in text] == [
@@ -94,7 +111,11 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert {r.expectation for r in kept if r.table_name == "public.trip"} == of_others
     assert {r.expectation for r in kept if r.table_name == "public.person"} == of_others | {KIND}
     assert len(result.warned_expectations) == 2
-    shown = [r.observed for r in read_expectation_results(lake) if r.run_id == "all" and r.expectation == KIND]
+    shown = [
+        r.observed
+        for r in read_expectation_results(lake)
+        if r.run_id == "all" and r.expectation == KIND
+    ]
     assert "1 row refers to none" in shown
 
 
@@ -107,7 +128,9 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database
     consume(spark, replace(job, run_id="first"))
     database.execute("delete from person where id = 5")
     consume(spark, replace(job, run_id="second"))
-    spark.sql(f"insert into delta.`{uri_of(job, 'public.person')}` select 6, 2, 'cd', null, 0, null, null").collect()
+    spark.sql(
+        f"insert into delta.`{uri_of(job, 'public.person')}` select 6, 2, 'cd', null, 0, null, null"
+    ).collect()
     database.execute("delete from city where id = 2")
     consume(spark, replace(job, run_id="third"))
     assert results(lake, "third") == {
@@ -117,7 +140,9 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database
 
 
 def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
-    """Where the other target lacks rows by a filter, or is a batch behind, nothing is said, and why is."""
+    """Where the other target lacks rows by a filter, or is a batch behind, nothing is said, and why
+    is.
+    """
     database.execute(SCHEMA)
     tables = {"public.city": {"where": "id < 2"}}
     job = job_of(database, lake, target={"root": lake, "tables": tables})
@@ -126,18 +151,26 @@ def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
     result = consume(spark, replace(job, run_id="filtered"))
     assert results(lake, "filtered") == {("public.person", "person_boss_fkey"): HELD}
     assert result.status == "succeeded"
-    database.execute("insert into person values (4, null, null, 3); insert into trip values (3, 3, '2026-01-01')")
+    database.execute(
+        "insert into person values (4, null, null, 3); insert into trip values (3, 3, '2026-01-01')"
+    )
     with target_lock(job, "public.trip"), pytest.raises(RunFailed, match=r"public\.trip"):
         consume(spark, replace(job, run_id="kept away"))
     run_validate(spark, replace(job, run_id="behind"))
     assert results(lake, "behind") == {("public.stop", "stop_a_b_fkey"): HELD}
-    of_person = [r for r in read_expectation_results(lake) if (r.run_id, r.table_name) == ("behind", "public.person")]
+    of_person = [
+        r
+        for r in read_expectation_results(lake)
+        if (r.run_id, r.table_name) == ("behind", "public.person")
+    ]
     (told,) = [text for text in of_person[0].not_checked if "person_boss_fkey" in text]
     assert told.endswith("public.person has got a batch that not all targets have got")
 
 
 def test_partitioned_tables(spark, database, lake):
-    """From a root and to a root, and the rows that each partition has in the catalogs for that are no keys of their own."""
+    """From a root and to a root, and the rows that each partition has in the catalogs for that are
+    no keys of their own.
+    """
     database.execute("""
         create table p(id int primary key) partition by range (id);
         create table p1 partition of p for values from (0) to (10);
@@ -162,14 +195,20 @@ def test_partitioned_tables(spark, database, lake):
 
 def test_which_keys_are_read(database):
     """Validated ones of transactions that have landed; what can't be judged says why."""
-    database.execute("create domain town as int; create table a(id town primary key, x int, unique (x))")
-    database.execute("create table b(id int primary key, a town constraint one references a, x int)")
+    database.execute(
+        "create domain town as int; create table a(id town primary key, x int, unique (x))"
+    )
+    database.execute(
+        "create table b(id int primary key, a town constraint one references a, x int)"
+    )
     database.execute("alter table b add constraint two foreign key (x) references a (x) not valid")
     landed = read_oldest_xid(database.connection)
     database.execute("create table c(id int primary key constraint late references a)")
     (oid,) = database.execute("select 'a'::regclass::oid::bigint")[0]
     first = read_foreign_keys(database.connection, [oid], landed)
-    assert [(key.name, key.table_name, key.referenced_name) for key in first] == [("one", "public.b", "public.a")]
+    assert [(key.name, key.table_name, key.referenced_name) for key in first] == [
+        ("one", "public.b", "public.a")
+    ]
     assert [(c.attnum, c.name, c.base_oid) for c in first[0].referring] == [(2, "a", 23)]
     later = read_foreign_keys(database.connection, [oid], read_oldest_xid(database.connection))
     assert [key.name for key in later] == ["one", "late"]
@@ -181,17 +220,24 @@ SPELT = ("a", "a ", "a\t", "a\u00a0", "a\u3000 ")
 
 
 def ask_postgresql(database):
-    """Whether each text may refer to each other one, of all pairs of types: the comparison, both as they are sent, the answer."""
+    """Whether each text may refer to each other one, of all pairs of types: the comparison, both as
+    they are sent, the answer.
+    """
     database.execute("create domain padded as char(4)")
     database.connection.prepare_threshold = None  # one statement has several types
     told = []
     for own, there in product(TEXTS, TEXTS):
         if (own, there) in (("name", "char(3)"), ("name", "padded")):  # no key can be between these
             continue
-        database.execute(f"create table p(k {there} primary key); create table c(k {own} constraint fk references p)")
+        database.execute(
+            f"create table p(k {there} primary key); create table c(k {own} constraint fk"
+            " references p)"
+        )
         (oid,) = database.execute("select 'c'::regclass::oid::bigint")[0]
         (key,) = read_foreign_keys(database.connection, [oid], read_oldest_xid(database.connection))
-        comparison = _comparison((key.referring[0].base_oid, "string"), (key.referenced[0].base_oid, "string"))
+        comparison = _comparison(
+            (key.referring[0].base_oid, "string"), (key.referenced[0].base_oid, "string")
+        )
         for held, sent in product(SPELT, SPELT):
             database.execute(f"truncate p, c; insert into p values ('{held}')")
             try:
@@ -206,13 +252,19 @@ def ask_postgresql(database):
 
 
 def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
-    """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what PostgreSQL finds."""
+    """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what
+    PostgreSQL finds.
+    """
     told = ask_postgresql(database)
     assert {(comparison, is_found) for comparison, *_, is_found in told} == set(
         product(("same", "padded", "own padded"), (True, False))
     )
     for comparison, is_found in product(("same", "padded", "own padded"), (True, False)):
-        pairs = [(sent, held) for kind, sent, held, found in told if (kind, found) == (comparison, is_found)]
+        pairs = [
+            (sent, held)
+            for kind, sent, held, found in told
+            if (kind, found) == (comparison, is_found)
+        ]
         sides = []
         for place, name in enumerate("cp"):
             uri = str(tmp_path / f"{comparison} {is_found} {name}")
@@ -221,4 +273,7 @@ def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
             sides.append(Side(name, uri, 0, ("i", "k")))
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
-        assert (orphans_here(reference), find_orphans(spark, reference).rows) == (expected, expected), comparison
+        assert (orphans_here(reference), find_orphans(spark, reference).rows) == (
+            expected,
+            expected,
+        ), comparison

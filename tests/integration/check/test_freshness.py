@@ -1,4 +1,6 @@
-"""Freshness as the check stage finds it on real servers: quiet while nothing is behind, told when it is."""
+"""Freshness as the check stage finds it on real servers: quiet while nothing is behind, told when
+it is.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 def of_run(lake, run_id):
     kind = "expect_target_to_be_fresh"
-    found = [r for r in read_expectation_results(lake) if (r.run_id, r.expectation) == (run_id, kind)]
+    found = [
+        r for r in read_expectation_results(lake) if (r.run_id, r.expectation) == (run_id, kind)
+    ]
     return {r.meaning: (r.success, r.severity) for r in found}
 
 
@@ -28,7 +32,9 @@ def copy_slot(database, slot, name):
 
 
 def test_how_far_behind(spark, database, lake, monkeypatch):
-    """By when the run asked how far the source was, not by when anything changed last; and by WAL that came since."""
+    """By when the run asked how far the source was, not by when anything changed last; and by WAL
+    that came since.
+    """
     database.execute("create table t(id int primary key); create table other(x text)")
     quality = {"enabled": True, "freshness": {"critical_seconds": 7200, "warn_mb": 20}}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))
@@ -49,7 +55,8 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
         result = consume(spark, replace(job, run_id="late"))
     assert result.passed == ["public.t"]
     assert of_run(lake, "late") == fresh | {seconds: (False, "warning")}
-    # Asked for, all targets are judged, also with checks after runs switched off; while nothing is missing none is behind.
+    # Asked for, all targets are judged, also with checks after runs switched off; while nothing is
+    # missing none is behind.
     off = job.pipeline.quality.model_copy(update={"enabled": False})
     # A message of no transaction, which has no time, stands before the change.
     options = job.pipeline.source.options.model_copy(update={"messages": True})
@@ -76,10 +83,12 @@ def test_how_far_behind(spark, database, lake, monkeypatch):
     consume(spark, replace(job, run_id="applies"))
     # 20 MB of WAL that nobody has read, and that hold nothing for the target.
     database.execute(
-        "insert into other select repeat(md5(g::text), 60) from generate_series(1, 20000) g; select pg_switch_wal()"
+        "insert into other select repeat(md5(g::text), 60) from generate_series(1, 20000) g; select"
+        " pg_switch_wal()"
     )
     assert validated("all") == fresh | {size: (False, "warning")}
-    # After an immediate stop of its server the slot has again what is applied: how much it has beyond isn't known before a run.
+    # After an immediate stop of its server the slot has again what is applied: how much it has
+    # beyond isn't known before a run.
     database.execute("select pg_drop_replication_slot(%s)", (source.slot,))
     copy_slot(database, kept, source.slot)
     database.execute("select pg_drop_replication_slot(%s)", (kept,))

@@ -1,4 +1,6 @@
-"""Expectations that judge before the merge: a table that stops, rows that are set aside, and how both go on."""
+"""Expectations that judge before the merge: a table that stops, rows that are set aside, and how
+both go on.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +42,35 @@ RULE = "{{type: expect_column_values_to_be_between, kwargs: {{column: v, min_val
 class Gated:
     """A pipeline over tables ``t`` and ``u``; ``t`` has a file of expectations."""
 
-    def __init__(self, spark, database, lake, folder, ddl="id int primary key, v int, big text", options=None, **parts):
+    def __init__(
+        self,
+        spark,
+        database,
+        lake,
+        folder,
+        ddl="id int primary key, v int, big text",
+        options=None,
+        **parts,
+    ):
         self.spark, self.database, self.folder = spark, database, folder
         database.execute(f"create table t({ddl}); create table u(id int primary key, v int)")
         if "big" in ddl:
             database.execute("alter table t alter big set storage external")
         quality = {"enabled": False, "suites": str(folder)}
-        file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], options, quality=quality, **parts)
+        file = pipeline_file(
+            lake, f"s_{database.name}", ["public.t", "public.u"], options, quality=quality, **parts
+        )
         self.job = bare_slot(database, file)
 
     def own(self, *items):
-        self.folder.joinpath("public.t.yml").write_text("expectations:\n" + "".join(f"  - {item}\n" for item in items))
+        self.folder.joinpath("public.t.yml").write_text(
+            "expectations:\n" + "".join(f"  - {item}\n" for item in items)
+        )
 
     def run(self, run_id="run") -> TableResult:
-        return consume(self.spark, replace(self.job, run_id=run_id)).tables.get("public.t", TableResult())
+        return consume(self.spark, replace(self.job, run_id=run_id)).tables.get(
+            "public.t", TableResult()
+        )
 
     def fails(self, run_id="run"):
         with pytest.raises(RunFailed) as failed:
@@ -62,7 +79,9 @@ class Gated:
 
     def rows(self, *columns, table="t"):
         frame = (
-            self.spark.read.format("delta").load(uri_of(self.job, f"public.{table}")).select(*columns or ("id", "v"))
+            self.spark.read.format("delta")
+            .load(uri_of(self.job, f"public.{table}"))
+            .select(*columns or ("id", "v"))
         )
         return sorted(tuple(row) for row in frame.collect())
 
@@ -73,12 +92,15 @@ class Gated:
         """How many rows the pages say that runs inserted, updated and deleted, by table."""
         changed = read_changed(Bookkeeping(self.job.pipeline.target.root), None)
         return {
-            name: (of.operations.inserted, of.operations.updated, of.operations.deleted) for name, of in changed.items()
+            name: (of.operations.inserted, of.operations.updated, of.operations.deleted)
+            for name, of in changed.items()
         }
 
     def failed(self):
         """How many expectations the pages say that the table doesn't meet."""
-        return read_latest_checks(Bookkeeping(self.job.pipeline.target.root), None)["public.t"].failed
+        return read_latest_checks(Bookkeeping(self.job.pipeline.target.root), None)[
+            "public.t"
+        ].failed
 
     def stopped(self):
         return read_stopped(self.job.pipeline, Bookkeeping(self.job.pipeline.target.root))
@@ -96,7 +118,9 @@ def gated(spark, database, lake, tmp_path):
 
 
 def test_a_table_stops_and_goes_on(gated, database):
-    """Nothing of its changes is merged, the others' are; it goes on once its expectation is another one."""
+    """Nothing of its changes is merged, the others' are; it goes on once its expectation is another
+    one.
+    """
     made = gated()
     made.own(RULE.format("stop"))
     database.execute("insert into t values (1, 1)")
@@ -113,7 +137,9 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert made.rows_on_pages() == {"public.u": (1, 0, 0)}
     (first,) = made.stopped()
     assert (first.table_name, first.waiting, first.may_pass) == ("public.t", 2, True)
-    assert [(one.meaning, one.told) for one in first.unmet] == [("expect_column_values_to_be_between on v", "1 row")]
+    assert [(one.meaning, one.told) for one in first.unmet] == [
+        ("expect_column_values_to_be_between on v", "1 row")
+    ]
     # The slot was emptied all the same, and later changes are judged with what waits.
     assert result.stages["land"].status == "succeeded"
     database.execute("insert into t values (4, 4)")
@@ -122,10 +148,12 @@ def test_a_table_stops_and_goes_on(gated, database):
     (second,) = made.stopped()
     assert (second.waiting, second.since) == (3, first.since)
     root = Bookkeeping(made.job.pipeline.target.root)
-    told = {item.text: item.page for item in read_glance(made.job.pipeline, root, now(), 24).attention}
-    assert told["public.t: stopped by a gate (expect_column_values_to_be_between on v), 3 changes wait"] == (
-        "quarantine",
-    )
+    told = {
+        item.text: item.page for item in read_glance(made.job.pipeline, root, now(), 24).attention
+    }
+    assert told[
+        "public.t: stopped by a gate (expect_column_values_to_be_between on v), 3 changes wait"
+    ] == ("quarantine",)
     made.own(RULE.format("warn"))
     assert made.run("third").inserted == 3
     assert made.stopped() == []
@@ -157,7 +185,9 @@ def test_a_batch_that_was_corrected_passes(gated, database):
 
 
 def test_released_changes_pass_once(gated, database):
-    """What had landed by then passes, recorded with who and why; what lands later is judged again."""
+    """What had landed by then passes, recorded with who and why; what lands later is judged
+    again.
+    """
     made = gated()
     made.own(RULE.format("stop"))
     sync(made.spark, made.job)
@@ -165,9 +195,16 @@ def test_released_changes_pass_once(gated, database):
     made.fails("first")
     # What was released may end where the next commit begins.
     identity = made.job.slot_identity()
-    begin = max(DeltaTable(made.job.change_log(identity).uri).to_pyarrow_table()["commit_lsn"].drop_null().to_pylist())
+    begin = max(
+        DeltaTable(made.job.change_log(identity).uri)
+        .to_pyarrow_table()["commit_lsn"]
+        .drop_null()
+        .to_pylist()
+    )
     made.job.ledger.append(
-        Release(now(), "adjacent", "public.t", 1, identity.incarnation, identity.timeline, begin, "ann")
+        Release(
+            now(), "adjacent", "public.t", 1, identity.incarnation, identity.timeline, begin, "ann"
+        )
     )
     made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
@@ -184,7 +221,9 @@ def test_released_changes_pass_once(gated, database):
 
 
 def test_what_waits_is_released_behind_wal_without_changes(gated, database):
-    """A run that finds none lands an empty batch, whose end says nothing of what has landed before."""
+    """A run that finds none lands an empty batch, whose end says nothing of what has landed
+    before.
+    """
     made = gated()
     made.own(RULE.format("stop"))
     sync(made.spark, made.job)
@@ -202,7 +241,9 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
 
 
 def test_a_whole_table_is_released_too(gated, database):
-    """Of what passed nothing is left to judge: no number of rows, and no mean, is asked of nothing."""
+    """Of what passed nothing is left to judge: no number of rows, and no mean, is asked of
+    nothing.
+    """
     made = gated()
     made.own("{type: expect_table_row_count_to_be_between, kwargs: {min_value: 3}, gate: stop}")
     sync(made.spark, made.job)
@@ -211,7 +252,9 @@ def test_a_whole_table_is_released_too(gated, database):
     release_tables(made.job, ["public.t"], by="ann", reason="known")
     made.run("second")
     assert made.rows() == [(1, 1)]
-    assert read_expectation_results(made.job.pipeline.target.root)[-1].observed == "no rows to judge"
+    assert (
+        read_expectation_results(made.job.pipeline.target.root)[-1].observed == "no rows to judge"
+    )
     database.execute("insert into t values (2, 2)")
     made.fails("third")
 
@@ -220,7 +263,9 @@ STOP = "{type: expect_column_values_to_be_between, kwargs: {column: v, max_value
 
 
 def refused(made, act, message):
-    """It is refused by name, and nothing is changed: neither the target, its copy, nor what is told of rows."""
+    """It is refused by name, and nothing is changed: neither the target, its copy, nor what is told
+    of rows.
+    """
 
     def found():
         return made.rows(), made.told(), made.job.table_states()["public.t"]
@@ -237,11 +282,15 @@ def retry(made, run_id):
 
 
 def mend(made, run_id):
-    run_reconcile(made.spark, replace(made.job, run_id=run_id), Order.of(["public.t"], repair=True, by="ann"))
+    run_reconcile(
+        made.spark, replace(made.job, run_id=run_id), Order.of(["public.t"], repair=True, by="ann")
+    )
 
 
 def test_a_retry_lets_nothing_else_pass(gated, database):
-    """What waits for the table is read along with the rows asked for, and judged: a row that fails a gate keeps all of it out."""
+    """What waits for the table is read along with the rows asked for, and judged: a row that fails
+    a gate keeps all of it out.
+    """
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     sync(made.spark, made.job)
@@ -249,7 +298,9 @@ def test_a_retry_lets_nothing_else_pass(gated, database):
     made.run("first")
     database.execute("insert into t values (4, 99), (5, 5)")
     made.fails("second")
-    database.execute("create table unpublished (id int)")  # WAL without changes, which lands as an empty batch
+    database.execute(
+        "create table unpublished (id int)"
+    )  # WAL without changes, which lands as an empty batch
     refused(made, lambda: retry(made, "held"), r"gate:\n.*1 row\) at .*expectations\[1\]")
     # What hasn't even landed is judged as well; nothing is released by a release of something else.
     database.execute("update t set v = -4 where id = 4")
@@ -274,11 +325,15 @@ def accept(made, run_id, *keys, **given):
 
 
 def listed(made):
-    return {row["key"]["id"]: (row["sent"]["v"], row["reason"]) for row in list_quarantined(made.job)}
+    return {
+        row["key"]["id"]: (row["sent"]["v"], row["reason"]) for row in list_quarantined(made.job)
+    }
 
 
 def test_a_retry_judges_again(gated, database):
-    """Rows that fail still stay in quarantine with the values of now, what was discarded stays so; the others enter."""
+    """Rows that fail still stay in quarantine with the values of now, what was discarded stays so;
+    the others enter.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t values (1, 1), (2, 2)")
@@ -288,16 +343,29 @@ def test_a_retry_judges_again(gated, database):
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
     discard_quarantined(made.job, [ids["2"], ids["6"]], by="ann", reason="noise")
     # None of it has landed: the source has the values of now.
-    database.execute("update t set v = -30 where id = 3; update t set v = 4 where id = 4; delete from t where id = 5")
+    database.execute(
+        "update t set v = -30 where id = 3; update t set v = 4 where id = 4; delete from t where"
+        " id = 5"
+    )
     done = run_retry(made.spark, replace(made.job, run_id="again"), ["public.t"], "ben")
-    assert done.stages["retry"].detail == "2 rows of 1 table put right; 2 rows still fail a gate and stay in quarantine"
+    assert (
+        done.stages["retry"].detail
+        == "2 rows of 1 table put right; 2 rows still fail a gate and stay in quarantine"
+    )
     assert made.rows() == [(1, 1), (2, 2), (4, 4)]
     assert {key: sent for key, (sent, _) in listed(made).items()} == {"1": "-1", "3": "-30"}
     assert all("between on v" in reason for _, reason in listed(made).values())
     assert set(ids.values()).isdisjoint(row["id"] for row in list_quarantined(made.job))
     assert made.failed() == 1
-    found = [(one.what, one.by, one.rows) for one in read_decided(Bookkeeping(made.job.pipeline.target.root))]
-    assert sorted(found) == [("discarded", "ann", 2), ("read again", "ben", 2), ("read again, still fails", "ben", 2)]
+    found = [
+        (one.what, one.by, one.rows)
+        for one in read_decided(Bookkeeping(made.job.pipeline.target.root))
+    ]
+    assert sorted(found) == [
+        ("discarded", "ann", 2),
+        ("read again", "ben", 2),
+        ("read again, still fails", "ben", 2),
+    ]
     # The stream goes on from there: what is fine enters as a whole, of what was discarded too.
     database.execute("update t set v = 30 where id = 3; update t set v = 2 where id = 2")
     made.run("second")
@@ -311,7 +379,9 @@ def test_a_retry_judges_again(gated, database):
 
 
 def test_rows_are_accepted_by_decision(gated, database):
-    """Single rows or all of a table, whatever the gate says; who and why is kept, the table's other rows are judged again."""
+    """Single rows or all of a table, whatever the gate says; who and why is kept, the table's other
+    rows are judged again.
+    """
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")
@@ -326,17 +396,24 @@ def test_rows_are_accepted_by_decision(gated, database):
     with pytest.raises(RunFailed, match="not open in quarantine"):
         accept(made, "late", ids=[kept])
     discard_quarantined(
-        made.job, [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "1"], by="ann", reason="noise"
+        made.job,
+        [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "1"],
+        by="ann",
+        reason="noise",
     )
     accept(made, "all")
     assert (made.rows(), listed(made), made.failed()) == (made.source(), {}, 0)
     decided = read_decided(Bookkeeping(made.job.pipeline.target.root))
-    accepted = [(one.run_id, one.by, one.reason, one.rows) for one in decided if one.what == "accepted"]
+    accepted = [
+        (one.run_id, one.by, one.reason, one.rows) for one in decided if one.what == "accepted"
+    ]
     assert accepted == [("all", "ann", "known", 2), ("one", "ann", "known", 1)]
     # A second attempt at the run, whose first one died before it could check.
     ids = Quarantine(made.job.pipeline.target.root).ids_decided("one", ACCEPTED)
     assert accept(made, "one", ids=list(ids)).status == "succeeded"
-    database.execute("update t set v = 8 where id = 2; delete from t where id = 3; insert into t values (5, -5)")
+    database.execute(
+        "update t set v = 8 where id = 2; delete from t where id = 3; insert into t values (5, -5)"
+    )
     made.run("second")
     assert (made.rows(), listed(made).keys()) == ([(1, -1), (2, 8), (4, -4)], {"5"})
 
@@ -358,7 +435,9 @@ def test_a_retry_takes_what_was_released(gated, database):
 
 
 def test_a_repair_lets_nothing_else_pass(gated, database):
-    """Neither what waits for the table and fails a gate, nor what a gate has set aside, nor a discarded row that has changed."""
+    """Neither what waits for the table and fails a gate, nor what a gate has set aside, nor a
+    discarded row that has changed.
+    """
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1), (2, 2), (3, 3)")
@@ -380,13 +459,50 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
 
 
 WHOLE = [
-    ("one of the table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}", "not met"),
-    ("one with lists in a list", "{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v, value_pairs_set: [[1, 1]]}, gate: stop}", "1 row"),
-    ("one of quantiles", "{type: expect_column_quantile_values_to_be_between, kwargs: {column: v, quantile_ranges: {quantiles: [0.0, 1.0], value_ranges: [[0, null], [null, 9]]}}, gate: stop}", "not met"),
-    ("a share of rows", "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly: 0.9}, gate: stop}", "1 row"),
-    ("one that can't be evaluated", "{type: expect_column_values_to_match_regex, kwargs: {column: gone, regex: x}, gate: stop}", "can't be evaluated"),
-    ("a condition in Spark SQL", "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive}, gate: stop}", "1 row"),
-]  # fmt: skip
+    (
+        "one of the table",
+        "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}",
+        "not met",
+    ),
+    (
+        "one with lists in a list",
+        (
+            "{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v,"
+            " value_pairs_set: [[1, 1]]}, gate: stop}"
+        ),
+        "1 row",
+    ),
+    (
+        "one of quantiles",
+        (
+            "{type: expect_column_quantile_values_to_be_between, kwargs: {column: v,"
+            " quantile_ranges: {quantiles: [0.0, 1.0], value_ranges: [[0, null], [null, 9]]}},"
+            " gate: stop}"
+        ),
+        "not met",
+    ),
+    (
+        "a share of rows",
+        (
+            "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly:"
+            " 0.9}, gate: stop}"
+        ),
+        "1 row",
+    ),
+    (
+        "one that can't be evaluated",
+        "{type: expect_column_values_to_match_regex, kwargs: {column: gone, regex: x}, gate: stop}",
+        "can't be evaluated",
+    ),
+    (
+        "a condition in Spark SQL",
+        (
+            "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive},"
+            " gate: stop}"
+        ),
+        "1 row",
+    ),
+]
 
 
 @pytest.mark.usefixtures("compiled")
@@ -404,10 +520,21 @@ def test_any_expectation_can_stop(gated, database):
 
 
 REFUSED = [
-    ("of the whole table", "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: quarantine}", "which rows fail"),
-    ("of a share", "{type: expect_column_values_to_not_be_null, kwargs: {column: v, mostly: 0.5}, gate: quarantine}", "leave out mostly"),
+    (
+        "of the whole table",
+        "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: quarantine}",
+        "which rows fail",
+    ),
+    (
+        "of a share",
+        (
+            "{type: expect_column_values_to_not_be_null, kwargs: {column: v, mostly: 0.5}, gate:"
+            " quarantine}"
+        ),
+        "leave out mostly",
+    ),
     ("in a file that can't be read", "{typo: x}", "can't be read"),
-]  # fmt: skip
+]
 
 
 def test_gates_that_are_refused(gated, database):
@@ -420,12 +547,17 @@ def test_gates_that_are_refused(gated, database):
         result = made.fails(name)
         assert result.error["class"] == "ConfigError", name
         assert message in result.error["message"], name
-        assert (made.rows(), made.rows(table="u")) == ([], [(n, 1) for n in range(1, number + 1)]), name
+        assert (made.rows(), made.rows(table="u")) == (
+            [],
+            [(n, 1) for n in range(1, number + 1)],
+        ), name
 
 
 @pytest.mark.usefixtures("compiled")
 def test_rows_are_set_aside(gated, database, where_decoded):
-    """New rows aren't written, updated ones stay as they were; keys that moved, and rows that were replaced, leave nothing behind."""
+    """New rows aren't written, updated ones stay as they were; keys that moved, and rows that were
+    replaced, leave nothing behind.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t select g, g from generate_series(1, 8) g")
@@ -445,7 +577,9 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     done = made.run("first")
     assert done.quarantined == 6
     assert made.rows() == [(1, 1), (2, 20), (7, 7), (8, 80), (10, 10), (60, 6)]
-    assert sorted(made.told()) == sorted((QUARANTINED, key, key == "1") for key in ("1", "30", "5", "6", "70", "9"))
+    assert sorted(made.told()) == sorted(
+        (QUARANTINED, key, key == "1") for key in ("1", "30", "5", "6", "70", "9")
+    )
     listed = {row["key"]["id"]: row for row in list_quarantined(made.job)}
     assert listed["9"]["sent"] == {"id": "9", "v": "-9", "big": None}
     assert "expect_column_values_to_be_between on v" in listed["9"]["reason"]
@@ -453,7 +587,9 @@ def test_rows_are_set_aside(gated, database, where_decoded):
 
 
 def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, database, monkeypatch):
-    """Its batches were applied before: nobody would take back what it told of rows that it then didn't bring."""
+    """Its batches were applied before: nobody would take back what it told of rows that it then
+    didn't bring.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     sync(made.spark, made.job)
@@ -476,7 +612,9 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
 
 
 def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
-    """Those that the target lacks, and those that it has as they were; what is damaged beside them is mended."""
+    """Those that the target lacks, and those that it has as they were; what is damaged beside them
+    is mended.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t values (1, 1)")
@@ -490,36 +628,49 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
         made.own(RULE.format(gate))
         job = replace(made.job, run_id="first")
         assert replay_module.replay(made.spark, job, read_span(job)).failures == {}
-        assert (made.rows(), list_quarantined(made.job), made.told()) == ([(1, 1), (3, 3)], [], told)
+        assert (made.rows(), list_quarantined(made.job), made.told()) == (
+            [(1, 1), (3, 3)],
+            [],
+            told,
+        )
 
 
 @pytest.mark.usefixtures("compiled")
 def test_later_changes_of_such_rows(gated, database, where_decoded):
-    """Each is judged anew; what was sent for the row since is read from the source, however it is changed next."""
+    """Each is judged anew; what was sent for the row since is read from the source, however it is
+    changed next.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 6) g")
     sync(made.spark, made.job)
     database.execute(
-        f"update t set v = -v, big = 'new' || {BIG}; update t set id = 10 * id where id > 3; insert into t values (7, -7, 'x')"
+        f"update t set v = -v, big = 'new' || {BIG}; update t set id = 10 * id where id > 3; insert"
+        " into t values (7, -7, 'x')"
     )
     assert made.run("first").quarantined == 7
     assert made.rows() == [(1, 1), (2, 2), (3, 3)]
     # Their large value isn't sent again.
     database.execute(
-        "update t set v = 1 where id in (1, 40, 7); update t set id = 22, v = 2 where id = 2; delete from t where id = 50"
+        "update t set v = 1 where id in (1, 40, 7); update t set id = 22, v = 2 where id = 2;"
+        " delete from t where id = 50"
     )
     made.run("second")
     columns = "id", "v", "big"
     assert made.rows(*columns) == sorted(
-        [*made.source("id, v, big", "v > 0"), (3, 3, "3" + made.database.execute(f"select {BIG}")[0][0])]
+        [
+            *made.source("id, v, big", "v > 0"),
+            (3, 3, "3" + made.database.execute(f"select {BIG}")[0][0]),
+        ]
     )
     assert {row["key"]["id"] for row in list_quarantined(made.job)} == {"3", "60"}
     assert [row for row in made.told() if row[0] == RESOLVED]
 
 
 def test_read_again_or_discarded(gated, database):
-    """Accepted rows pass as the source has them; discarded ones stay as they are until they change, and are whole then."""
+    """Accepted rows pass as the source has them; discarded ones stay as they are until they change,
+    and are whole then.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 3) g")
@@ -531,7 +682,10 @@ def test_read_again_or_discarded(gated, database):
     database.execute("update t set v = 5 where id = 1")
     made.run("second")
     assert made.rows("id", "v", "big") == sorted(
-        [*made.source("id, v, big", "id <> 2"), (2, 2, "2" + made.database.execute(f"select {BIG}")[0][0])]
+        [
+            *made.source("id, v, big", "id <> 2"),
+            (2, 2, "2" + made.database.execute(f"select {BIG}")[0][0]),
+        ]
     )
     database.execute("update t set v = -3 where id = 3")
     made.run("third")
@@ -542,7 +696,9 @@ def test_read_again_or_discarded(gated, database):
 
 
 def test_what_keeps_no_row_out_is_met(gated, database):
-    """Each expectation until the last of its rows is gone or decided on, though nothing of the target changes by that."""
+    """Each expectation until the last of its rows is gone or decided on, though nothing of the
+    target changes by that.
+    """
     made = gated()
     made.own(RULE.format("quarantine"), STOP.replace("stop", "quarantine"))
     sync(made.spark, made.job)
@@ -560,7 +716,9 @@ def test_what_keeps_no_row_out_is_met(gated, database):
 
 
 def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
-    """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row; until they are gone."""
+    """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row;
+    until they are gone.
+    """
     monkeypatch.setattr("waldelta.stages.check.gate.gate.MOST_SET_ASIDE", 3)
     made = gated()
     made.own(RULE.format("quarantine"))
@@ -583,7 +741,8 @@ def test_a_stop_judges_what_is_left(gated, database):
     made = gated()
     made.own(
         RULE.format("quarantine"),
-        "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: -1}, gate: stop}",
+        "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: -1}, gate:"
+        " stop}",
     )
     sync(made.spark, made.job)
     database.execute("insert into t values (1, -5), (2, 2)")
@@ -593,7 +752,9 @@ def test_a_stop_judges_what_is_left(gated, database):
 
 @pytest.mark.usefixtures("compiled")
 def test_columns_that_a_change_does_not_send(gated, database):
-    """An unchanged large value was judged when it came: neither null nor its absence counts against the row."""
+    """An unchanged large value was judged when it came: neither null nor its absence counts against
+    the row.
+    """
     made = gated()
     few = "column: v, max_value: 4, row_condition: big is null, condition_parser: spark"
     made.own(
@@ -609,9 +770,13 @@ def test_columns_that_a_change_does_not_send(gated, database):
 
 @pytest.mark.parametrize("metadata", [True, False])
 def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, database, lake, tmp_path, metadata):
-    """They stand verbatim beside the null of their column; where nothing is kept of them, nothing tells them from nulls."""
+    """They stand verbatim beside the null of their column; where nothing is kept of them, nothing
+    tells them from nulls.
+    """
     ddl = "id int primary key, v int, till date, gone date"
-    made = Gated(spark, database, lake, tmp_path, ddl, target={"root": lake, "metadata_columns": metadata})
+    made = Gated(
+        spark, database, lake, tmp_path, ddl, target={"root": lake, "metadata_columns": metadata}
+    )
     items = [
         ("not_be_null", "till", "quarantine"),
         ("not_be_null", "TILL, mostly: 0.5", "stop"),
@@ -625,15 +790,20 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, database, lake, 
     )
     sync(made.spark, made.job)
     database.execute(
-        "insert into t values (1, 1, '2026-01-01'), (2, 2, 'infinity'), (3, 3, '0044-03-15 BC'), (4, 4, null)"
+        "insert into t values (1, 1, '2026-01-01'), (2, 2, 'infinity'), (3, 3, '0044-03-15 BC'),"
+        " (4, 4, null)"
     )
-    database.execute("insert into t values (5, 5, 'infinity', 'infinity'), (6, 6, 'infinity', '2026-01-01')")
+    database.execute(
+        "insert into t values (5, 5, 'infinity', 'infinity'), (6, 6, 'infinity', '2026-01-01')"
+    )
     made.run()
     assert [row[0] for row in made.rows()] == ([1, 2, 3] if metadata else [1])
 
 
 def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
-    """Told of rows before the merge, a run died: the next one judges by the file as it is then, and only its word stands."""
+    """Told of rows before the merge, a run died: the next one judges by the file as it is then, and
+    only its word stands.
+    """
     made = gated()
     made.own(RULE.format("quarantine"))
     sync(made.spark, made.job)
@@ -653,7 +823,9 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
 
 
 def test_a_table_without_a_key(gated, database):
-    """It can be stopped; rows can't be set aside, since nothing would tell them from their copies."""
+    """It can be stopped; rows can't be set aside, since nothing would tell them from their
+    copies.
+    """
     made = gated(ddl="v int")
     database.execute("alter table t replica identity full")
     made.own(RULE.format("stop"))

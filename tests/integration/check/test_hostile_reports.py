@@ -1,4 +1,6 @@
-"""Data Docs of a table whose names and values are markup, in a real Chromium: from the disk, and through the plugin."""
+"""Data Docs of a table whose names and values are markup, in a real Chromium: from the disk, and
+through the plugin.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,14 @@ import great_expectations as gx
 import pandas as pd
 import pytest
 import yaml
-from great_expectations.expectations.registry import get_expectation_impl, list_registered_expectation_implementations
+from great_expectations.expectations.registry import (
+    get_expectation_impl,
+    list_registered_expectation_implementations,
+)
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 
+import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
 from tests.support.browser import open_browser
 from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
@@ -24,7 +30,6 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliatio
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.lake.storage import target_uri
 from waldelta.stages.check.check import check
-from waldelta.stages.check.great_expectations import _custom as lake_expectations  # noqa: F401 - registers ours
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation, open_context
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
@@ -34,7 +39,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 
 RUN = "document.documentElement.className='ran'"
 SCRIPT, REFRESH = f"<script>{RUN}</script>", '<meta http-equiv=refresh content="0;url=about:blank">'
-CLOSING = f'"\'</script></pre></code></td></table><svg onload="{RUN}"></svg><style>body{{display:none}}</style>'
+CLOSING = (
+    "\"'</script></pre></code></td></table><svg"
+    f' onload="{RUN}"></svg><style>body{{display:none}}</style>'
+)
 VALUES = [SCRIPT, REFRESH, CLOSING]
 COLUMN, OTHER = f"<img src=x onerror={RUN}>", f"{REFRESH}$icon"
 TABLE = f'public."<img src=x onerror={RUN}>{REFRESH.replace(chr(34), chr(39))}"'
@@ -58,7 +66,9 @@ OF_A_COLUMN = {
     "expect_column_most_common_value_to_be_in_set": NONE,
     "expect_column_proportion_of_non_null_values_to_be_between": {"max_value": 0},
     "expect_column_proportion_of_unique_values_to_be_between": {"max_value": 0},
-    "expect_column_quantile_values_to_be_between": {"quantile_ranges": {"quantiles": [0.5], "value_ranges": [[0, 1]]}},
+    "expect_column_quantile_values_to_be_between": {
+        "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[0, 1]]}
+    },
     "expect_column_stdev_to_be_between": {"max_value": 0},
     "expect_column_sum_to_be_between": {"max_value": 0},
     "expect_column_to_exist": {"column_index": 5},
@@ -133,11 +143,21 @@ OTHERS = {
     "expect_target_to_be_fresh": {"meaning": SCRIPT, "is_met": False, "observed": REFRESH},
     "expect_target_to_know_all_values": {"meaning": SCRIPT, "is_met": False, "observed": REFRESH},
 }
-IN_SPARK = [name for name in OTHERS if "target" in name or "kept" in name or name == "unexpected_rows_expectation"]
-OF_ONE_IN_SPARK = ["expect_column_values_to_be_in_set", "expect_column_most_common_value_to_be_in_set"]
+IN_SPARK = [
+    name
+    for name in OTHERS
+    if "target" in name or "kept" in name or name == "unexpected_rows_expectation"
+]
+OF_ONE_IN_SPARK = [
+    "expect_column_values_to_be_in_set",
+    "expect_column_most_common_value_to_be_in_set",
+]
 ROWS = [(one, other) for one in VALUES for other in VALUES[:2]] * 2
 # What would come alive if a name or a value were markup.
-ALIVE = "script, img, svg, iframe, form, object, embed, link, a, meta[http-equiv=refresh], style:not(head > style)"
+ALIVE = (
+    "script, img, svg, iframe, form, object, embed, link, a, meta[http-equiv=refresh],"
+    " style:not(head > style)"
+)
 SEEN = f"""
 return [document.documentElement.className, document.querySelectorAll("{ALIVE}").length,
   performance.getEntriesByType('resource').length, getComputedStyle(document.body).display]
@@ -156,8 +176,13 @@ def pipeline(tmp_path_factory) -> PipelineFile:
     folder = tmp_path_factory.mktemp("hostile")
     suites = folder / "suites"
     suites.mkdir()
-    own = [{"type": name, "kwargs": OTHERS[name], "notes": f"{name} {REFRESH}"} for name in IN_SPARK]
-    own += [{"type": name, "kwargs": {"column": COLUMN, **OF_A_COLUMN[name]}} for name in OF_ONE_IN_SPARK]
+    own = [
+        {"type": name, "kwargs": OTHERS[name], "notes": f"{name} {REFRESH}"} for name in IN_SPARK
+    ]
+    own += [
+        {"type": name, "kwargs": {"column": COLUMN, **OF_A_COLUMN[name]}}
+        for name in OF_ONE_IN_SPARK
+    ]
     (suites / f"{TABLE}.yml").write_text(yaml.safe_dump({"expectations": own}))
     return pipeline_file(f"file://{folder}/lake", "shop", [TABLE], quality={"suites": str(suites)})
 
@@ -177,7 +202,9 @@ def report(spark, pipeline) -> QualityReport:
 
 
 def seen(browser: WebDriver, address: str) -> list[object]:
-    """What came alive of a page that has had its time; in another tab, since a sandboxed page has no timers."""
+    """What came alive of a page that has had its time; in another tab, since a sandboxed page has
+    no timers.
+    """
     browser.get(address)
     page = browser.current_window_handle
     browser.switch_to.new_window("tab")
@@ -197,7 +224,9 @@ def page_of(report: QualityReport) -> Path:
 
 def test_every_type_of_expectation_is_tried():
     """One that Great Expectations adds, or we do, is missing here."""
-    registered = {name for name in list_registered_expectation_implementations() if not name.startswith("_")}
+    registered = {
+        name for name in list_registered_expectation_implementations() if not name.startswith("_")
+    }
     assert registered == set(OF_A_COLUMN) | set(OTHERS)
 
 
@@ -213,12 +242,21 @@ def test_from_the_disk_nothing_of_a_report_comes_alive(browser, report):
 
 
 def test_nor_of_any_type_of_expectation(browser, tmp_path):
-    """Evaluated by Great Expectations in pandas, which is quicker than Spark and has the same results."""
+    """Evaluated by Great Expectations in pandas, which is quicker than Spark and has the same
+    results.
+    """
     context = open_context(None)
     frame = pd.DataFrame(ROWS, columns=MANY)
-    batch = context.data_sources.add_pandas("p").add_dataframe_asset("a").add_batch_definition_whole_dataframe("b")
+    batch = (
+        context.data_sources.add_pandas("p")
+        .add_dataframe_asset("a")
+        .add_batch_definition_whole_dataframe("b")
+    )
     suite = gx.ExpectationSuite(name=TABLE)
-    for name, kwargs in [*((n, {"column": COLUMN, **k}) for n, k in OF_A_COLUMN.items()), *OTHERS.items()]:
+    for name, kwargs in [
+        *((n, {"column": COLUMN, **k}) for n, k in OF_A_COLUMN.items()),
+        *OTHERS.items(),
+    ]:
         suite.add_expectation(get_expectation_impl(name)(**kwargs, notes=f"{name} {REFRESH}"))
     result = batch.get_batch({"dataframe": frame}).validate(suite, result_format="SUMMARY")
     page = tmp_path / "page.html"
@@ -234,9 +272,20 @@ def reconciliation() -> Reconciliation:
     """A comparison of which each text is markup."""
     columns = [ColumnDifference(COLUMN, SCRIPT, CLOSING)]
     return Reconciliation(
-        now(), RUN_ID, TABLE, 1, "different", REFRESH, position=1, snapshot=SCRIPT, version=1, source_rows=1,
-        target_rows=1, different=1, differences=[RowDifference("different", SCRIPT, columns=columns)],
-    )  # fmt: skip
+        now(),
+        RUN_ID,
+        TABLE,
+        1,
+        "different",
+        REFRESH,
+        position=1,
+        snapshot=SCRIPT,
+        version=1,
+        source_rows=1,
+        target_rows=1,
+        different=1,
+        differences=[RowDifference("different", SCRIPT, columns=columns)],
+    )
 
 
 def test_nor_of_the_lists_and_of_a_comparison(browser, report, pipeline):
@@ -248,14 +297,20 @@ def test_nor_of_the_lists_and_of_a_comparison(browser, report, pipeline):
         alive = seen(browser, page.as_uri())
         links = len(browser.find_elements(By.TAG_NAME, "a"))
         assert alive == ["", links, 0, "block"], page
-        assert "Content-Security-Policy" in browser.execute_script("return document.head.firstElementChild.outerHTML")
+        assert "Content-Security-Policy" in browser.execute_script(
+            "return document.head.firstElementChild.outerHTML"
+        )
     browser.get(index.as_uri())
-    links = [unquote(str(a.get_property("pathname"))) for a in browser.find_elements(By.TAG_NAME, "a")]
+    links = [
+        unquote(str(a.get_property("pathname"))) for a in browser.find_elements(By.TAG_NAME, "a")
+    ]
     assert len(links) == 2
     assert all(Path(link).is_file() for link in links)
 
 
-def test_through_the_plugin_nothing_comes_alive_either(browser, report, pipeline, tmp_path, monkeypatch):
+def test_through_the_plugin_nothing_comes_alive_either(
+    browser, report, pipeline, tmp_path, monkeypatch
+):
     """Nor of a page that Great Expectations' own view has written, as an earlier version did."""
     monkeypatch.setenv("WALDELTA_PIPELINES", str(tmp_path))
     document = pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -263,8 +318,16 @@ def test_through_the_plugin_nothing_comes_alive_either(browser, report, pipeline
     page = page_of(report)
     folder = Path(pipeline.target.root.removeprefix("file://")) / "_waldelta" / "data_docs"
     old = folder / "validations" / "old.html"
-    old.write_text(f"<html><head>{REFRESH}</head><body><img src=http://127.0.0.1:9/x>{SCRIPT}{CLOSING}</body></html>")
-    add_entry(folder, ReportEntry(now() - timedelta(days=1), "shop", "r", TABLE, 1, 1, (), (), "validations/old.html"))
+    old.write_text(
+        f"<html><head>{REFRESH}</head><body><img"
+        f" src=http://127.0.0.1:9/x>{SCRIPT}{CLOSING}</body></html>"
+    )
+    add_entry(
+        folder,
+        ReportEntry(
+            now() - timedelta(days=1), "shop", "r", TABLE, 1, 1, (), (), "validations/old.html"
+        ),
+    )
     assert len(read_entries(folder)) >= 2
     with serve(plugin_app("viewer")) as base:
         for path in (page, old):

@@ -45,7 +45,11 @@ class Lake:
         return PipelineFile.model_validate(
             {
                 "pipeline": name,
-                "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+                "source": {
+                    "conn_id": "c",
+                    "slot": "s",
+                    "publications": [{"name": "p", "all_tables": True}],
+                },
                 "target": {"root": root or self.root},
                 "quality": {"suites": str(self.suites), **quality},
             }
@@ -53,14 +57,25 @@ class Lake:
 
     def target(self, rows=GOOD, table="public.t", ddl=DDL, row_filter=FILTER, columns=COLUMNS):
         values = ", ".join(self._row(*row) for row in rows)
-        frame = self.spark.sql(f"select * from values {values} as v(id, origin, amount, _wd_lsn, _wd_raw)")
+        frame = self.spark.sql(
+            f"select * from values {values} as v(id, origin, amount, _wd_lsn, _wd_raw)"
+        )
         fields = [f.strip() for f in re.split(r",(?![^<(]*[>)])", ddl)]
         typed = frame.selectExpr(
             *(f"cast({f.split(' ')[0]} as {f.split(' ', 1)[1]}) {f.split(' ')[0]}" for f in fields)
         )
-        typed.write.format("delta").mode("append").save(target_uri(self.root, *split_table_name(table)))
+        typed.write.format("delta").mode("append").save(
+            target_uri(self.root, *split_table_name(table))
+        )
         state = TableState(
-            now(), "sync", table, 1, "synced", key_columns=["id"], columns=columns, row_filter=row_filter
+            now(),
+            "sync",
+            table,
+            1,
+            "synced",
+            key_columns=["id"],
+            columns=columns,
+            row_filter=row_filter,
         )
         self.ledger.append(state)
 
@@ -88,7 +103,9 @@ def lake(spark, tmp_path):
 
 
 def test_a_good_target_passes(lake):
-    """Every expectation is met, NaN kept in _wd_raw included, and the report names run, pipeline and version."""
+    """Every expectation is met, NaN kept in _wd_raw included, and the report names run, pipeline
+    and version.
+    """
     lake.target()
     report = lake.check()
     report.raise_if_critical()
@@ -108,15 +125,31 @@ def test_a_good_target_passes(lake):
 
 VIOLATIONS = [
     ("duplicated key", [*GOOD, (3, "JFK", "1", None)], "key (id) is unique (2 rows)"),
-    ("null in a NOT NULL column", [*GOOD, (4, "JFK", None, None)], "NOT NULL column amount has no nulls (1 row)"),
-    ("row outside the filter", [*GOOD, (4, "LGA", "1", None)], f"row filter holds: {FILTER} (1 row)"),
-    ("null where the filter looks", [*GOOD, (4, None, "1", None)], f"row filter holds: {FILTER} (1 row)"),
+    (
+        "null in a NOT NULL column",
+        [*GOOD, (4, "JFK", None, None)],
+        "NOT NULL column amount has no nulls (1 row)",
+    ),
+    (
+        "row outside the filter",
+        [*GOOD, (4, "LGA", "1", None)],
+        f"row filter holds: {FILTER} (1 row)",
+    ),
+    (
+        "null where the filter looks",
+        [*GOOD, (4, None, "1", None)],
+        f"row filter holds: {FILTER} (1 row)",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS])
+@pytest.mark.parametrize(
+    ("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS]
+)
 def test_violations_are_critical(lake, rows, message):
-    """What contradicts the catalog or the publication fails, naming table, expectation and report."""
+    """What contradicts the catalog or the publication fails, naming table, expectation and
+    report.
+    """
     lake.target(rows)
     report = lake.check()
     with pytest.raises(QualityFailed) as caught:
@@ -130,22 +163,24 @@ def test_violations_are_critical(lake, rows, message):
 
 def test_a_changed_schema_is_critical(lake):
     """A column of another type, a missing one and an added one are told."""
-    lake.target(ddl="id int, origin string, _wd_raw map<string,string>, _wd_lsn bigint", row_filter=None)
+    lake.target(
+        ddl="id int, origin string, _wd_raw map<string,string>, _wd_lsn bigint", row_filter=None
+    )
     report = lake.check()
     observed = report.tables[0].outcomes[0].observed
     assert observed == "amount is missing; id is int, not bigint"
 
 
 def test_own_expectations(lake):
-    """A warning is reported without failing the run, a critical one fails it, examples are in the report."""
+    """A warning is reported without failing the run, a critical one fails it, examples are in the
+    report.
+    """
     lake.target()
-    lake.own(
-        """
+    lake.own("""
         expectations:
           - {type: expect_column_max_to_be_between, kwargs: {column: id, max_value: 2}, severity: warning}
           - {type: ExpectColumnValuesToBeInSet, kwargs: {column: id, value_set: [1, 3]}, severity: warning, notes: odd}
-        """
-    )
+        """)  # noqa: E501
     report = lake.check()
     report.raise_if_critical()
     assert len(report.warnings) == 2
@@ -153,7 +188,10 @@ def test_own_expectations(lake):
     assert report.location == str(report.tables[0].page)
     # The page's verdict is the one of the list of reports.
     assert '<p><span class="mark warning">' in report.tables[0].page.read_text()
-    lake.own("expectations: [{type: expect_column_values_to_be_in_set, kwargs: {column: id, value_set: [1]}}]")
+    lake.own(
+        "expectations: [{type: expect_column_values_to_be_in_set, kwargs: {column: id, value_set:"
+        " [1]}}]"
+    )
     report = lake.check()
     assert len(report.failures) == 1
     assert '<p><span class="mark failed">' in report.tables[0].page.read_text()
@@ -166,20 +204,29 @@ def test_an_expectation_that_cannot_be_evaluated_fails(lake):
     lake.target()
     lake.own("expectations: [{type: expect_column_values_to_be_unique, kwargs: {column: gone}}]")
     report = lake.check()
-    assert report.failures == ("public.t: expect_column_values_to_be_unique on gone (could not be evaluated)",)
-    assert [o.success for o in report.tables[0].outcomes].count(True) == len(report.tables[0].outcomes) - 1
+    assert report.failures == (
+        "public.t: expect_column_values_to_be_unique on gone (could not be evaluated)",
+    )
+    assert [o.success for o in report.tables[0].outcomes].count(True) == len(
+        report.tables[0].outcomes
+    ) - 1
 
 
 REFUSED = [
     ("type: expect_column_values_to_be_uniqe", "did you mean expect_column_values_to_be_unique?"),
     ("type: frobnicate", "no expectation is called 'frobnicate'"),
     ("type: expect_column_to_exist, kwargs: {colum: id}", "kwargs."),
-    ("type: expect_column_to_exist, kwargs: {column: id, severity: info}", "severity and notes stand beside kwargs"),
+    (
+        "type: expect_column_to_exist, kwargs: {column: id, severity: info}",
+        "severity and notes stand beside kwargs",
+    ),
 ]
 
 
 def test_refused_expectations(lake):
-    """A name or argument Great Expectations doesn't know fails its table alone, with file, place and remedy; all else is judged."""
+    """A name or argument Great Expectations doesn't know fails its table alone, with file, place
+    and remedy; all else is judged.
+    """
     lake.target()
     lake.target([*GOOD, (3, "JFK", "1", None)], table="public.u", row_filter=None)
     lake.target(table="public.v")
@@ -188,7 +235,10 @@ def test_refused_expectations(lake):
     lake.own("expectations: [", "public.v.yml")
     report = lake.check()
     pages = {verdict.table: verdict.page for verdict in report.tables}
-    assert (pages.pop("public.gone"), [page.is_file() for page in pages.values()]) == (None, [True] * 3)
+    assert (pages.pop("public.gone"), [page.is_file() for page in pages.values()]) == (
+        None,
+        [True] * 3,
+    )
     assert "<td>public.gone</td>" in (lake.docs / "index.html").read_text()
     with pytest.raises(QualityFailed) as caught:
         report.raise_if_critical()
@@ -196,21 +246,35 @@ def test_refused_expectations(lake):
     for number, (_, message) in enumerate(REFUSED):
         assert message in told
         assert f"{lake.suites / 'public.t.yml'}: expectations[{number}]" in told
-    assert "public.u: key (id) is unique (2 rows)" in told.replace("expect_target_key_to_be_unique: ", "")
+    assert "public.u: key (id) is unique (2 rows)" in told.replace(
+        "expect_target_key_to_be_unique: ", ""
+    )
     assert "public.gone: couldn't be checked: the target of public.gone isn't at" in told
     assert "run the initial sync again" in told
     assert f"public.v: couldn't be checked: {lake.suites / 'public.v.yml'}: not valid YAML" in told
     assert {type(cause) for cause in caught.value.causes} == {ConfigError, StateError}
     assert not caught.value.retryable
     kept = read_expectation_results(lake.root)
-    assert [r.table_name for r in kept if r.success is None] == ["public.gone", "public.t", "public.v"]
-    assert {name: sum(r.success is True for r in kept if r.table_name == name) for name in "tuv" for name in [f"public.{name}"]} == {
-        "public.t": 7, "public.u": 5, "public.v": 7,
-    }  # fmt: skip
+    assert [r.table_name for r in kept if r.success is None] == [
+        "public.gone",
+        "public.t",
+        "public.v",
+    ]
+    assert {
+        name: sum(r.success is True for r in kept if r.table_name == name)
+        for name in "tuv"
+        for name in [f"public.{name}"]
+    } == {
+        "public.t": 7,
+        "public.u": 5,
+        "public.v": 7,
+    }
 
 
 def test_the_version_that_is_there_is_checked(lake):
-    """Of a run that which it has left, whatever a later writer did; else the present one, though no cut has it and none comes."""
+    """Of a run that which it has left, whatever a later writer did; else the present one, though no
+    cut has it and none comes.
+    """
     lake.target()
     lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
     lake.target([(4, "LGA", "1", None)])
@@ -221,7 +285,9 @@ def test_the_version_that_is_there_is_checked(lake):
     log.mkdir(parents=True)
     (log / f"{0:020d}.json").write_text("{")
     for left in (Left(), Left(is_upkeep=True)):
-        found = {v.table: (v.version, len(v.failed("critical"))) for v in lake.check(left=left).tables}
+        found = {
+            v.table: (v.version, len(v.failed("critical"))) for v in lake.check(left=left).tables
+        }
         assert found == {"public.t": (1, 1), "public.torn": (None, 1)}
 
 
@@ -246,7 +312,9 @@ HOSTILE = 'public."<script>alert(1)</script>/../../../$x%2F."'
 
 
 def test_hostile_names(lake):
-    """A table's name can't leave the folder, and is text in the page, not markup; the index's links lead to pages."""
+    """A table's name can't leave the folder, and is text in the page, not markup; the index's links
+    lead to pages.
+    """
     lake.target(table=HOSTILE)
     report = lake.check(lake.pipeline("profiling"), run_id="manual__<img src=x>/../$y")
     page = report.tables[0].page
@@ -255,13 +323,17 @@ def test_hostile_names(lake):
     for html in (page, lake.docs / "index.html"):
         assert "<script>alert(1)" not in html.read_text()
         assert "<img src=x>" not in html.read_text()
-    links = set(re.findall(r"validations/[^\"'<>\\ ]+\.html", (lake.docs / "index.html").read_text()))
+    links = set(
+        re.findall(r"validations/[^\"'<>\\ ]+\.html", (lake.docs / "index.html").read_text())
+    )
     assert links
     assert all((lake.docs / unquote(unescape(link))).is_file() for link in links)
 
 
 def test_old_reports_are_pruned(lake):
-    """Only the last runs' reports are kept, of each pipeline in the folder, and the index has no dead links."""
+    """Only the last runs' reports are kept, of each pipeline in the folder, and the index has no
+    dead links.
+    """
     lake.target()
     others = lake.check(lake.pipeline("flights_too"), run_id="run_0").tables[0].page
     pages = [lake.check(run_id=f"run_{i}").tables[0].page for i in range(3)]
@@ -272,7 +344,9 @@ def test_old_reports_are_pruned(lake):
     assert "run_2" in index
     assert "run_1" not in index
     written = pages[2].read_text()
-    pages[2].write_text("<html><head></head><script>alert(1)</script></html>")  # as an earlier version's may be
+    pages[2].write_text(
+        "<html><head></head><script>alert(1)</script></html>"
+    )  # as an earlier version's may be
     prune_reports(lake.pipeline())
     assert pages[2].read_text() == written
     lake.check(lake.pipeline(keep_reports=1), run_id="run_3")
@@ -283,16 +357,22 @@ def test_tables_and_their_absence(lake):
     """Only the given tables are checked, which may lack rows; nothing to check writes nothing."""
     lake.target()
     lake.target(table="public.u")
-    Quarantine(lake.root).add([IncompleteRow(now(), "r", "quarantined", "public.u", 1, 1, '{"id": "9"}', ["big"])])
+    Quarantine(lake.root).add(
+        [IncompleteRow(now(), "r", "quarantined", "public.u", 1, 1, '{"id": "9"}', ["big"])]
+    )
     report = lake.check(tables=["public.u"])
     assert ([t.table for t in report.tables], report.failures) == (["public.u"], ())
     kind = "expect_target_to_know_all_values"
-    assert report.warnings == (f"public.u: {kind}: no row is in quarantine because a value of it wasn't sent",)
+    assert report.warnings == (
+        f"public.u: {kind}: no row is in quarantine because a value of it wasn't sent",
+    )
     assert lake.check(tables=[]).tables == ()
 
 
 def test_in_object_stores_checks_make_no_pages_without_a_folder(lake, monkeypatch):
-    """HTML can't be written there: verdicts and results are as with pages, and no folder of that name appears here."""
+    """HTML can't be written there: verdicts and results are as with pages, and no folder of that
+    name appears here.
+    """
     monkeypatch.chdir(lake.folder)
     lake.target(rows=[*GOOD, (4, "LGA", "1", None)])
     report = lake.check(lake.pipeline(root="s3a://bucket/lake"))

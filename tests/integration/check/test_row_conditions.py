@@ -1,4 +1,6 @@
-"""Rows that don't meet an expectation are the ones that Great Expectations counts, whatever their values are."""
+"""Rows that don't meet an expectation are the ones that Great Expectations counts, whatever their
+values are.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,40 @@ from waldelta.lake.ledger.records import ColumnState
 from waldelta.lake.storage import target_uri
 from waldelta.stages.check._quick_check import quick_outcomes
 from waldelta.stages.check.check import Left, check
-from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone, row_condition
+from waldelta.stages.check.measure.row_conditions import (
+    NO_TEXT,
+    ROW_KINDS,
+    is_of_row_alone,
+    row_condition,
+)
 from waldelta.stages.check.suite.plan import PlannedExpectation, SourceRules, SuitePlan
 
 pytestmark = pytest.mark.spark
 
 ROWS = [
-    (1, "JFK", "1.50", None), (2, "LGA", None, None), (3, None, "-3.00", None), (4, "", "0.00", None), (5, "jfk x", "99.99", None),
-    (6, None, None, None), (2**53 + 1, None, None, None),
-]  # fmt: skip
+    (1, "JFK", "1.50", None),
+    (2, "LGA", None, None),
+    (3, None, "-3.00", None),
+    (4, "", "0.00", None),
+    (5, "jfk x", "99.99", None),
+    (6, None, None, None),
+    (2**53 + 1, None, None, None),
+]
 EXPECTATIONS = [
     ("expect_column_values_to_not_be_null", {"column": "origin"}),
     ("expect_column_values_to_not_be_null", {"column": "origin", "mostly": 0.5}),
     ("ExpectColumnValuesToBeNull", {"column": "origin"}),
     ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0}),
-    ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 1.5, "strict_min": True, "strict_max": True}),
+    (
+        "expect_column_values_to_be_between",
+        {
+            "column": "amount",
+            "min_value": 0,
+            "max_value": 1.5,
+            "strict_min": True,
+            "strict_max": True,
+        },
+    ),
     ("expect_column_values_to_be_between", {"column": "amount", "max_value": 0, "mostly": 0.4}),
     ("expect_column_values_to_be_between", {"column": "id", "min_value": "1.5", "max_value": "4"}),
     ("expect_column_values_to_be_between", {"column": "id", "max_value": 2**53}),
@@ -38,30 +59,46 @@ EXPECTATIONS = [
     ("expect_column_values_to_not_be_in_set", {"column": "origin", "value_set": ["LGA", None]}),
     ("expect_column_values_to_match_regex", {"column": "origin", "regex": "^[A-Z]{3}$"}),
     ("expect_column_values_to_not_match_regex", {"column": "origin", "regex": "x"}),
-    ("expect_column_value_lengths_to_be_between", {"column": "origin", "min_value": 1, "max_value": 3}),
+    (
+        "expect_column_value_lengths_to_be_between",
+        {"column": "origin", "min_value": 1, "max_value": 3},
+    ),
     ("expect_column_value_lengths_to_equal", {"column": "origin", "value": 3}),
     ("expect_column_pair_values_to_be_equal", {"column_A": "id", "column_B": "_wd_lsn"}),
     ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "amount", "column_B": "id"}),
-    ("expect_column_pair_values_a_to_be_greater_than_b", {"column_A": "id", "column_B": "_wd_lsn", "or_equal": True}),
+    (
+        "expect_column_pair_values_a_to_be_greater_than_b",
+        {"column_A": "id", "column_B": "_wd_lsn", "or_equal": True},
+    ),
     ("expect_target_rows_to_satisfy", {"condition": "amount > 0", "meaning": "positive"}),
-    ("expect_target_rows_to_satisfy", {"condition": "amount > 0", "meaning": "positive", "mostly": 0.2}),
-]  # fmt: skip
+    (
+        "expect_target_rows_to_satisfy",
+        {"condition": "amount > 0", "meaning": "positive", "mostly": 0.2},
+    ),
+]
 # Of a column that is text in the lake, as a numeric without limits is.
 OF_TEXT = [
-    {"column": "amount", **bounds} for bounds in ({"min_value": 0}, {"max_value": "10"}, {"min_value": "2020-01-01"})
+    {"column": "amount", **bounds}
+    for bounds in ({"min_value": 0}, {"max_value": "10"}, {"min_value": "2020-01-01"})
 ]
 OTHERS = [
     ("expect_column_values_to_be_unique", {"column": "id"}),
-    ("expect_column_values_to_be_between", {"column": "id", "min_value": 0, "row_condition": "id > 3", "condition_parser": "spark"}),
+    (
+        "expect_column_values_to_be_between",
+        {"column": "id", "min_value": 0, "row_condition": "id > 3", "condition_parser": "spark"},
+    ),
     ("expect_column_values_to_be_between", {"column": "id", "min_value": {"$PARAMETER": "least"}}),
     ("expect_column_values_to_be_in_set", {"column": "id"}),
     ("expect_column_values_to_be_between", {"column": "id"}),
     ("frobnicate", {}),
-]  # fmt: skip
+]
 
 
 def own_file(expectations):
-    lines = [f"  - {{type: {kind}, kwargs: {json.dumps(kwargs)}, severity: warning}}" for kind, kwargs in expectations]
+    lines = [
+        f"  - {{type: {kind}, kwargs: {json.dumps(kwargs)}, severity: warning}}"
+        for kind, kwargs in expectations
+    ]
     return "expectations:\n" + "\n".join(lines)
 
 
@@ -71,13 +108,22 @@ def lake(spark, tmp_path):
 
 
 def test_they_count_what_great_expectations_counts(spark, lake):
-    """Every kind that is known, on nulls, empty texts and numbers at the bounds; and none of what it can't evaluate."""
+    """Every kind that is known, on nulls, empty texts and numbers at the bounds; and none of what
+    it can't evaluate.
+    """
     lake.target(ROWS, row_filter=None)
     numeric = ColumnState("amount", 1700, -1, "numeric", "string", not_null=False)
-    lake.target(ROWS[2:4], "public.u", DDL.replace("decimal(12,2)", "string"), None, [*COLUMNS[:2], numeric])
+    lake.target(
+        ROWS[2:4], "public.u", DDL.replace("decimal(12,2)", "string"), None, [*COLUMNS[:2], numeric]
+    )
     lake.own(own_file(EXPECTATIONS))
-    lake.own(own_file([("expect_column_values_to_be_between", kwargs) for kwargs in OF_TEXT]), "public.u.yml")
-    found, of_text = ([o for o in v.outcomes if o.planned.origin == "own"] for v in lake.check().tables)
+    lake.own(
+        own_file([("expect_column_values_to_be_between", kwargs) for kwargs in OF_TEXT]),
+        "public.u.yml",
+    )
+    found, of_text = (
+        [o for o in v.outcomes if o.planned.origin == "own"] for v in lake.check().tables
+    )
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "u"))
     for kwargs, outcome in zip(OF_TEXT, of_text, strict=True):
         condition = row_condition("expect_column_values_to_be_between", kwargs)
@@ -88,7 +134,9 @@ def test_they_count_what_great_expectations_counts(spark, lake):
     for (kind, kwargs), outcome in zip(EXPECTATIONS, found, strict=True):
         condition = row_condition(kind, OwnExpectation(type=kind, kwargs=kwargs).kwargs)
         assert condition is not None, kind
-        row = frame.agg(F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))).first()
+        row = frame.agg(
+            F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))
+        ).first()
         success = not row[0] or row[1] - row[0] >= condition.mostly * row[1]
         assert (row[0], success) == (outcome.unexpected_count, outcome.success), (kind, kwargs)
     nulls = [
@@ -97,7 +145,10 @@ def test_they_count_what_great_expectations_counts(spark, lake):
         if None in kwargs.get("value_set", ())
     ]
     assert nulls == [3, 1]
-    known = {"".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_") for kind, _ in EXPECTATIONS}
+    known = {
+        "".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_")
+        for kind, _ in EXPECTATIONS
+    }
     assert known == set(ROW_KINDS)
 
 
@@ -120,13 +171,23 @@ OF_NULLS = [
     ("expect_column_values_to_not_be_null", {"column": "amount", "mostly": 0.5}, 2),
     ("expect_column_values_to_be_null", {"column": "Amount", "mostly": 0.6}, 2),
     ("expect_column_values_to_not_be_null", {"column": "origin"}, 1),
-    ("expect_column_values_to_not_be_null", {"column": "amount", "row_condition": "id < 2", "condition_parser": "spark"}, 1),
-    ("expect_target_rows_to_satisfy", {"condition": "amount > 0 or map_contains_key(_wd_raw, 'amount')", "meaning": "m"}, 2),
-]  # fmt: skip
+    (
+        "expect_column_values_to_not_be_null",
+        {"column": "amount", "row_condition": "id < 2", "condition_parser": "spark"},
+        1,
+    ),
+    (
+        "expect_target_rows_to_satisfy",
+        {"condition": "amount > 0 or map_contains_key(_wd_raw, 'amount')", "meaning": "m"},
+        2,
+    ),
+]
 
 
 def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
-    """By Great Expectations, and by what tells the same for many tables at once, which need not look at rows again."""
+    """By Great Expectations, and by what tells the same for many tables at once, which need not
+    look at rows again.
+    """
     lake.target(RAW_ROWS, row_filter=None)
     lake.own(own_file([(kind, kwargs) for kind, kwargs, _ in OF_NULLS]))
     (verdict,) = lake.check().tables
@@ -136,14 +197,17 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
     frame = spark.read.format("delta").load(target_uri(lake.root, "public", "t"))
     for outcome in found[:5]:
         condition = row_condition(outcome.planned.type, outcome.planned.kwargs)
-        rows, judged = frame.agg(F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))).first()
+        rows, judged = frame.agg(
+            F.count(F.when(condition.unexpected, 1)), F.count(F.when(condition.judged, 1))
+        ).first()
         success = not rows or judged - rows >= condition.mostly * judged
         assert (rows, success) == (outcome.unexpected_count, outcome.success), outcome
         assert is_of_row_alone(outcome.planned.type, outcome.planned.kwargs)
     (told,) = [text for text in verdict.left_out if "amount" in text]
-    assert told == (
-        "expect_column_values_to_not_be_null on amount (expectations[5]): values of amount that stand in _wd_raw alone, which "
-        "count as null with other arguments than mostly"
+    assert (
+        told
+        == "expect_column_values_to_not_be_null on amount (expectations[5]): values of amount that"
+        " stand in _wd_raw alone, which count as null with other arguments than mostly"
     )
 
 
@@ -152,13 +216,17 @@ def quickly(lake, run_id="run", rules=None):
     return check(lake.spark, lake.pipeline(), lake.ledger, run_id, None, left)
 
 
-OWN = "expectations: [{type: expect_column_values_to_be_between, kwargs: {column: id, min_value: 1}}]"
+OWN = (
+    "expectations: [{type: expect_column_values_to_be_between, kwargs: {column: id, min_value: 1}}]"
+)
 
 
 @pytest.mark.parametrize("row_filter", [FILTER, None])
 @pytest.mark.parametrize("own", [None, OWN])
 def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
-    """Of rows, keys and columns, with the results kept as of any check; nothing is rendered, and Great Expectations isn't asked."""
+    """Of rows, keys and columns, with the results kept as of any check; nothing is rendered, and
+    Great Expectations isn't asked.
+    """
     monkeypatch.setattr("waldelta.stages.check.check.import_great_expectations", None)
     lake.target(row_filter=row_filter)
     if own:
@@ -179,31 +247,42 @@ def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
         ColumnState("origin", 25, -1, "text", "string", not_null=True),
         ColumnState("amount", 1700, 786438, "numeric(12,2)", "decimal(12,2)", not_null=True),
     ]
-    lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
+    lake.ledger.append(
+        TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns)
+    )
     monkeypatch.setattr("waldelta.stages.check.check.quick_outcomes", None)
     rules = {"public.t": SourceRules(labels={"origin": ("JFK", "LGA")})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None
     assert len(verdict.outcomes) == 7
     lake.target([(1, "JFK", "1", None)], row_filter=None)
-    lake.ledger.append(TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns))
+    lake.ledger.append(
+        TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns)
+    )
     monkeypatch.undo()
     report = quickly(lake)
-    assert report.failures == ("public.t: expect_target_key_to_be_unique: key (id) is unique (2 rows)",)
+    assert report.failures == (
+        "public.t: expect_target_key_to_be_unique: key (id) is unique (2 rows)",
+    )
 
 
 @pytest.mark.parametrize(
-    ("condition", "is_met"), [("id < 3", True), ("id < 3 or current_date() < date '2000-01-01'", False)]
+    ("condition", "is_met"),
+    [("id < 3", True), ("id < 3 or current_date() < date '2000-01-01'", False)],
 )
 def test_rows_from_before_are_judged_again_where_the_day_decides(spark, condition, is_met):
     """They met it then; what depends on a row alone it meets for ever."""
     frame = spark.createDataFrame([(9, 1), (1, 5)], "id bigint, _wd_lsn bigint")
-    planned = PlannedExpectation("expect_target_rows_to_satisfy", {"condition": condition}, "critical", "own", "m")
+    planned = PlannedExpectation(
+        "expect_target_rows_to_satisfy", {"condition": condition}, "critical", "own", "m"
+    )
     found = quick_outcomes(frame, SuitePlan("public.t", (planned,)), {}, since=5)
     assert (found is not None) is is_met
 
 
-@pytest.mark.parametrize(("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS])
+@pytest.mark.parametrize(
+    ("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS]
+)
 def test_a_quick_check_finds_what_any_finds(lake, rows, message):
     """What isn't met is Great Expectations' to judge, with a page."""
     lake.target(rows)

@@ -1,4 +1,6 @@
-"""What checks after few changes leave to maintenance: rows that no change touched, judged once a target has changed."""
+"""What checks after few changes leave to maintenance: rows that no change touched, judged once a
+target has changed.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,22 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, monkeypatch):
-    """A run with few changes judges the rows that it touched; a wrong one besides is found at night, when all else is done."""
-    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 1)  # else all rows are looked at, by Arrow
-    database.execute("create table t(id int primary key, v int check (v > 0)); create table u(id int primary key)")
-    database.execute("insert into t select g, g from generate_series(1, 9) g; insert into u values (1)")
-    file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})
+    """A run with few changes judges the rows that it touched; a wrong one besides is found at
+    night, when all else is done.
+    """
+    monkeypatch.setattr(
+        "waldelta.changes.merge.small_target.MOST_ROWS", 1
+    )  # else all rows are looked at, by Arrow
+    database.execute(
+        "create table t(id int primary key, v int check (v > 0)); create table u(id int primary"
+        " key)"
+    )
+    database.execute(
+        "insert into t select g, g from generate_series(1, 9) g; insert into u values (1)"
+    )
+    file = pipeline_file(
+        lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True}
+    )
     job = bare_slot(database, file)
     sync(spark, job)
 
@@ -43,14 +56,19 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
         return run_maintain(spark, replace(job, run_id=run_id)).stages["check"].detail
 
     def judged():
-        (*_, latest) = JudgedSuites(lake).latest(["public.t"])["public.t"]
+        *_, latest = JudgedSuites(lake).latest(["public.t"])["public.t"]
         return latest.run_id, latest.whole, latest.end_lsn is not None
 
     assert run("first", "insert into t values (10, 1)") == ["public.t", "public.u"]
     assert judged() == ("first", True, True)  # nothing was known before
     # As if a merge had written it.
     with session_settings(
-        spark, {"spark.databricks.delta.commitInfo.userMetadata": json.dumps({"waldelta": {"verb": "apply"}})}
+        spark,
+        {
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
+                {"waldelta": {"verb": "apply"}}
+            )
+        },
     ):
         spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set v = -1 where id = 3").collect()
     assert run("second", "insert into t values (11, 1)") == ["public.t", "public.u"]
@@ -59,9 +77,13 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
         night("night")
     result = failed.value.result
     assert {name: stage.status for name, stage in result.stages.items()} == {
-        "targets": "succeeded", "leftovers": "succeeded", "change_log": "succeeded", "ledger": "succeeded", "check": "failed",
+        "targets": "succeeded",
+        "leftovers": "succeeded",
+        "change_log": "succeeded",
+        "ledger": "succeeded",
+        "check": "failed",
         "reports": "succeeded",
-    }  # fmt: skip
+    }
     assert result.error["class"] == "QualityFailed"
     assert [text.split(" (")[0] for text in result.failed_expectations] == [
         "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds:"
@@ -79,14 +101,17 @@ def test_maintenance_judges_all_rows_of_what_has_changed(spark, database, lake, 
     left.mkdir(parents=True)
     os.utime(left, (0, 0))
     assert "0 of them in full" in night("idle")
-    # What had staged that writes nothing of quarantined rows any more: see test_a_run_that_slept_since_it_asked_writes_nothing.
+    # What had staged that writes nothing of quarantined rows any more: see
+    # test_a_run_that_slept_since_it_asked_writes_nothing.
     assert (left.exists(), DeltaTable.is_deltatable(Quarantine(lake).uri)) == (False, True)
     assert run("fourth", "insert into t values (12, 1)") == ["public.t", "public.u"]
     assert judged() == ("fourth", False, True)
 
 
 def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, database, lake):
-    """A key that stands in a file that was there, too, is found; more changes bring a full check, and a page."""
+    """A key that stands in a file that was there, too, is found; more changes bring a full check,
+    and a page.
+    """
     database.execute("create table t(id int primary key, v int)")
     database.execute("insert into t select g, 0 from generate_series(1, 101000) g")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
@@ -103,29 +128,44 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(spark, da
     assert run("tenth", "update t set v = 1 where id > 90950").passed == ["public.t"]
     assert not whole()
     with session_settings(
-        spark, {"spark.databricks.delta.commitInfo.userMetadata": json.dumps({"waldelta": {"verb": "apply"}})}
+        spark,
+        {
+            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
+                {"waldelta": {"verb": "apply"}}
+            )
+        },
     ):
         target = f"delta.`{uri_of(job, 'public.t')}`"
         spark.sql(f"insert into {target} select * from {target} where id = 7").collect()
     with pytest.raises(RunFailed) as failed:
         run("double", "update t set v = 2 where id > 100990")
-    assert [text.split(" (")[0].split(":")[1].strip() for text in failed.value.result.failed_expectations] == [
-        "expect_target_key_to_be_unique"
-    ]
+    assert [
+        text.split(" (")[0].split(":")[1].strip()
+        for text in failed.value.result.failed_expectations
+    ] == ["expect_target_key_to_be_unique"]
     spark.sql(f"delete from {target} where id = 7").collect()
     assert run("more", "update t set v = 3 where id > 90500").passed == ["public.t"]
     assert whole()
 
 
-def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(spark, database, lake, monkeypatch):
+def test_a_sync_of_many_tables_makes_pages_of_those_that_dont_meet_all(
+    spark, database, lake, monkeypatch
+):
     """Great Expectations would look at each for a second."""
     monkeypatch.setattr("waldelta.stages.check.quick_targets._MOST_PAGES", 1)
-    database.execute("create table t(id int primary key); create table u(id int primary key, v int check (v > 0))")
+    database.execute(
+        "create table t(id int primary key); create table u(id int primary key, v int check (v"
+        " > 0))"
+    )
     database.execute("insert into t values (1); insert into u values (1, 1)")
-    file = pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True})
+    file = pipeline_file(
+        lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True}
+    )
     result = run_sync(spark, bare_slot(database, file))
     assert result.passed == ["public.t", "public.u"]
     assert result.report is None
     told = read_expectation_results(lake)
     assert {(r.table_name, r.success) for r in told} == {("public.t", True), ("public.u", True)}
-    assert {of[-1].whole for of in JudgedSuites(lake).latest(["public.t", "public.u"]).values()} == {True}
+    assert {
+        of[-1].whole for of in JudgedSuites(lake).latest(["public.t", "public.u"]).values()
+    } == {True}

@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 PAGE = (Path(__file__).parents[3] / "docs/history.md").read_text()
 TABLES = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])["target"]["tables"]
-BEFORE, FIRST, SECOND = re.findall(r"```sql\n((?:create|insert|update|delete).*?)```", PAGE, re.DOTALL)
+BEFORE, FIRST, SECOND = re.findall(
+    r"```sql\n((?:create|insert|update|delete).*?)```", PAGE, re.DOTALL
+)
 QUERIES = re.findall(r"```sql\n(select.*?)```\n```\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -27,7 +29,11 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
     for statement in filter(None, map(str.strip, BEFORE.split(";"))):
         database.execute(statement)
     pipeline = pipeline_file(
-        lake, f"s_{database.name}", ["public.seats"], target={"root": lake, "tables": TABLES}, quality={"enabled": True}
+        lake,
+        f"s_{database.name}",
+        ["public.seats"],
+        target={"root": lake, "tables": TABLES},
+        quality={"enabled": True},
     )
     job = bare_slot(database, pipeline)
     sync(spark, job)
@@ -42,7 +48,9 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
             moment = f"timestamp'{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}Z'"
             arguments = {":moment": moment, ":end_lsn": str(job.ledger.last_cut().end_lsn)}
     for name in TABLES:
-        spark.read.format("delta").load(uri_of(job, name)).createOrReplaceTempView(name.removeprefix("public."))
+        spark.read.format("delta").load(uri_of(job, name)).createOrReplaceTempView(
+            name.removeprefix("public.")
+        )
     for query, shown in QUERIES:
         asked = re.sub(r":\w+", lambda name: arguments[name[0]], query)
         rows = spark.sql(asked).collect()
@@ -51,4 +59,6 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
 
 
 def _text(value) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

@@ -1,4 +1,6 @@
-"""The pages' commands: those of the how-tos are run in their order, those of the reference each once, and do what the pages say."""
+"""The pages' commands: those of the how-tos are run in their order, those of the reference each
+once, and do what the pages say.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def shop(spark, database, lake, tmp_path, monkeypatch):
     path = tmp_path / "shop.yml"
     slot = f"s_{database.name}"
     path.write_text(
-        document.replace("file:///data/lake", lake).replace("shop_cdc", slot).replace("shop_pub", f"{slot}_pub")
+        document.replace("file:///data/lake", lake)
+        .replace("shop_cdc", slot)
+        .replace("shop_pub", f"{slot}_pub")
     )
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
 
@@ -47,7 +51,11 @@ def shop(spark, database, lake, tmp_path, monkeypatch):
     monkeypatch.setattr("waldelta.spark.session.open_session", open_session)
     today = datetime.now(UTC).date()
 
-    moved = {FILE: str(path), "2026-01-31": f"{today - timedelta(1)}", "2026-02-01": f"{today + timedelta(2)}"}
+    moved = {
+        FILE: str(path),
+        "2026-01-31": f"{today - timedelta(1)}",
+        "2026-02-01": f"{today + timedelta(2)}",
+    }
     return Shop(moved)
 
 
@@ -82,8 +90,14 @@ def verb_and_options(command):
 def named_commands():
     """What the reference names: the table of operations.md, and reconcile.md's usage."""
     table = (DOCS / "operations.md").read_text().split("## By hand")[1].split("\n#")[0]
-    rows = [" ".join(re.findall(r"`[^`]*`", row)) for row in table.splitlines() if row.startswith("| `python -m")]
-    usage = re.findall(r"^    (python -m spark_jobs .*)$", (DOCS / "reconcile.md").read_text(), re.MULTILINE)
+    rows = [
+        " ".join(re.findall(r"`[^`]*`", row))
+        for row in table.splitlines()
+        if row.startswith("| `python -m")
+    ]
+    usage = re.findall(
+        r"^    (python -m spark_jobs .*)$", (DOCS / "reconcile.md").read_text(), re.MULTILINE
+    )
     assert rows
     assert usage
     return set().union(*map(verb_and_options, [*rows, *usage]))
@@ -93,7 +107,11 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
     """A pipeline is set up and followed, damaged and mended, reviewed, and torn down."""
 
     def rows():
-        held = DeltaTable(f"{lake}/public/orders").to_pyarrow_table(columns=["id", "amount"]).to_pylist()
+        held = (
+            DeltaTable(f"{lake}/public/orders")
+            .to_pyarrow_table(columns=["id", "amount"])
+            .to_pylist()
+        )
         return sorted((row["id"], row["amount"]) for row in held)
 
     def change(command):
@@ -121,34 +139,56 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
     # What the reference names beyond that.
     job = Pipeline.load(shop.moved[FILE]).job()
     lacking = IncompleteRow(
-        now(), "r", QUARANTINED, "public.orders", job.table_states()["public.orders"].generation, 0, '{"id": "9"}'
+        now(),
+        "r",
+        QUARANTINED,
+        "public.orders",
+        job.table_states()["public.orders"].generation,
+        0,
+        '{"id": "9"}',
     )
     Quarantine(lake).add([lacking])
     orphan = f"orphan_{database.name}"
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (orphan,))
     database.execute("insert into orders values (3, 30)")
     for command in (
-        "setup FILE --dry-run", "setup FILE --sql", "consume FILE --stage land", "consume FILE --hand-over --run-id by-hand",
-        "consume FILE --again --run-id by-hand", "quarantine FILE --tables public.orders",
-        f"quarantine FILE --discard --tables public.orders --row {lacking.id} --reason TEXT --by NAME",
-        "quarantine FILE --release --tables public.orders --reason TEXT --by NAME", "teardown FILE --orphans",
+        "setup FILE --dry-run",
+        "setup FILE --sql",
+        "consume FILE --stage land",
+        "consume FILE --hand-over --run-id by-hand",
+        "consume FILE --again --run-id by-hand",
+        "quarantine FILE --tables public.orders",
+        (
+            f"quarantine FILE --discard --tables public.orders --row {lacking.id} --reason TEXT"
+            " --by NAME"
+        ),
+        "quarantine FILE --release --tables public.orders --reason TEXT --by NAME",
+        "teardown FILE --orphans",
         "quarantine FILE --retry --tables public.orders",
         "quarantine FILE --accept --tables public.orders --reason TEXT --by NAME",
         "replay FILE --interval-start 2026-01-31 --interval-end 2026-02-01 --tables public.orders",
-        "reconcile FILE --tables public.orders", "sync FILE --tables public.orders --reason TEXT --due",
-    ):  # fmt: skip
+        "reconcile FILE --tables public.orders",
+        "sync FILE --tables public.orders --reason TEXT --due",
+    ):
         shop.run(f"python -m spark_jobs {command.replace('FILE', FILE)}")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
     DeltaTable(f"{lake}/public/orders").delete("id = 3")
-    shop.run(f"python -m spark_jobs reconcile {FILE} --tables public.orders --repair --reason TEXT --by NAME")
+    shop.run(
+        f"python -m spark_jobs reconcile {FILE} --tables public.orders --repair --reason TEXT --by"
+        " NAME"
+    )
     assert rows() == [(1, 11), (2, 20), (3, 30)]
     DeltaTable(f"{lake}/public/orders").delete("id = 2")
-    shop.run(f"python -m spark_jobs resync {FILE} --tables public.orders --reason TEXT --accept-server 1/1")
+    shop.run(
+        f"python -m spark_jobs resync {FILE} --tables public.orders --reason TEXT"
+        " --accept-server 1/1"
+    )
     shop.run(f"python -m spark_jobs maintain {FILE}")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
     shop.run(f"python -m spark_jobs teardown {FILE}")
-    # tests/integration/slot/test_orphans.py and test_unreadable_messages.py have the situations that these two are for.
+    # tests/integration/slot/test_orphans.py and test_unreadable_messages.py have the situations
+    # that these two are for.
     assert named_commands() - shop.ran == {("teardown", "--drop"), ("quarantine", "--skip")}
-    assert database.execute("select slot_name::text from pg_replication_slots where database = current_database()") == [
-        (orphan,)
-    ]
+    assert database.execute(
+        "select slot_name::text from pg_replication_slots where database = current_database()"
+    ) == [(orphan,)]

@@ -17,13 +17,20 @@ from benchmarks.verify import delta_extension
 
 pytestmark = pytest.mark.spark
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
-PROGRAMS = [text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "/lake/public/flights" in text]
+PROGRAMS = [
+    text
+    for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    if "/lake/public/flights" in text
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=["DuckDB", "delta-rs", "Spark"])
 def test_the_lake_is_read_as_readme_shows(program, tmp_path):
-    write_deltalake(tmp_path / ".waldelta/lake/public/flights", pa.table({"origin": ["JFK", "EWR", "JFK"]}))
-    # DuckDB keeps its extensions below HOME. What is installed there already isn't fetched from DuckDB's server.
+    write_deltalake(
+        tmp_path / ".waldelta/lake/public/flights", pa.table({"origin": ["JFK", "EWR", "JFK"]})
+    )
+    # DuckDB keeps its extensions below HOME. What is installed there already isn't fetched from
+    # DuckDB's server.
     duckdb.connect(config={"home_directory": str(tmp_path)}).install_extension(delta_extension())
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
     environment["HOME"] = str(tmp_path)

@@ -1,4 +1,6 @@
-"""The runbooks of docs/failover.md for a restore and a major upgrade: what the pipeline says, and that its steps end exact."""
+"""The runbooks of docs/failover.md for a restore and a major upgrade: what the pipeline says, and
+that its steps end exact.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def mended(spark, pipeline, server, lake, number: int) -> None:
     """The runbook's steps, and a run after them."""
     with pytest.raises(PreflightFailed, match="run resync"):
         pipeline.setup()
-    if ask(server, "select 1 from pg_replication_slots"):  # made by pg_upgrade, as far as anybody can tell
+    if ask(
+        server, "select 1 from pg_replication_slots"
+    ):  # made by pg_upgrade, as far as anybody can tell
         with pytest.raises(RunFailed, match="wasn't made by this pipeline"):
             accepted_resync(spark, pipeline)
         ask(server, "select pg_drop_replication_slot(slot_name) from pg_replication_slots")
@@ -52,7 +56,9 @@ def test_restore(spark, postgres, lake, lead_to):
         pipeline.sync(spark)
         restored._make_readable()
         shutil.copy(server.folder / "password", restored.folder / "password")
-        restored._run("pg_basebackup", "-d", server.conninfo(), "-D", str(restored.data), "-c", "fast")
+        restored._run(
+            "pg_basebackup", "-d", server.conninfo(), "-D", str(restored.data), "-c", "fast"
+        )
         insert(server, 2, "kept")
         ask(server, "select pg_create_restore_point('noon')")
         insert(server, 3, "lost")
@@ -60,10 +66,16 @@ def test_restore(spark, postgres, lake, lead_to):
         ask(server, "select pg_switch_wal()")
         server.stop()
 
-        configure(restored, restore_command=f"cp {server.data}/pg_wal/%f %p", recovery_target_name="noon",
-                  recovery_target_action="promote")  # fmt: skip
+        configure(
+            restored,
+            restore_command=f"cp {server.data}/pg_wal/%f %p",
+            recovery_target_name="noon",
+            recovery_target_action="promote",
+        )
         (restored.data / "recovery.signal").touch()
-        shutil.chown(restored.data / "recovery.signal", restored.data.owner(), restored.data.group())
+        shutil.chown(
+            restored.data / "recovery.signal", restored.data.owner(), restored.data.group()
+        )
         restored.start()
         until(lambda: ask(restored, "select pg_is_in_recovery()") == [(False,)])()
         lead_to(restored)
@@ -76,7 +88,9 @@ def test_restore(spark, postgres, lake, lead_to):
 
 @pytest.mark.parametrize("version", [16, 18], ids=["slots lost", "slots kept"])
 def test_major_upgrade(spark, lake, lead_to, version):
-    """pg_upgrade drops logical slots before 17, and makes them anew from 17 on; the system identifier is new either way."""
+    """pg_upgrade drops logical slots before 17, and makes them anew from 17 on; the system
+    identifier is new either way.
+    """
     pipeline = pipeline_on(lake)
     with servers(version, 1) as (old,), servers(18, 1) as (new,):
         ask(old.start(), SCHEMA)
@@ -106,8 +120,24 @@ def upgrade(old, new) -> None:
         new._run("pg_checksums", "--disable", "-D", str(new.data))
     owner = new.data.owner()
     subprocess.run(
-        [str(new.bin / "pg_upgrade"), "-U", "postgres", "-b", str(old.bin), "-B", str(new.bin), "-d", str(old.data),
-         "-D", str(new.data), "--no-sync"],
-        cwd=new.folder, user=owner, group=owner, check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            str(new.bin / "pg_upgrade"),
+            "-U",
+            "postgres",
+            "-b",
+            str(old.bin),
+            "-B",
+            str(new.bin),
+            "-d",
+            str(old.data),
+            "-D",
+            str(new.data),
+            "--no-sync",
+        ],
+        cwd=new.folder,
+        user=owner,
+        group=owner,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     shutil.copy(old.folder / "password", new.folder / "password")

@@ -1,4 +1,6 @@
-"""A change log that lacks what had landed in it: nothing is applied past the hole, the gap is recorded, and a resync ends it."""
+"""A change log that lacks what had landed in it: nothing is applied past the hole, the gap is
+recorded, and a resync ends it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 @pytest.fixture
 def job(spark, database, lake):
     """A pipeline whose targets hold their copies."""
-    database.execute("create table a(id int primary key, v text); create table b(id int primary key, v text)")
+    database.execute(
+        "create table a(id int primary key, v text); create table b(id int primary key, v text)"
+    )
     made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
     made.setup()
     made.sync(spark)
@@ -38,17 +42,30 @@ def job(spark, database, lake):
 
 
 def land(spark, database, job, *rows):
-    """One batch with these rows in both tables; returns its number. A batch of WAL without changes has a number, too."""
+    """One batch with these rows in both tables; returns its number. A batch of WAL without changes
+    has a number, too.
+    """
     for number in rows:
-        database.execute(f"insert into a values ({number}, 'x'); insert into b values ({number}, 'x')")
+        database.execute(
+            f"insert into a values ({number}, 'x'); insert into b values ({number}, 'x')"
+        )
     consume(spark, job, ["land"])
     return job.change_log(job.slot_identity()).highest_batch()
 
 
 def overwrite_commit(change_log, batch):
-    """What a store without compare-and-swap does to the commit of a batch: that of Spark's DELETE takes its place."""
+    """What a store without compare-and-swap does to the commit of a batch: that of Spark's DELETE
+    takes its place.
+    """
     log = DeltaTable(change_log.uri)
-    deleted = {"commitInfo": {"timestamp": 0, "operation": "DELETE", "operationParameters": {}, "engineInfo": "Spark"}}
+    deleted = {
+        "commitInfo": {
+            "timestamp": 0,
+            "operation": "DELETE",
+            "operationParameters": {},
+            "engineInfo": "Spark",
+        }
+    }
     for version in range(log.version() + 1):
         entry = local_path(change_log.uri) / "_delta_log" / f"{version:020d}.json"
         if f'"batch={batch}/' in entry.read_text():
@@ -74,7 +91,9 @@ def failure(spark, job, *stages):
 
 
 def test_a_batch_whose_commit_was_overwritten(spark, database, job):
-    """Later batches landed on top: no run is green, no target is brought past it, one gap is recorded, and a resync ends it."""
+    """Later batches landed on top: no run is green, no target is brought past it, one gap is
+    recorded, and a resync ends it.
+    """
     log = job.change_log(job.slot_identity())
     begin = log.landed_end(land(spark, database, job, 1))
     lacking = land(spark, database, job, 2)
@@ -101,7 +120,9 @@ def test_a_batch_whose_commit_was_overwritten(spark, database, job):
 
 
 def test_a_batch_that_lost_a_message(spark, database, job):
-    """Its number is there, and its count isn't what had landed; put back, runs go on and the gap is closed."""
+    """Its number is there, and its count isn't what had landed; put back, runs go on and the gap is
+    closed.
+    """
     batch = land(spark, database, job, 1, 2)
     log = job.change_log(job.slot_identity())
     version, landed = DeltaTable(log.uri).version(), log.sizes(0, batch)[batch]
@@ -115,7 +136,9 @@ def test_a_batch_that_lost_a_message(spark, database, job):
 
 
 def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
-    """Runs go on without it. A replay that needs it is refused. What maintenance dropped is no hole."""
+    """Runs go on without it. A replay that needs it is refused. What maintenance dropped is no
+    hole.
+    """
     begin, batches = now(), []
     for number in (1, 2, 3):
         batches.append(land(spark, database, replace(job, run_id=f"run {number}"), number))
@@ -124,11 +147,18 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
     overwrite_commit(log, batches[1])
     consume(spark, replace(job, run_id="goes on"))
     assert not job.ledger.gaps(job.pipeline.source.slot)
-    backfill = replace(job, run_type="backfill", interval_start=begin, interval_end=now() + timedelta(hours=1))
-    assert f"batch {batches[1]} holds 0 messages" in failure(spark, replace(backfill, run_id="refused"))
+    backfill = replace(
+        job, run_type="backfill", interval_start=begin, interval_end=now() + timedelta(hours=1)
+    )
+    assert f"batch {batches[1]} holds 0 messages" in failure(
+        spark, replace(backfill, run_id="refused")
+    )
     # What landed behind the hole can be replayed.
     later = next(run.at for run in job.ledger.runs() if run.run_id == "apply 2")
-    assert consume(spark, replace(backfill, run_id="later", interval_start=later)).status == "succeeded"
+    assert (
+        consume(spark, replace(backfill, run_id="later", interval_start=later)).status
+        == "succeeded"
+    )
 
     database.execute("checkpoint")
     with monkeypatch.context() as old:
@@ -141,7 +171,8 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
     land(spark, database, replace(job, run_id="run 4"), 4)
     consume(spark, replace(job, run_id="apply 4"))
     assert differing(spark, job) == 0
-    # Of a table that is copied now, all batches are read again that its snapshot may lack: those that were dropped aren't a hole.
+    # Of a table that is copied now, all batches are read again that its snapshot may lack: those
+    # that were dropped aren't a hole.
     Pipeline(job.pipeline).sync(spark, ["public.b"], "again")
     land(spark, database, replace(job, run_id="run 5"), 5)
     consume(spark, replace(job, run_id="apply 5"))

@@ -1,4 +1,6 @@
-"""Commit times that a replication origin set: any that PostgreSQL stores, its infinities too, lands, is applied and is shown."""
+"""Commit times that a replication origin set: any that PostgreSQL stores, its infinities too,
+lands, is applied and is shown.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,12 @@ def commit_at(database, origin, moment, statement):
 
 
 def test_any_commit_time_is_right(spark, database, lake):
-    """The slot, what has landed, a mirror, a history, cuts, pages, a look and a resync: each takes and shows all of them."""
-    database.execute("create table t(id int primary key, v text); create table h(id int primary key, v text)")
+    """The slot, what has landed, a mirror, a history, cuts, pages, a look and a resync: each takes
+    and shows all of them.
+    """
+    database.execute(
+        "create table t(id int primary key, v text); create table h(id int primary key, v text)"
+    )
     target = {"root": lake, "tables": {"public.h": {"mode": "history"}}}
     tables = ["public.t", "public.h"]
     job = load_job(pipeline_file(lake, f"s_{database.name}", tables, target=target), "first")
@@ -58,7 +64,12 @@ def test_any_commit_time_is_right(spark, database, lake):
     database.execute("select pg_replication_origin_create(%s)", (origin,))
     try:
         for number, moment in enumerate(TIMES):
-            commit_at(database, origin, moment, f"insert into t values ({number}); insert into h values ({number})")
+            commit_at(
+                database,
+                origin,
+                moment,
+                f"insert into t values ({number}); insert into h values ({number})",
+            )
         assert first_waiting(job) == EARLIEST
         assert consume(spark, job).status == "succeeded"
         assert job.ledger.last_cut().commit_ts == LATEST
@@ -66,7 +77,12 @@ def test_any_commit_time_is_right(spark, database, lake):
         assert {row["id"]: row["_wd_valid_from"] for row in rows(job, "h")} == shown(job, "t")
 
         for number, moment in reversed([*enumerate(TIMES)]):
-            commit_at(database, origin, moment, f"update t set v = 'again' where id = {number}; truncate h")
+            commit_at(
+                database,
+                origin,
+                moment,
+                f"update t set v = 'again' where id = {number}; truncate h",
+            )
         assert first_waiting(job) == LATEST
         drain(spark, job)
         assert set(oldest_unapplied(job, list(job.table_states().values())).values()) == {EARLIEST}
@@ -77,7 +93,9 @@ def test_any_commit_time_is_right(spark, database, lake):
         assert len(spark.read.format("delta").load(uri_of(job, "public.h")).collect()) == len(TIMES)
         assert not look(job).has_work
         glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
-        assert {line.table_name for line in glance.tables if line.changed is not None} == set(tables)
+        assert {line.table_name for line in glance.tables if line.changed is not None} == set(
+            tables
+        )
 
         commit_at(database, origin, "infinity", "insert into t values (100)")
         database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))

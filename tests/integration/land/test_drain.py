@@ -1,4 +1,6 @@
-"""Landing and consuming against a real server: what is durable when, and what a run does after a dead one."""
+"""Landing and consuming against a real server: what is durable when, and what a run does after a
+dead one.
+"""
 
 from __future__ import annotations
 
@@ -57,15 +59,20 @@ def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
     }  # fmt: skip
     columns = ", ".join(f"{field.name} {kinds[field.type]}" for field in LANDING_SCHEMA)
     spark.sql(
-        f"create table delta.`{lake}/by_spark` (batch bigint, {columns}) using delta partitioned by (batch) tblproperties "
-        "('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn', 'delta.checkpointInterval' = '50')"
+        f"create table delta.`{lake}/by_spark` (batch bigint, {columns}) using delta partitioned by"
+        " (batch) tblproperties ('delta.dataSkippingStatsColumns' = 'relation_id,xid8,end_lsn',"
+        " 'delta.checkpointInterval' = '50')"
     )
     log = job.change_log(job.slot_identity())
     log.create(LANDING_SCHEMA)
 
     def made(uri):
         entry = local_path(uri) / "_delta_log" / f"{0:020d}.json"
-        actions = {name: action for line in entry.read_text().splitlines() for name, action in json.loads(line).items()}
+        actions = {
+            name: action
+            for line in entry.read_text().splitlines()
+            for name, action in json.loads(line).items()
+        }
         kept = ("format", "schemaString", "partitionColumns", "configuration")
         return actions["protocol"], {name: actions["metaData"][name] for name in kept}
 
@@ -73,9 +80,11 @@ def test_the_change_log_is_the_table_that_spark_would_make(spark, job, lake):
 
 
 def test_changes_land_once_and_the_slot_follows(spark, database, job):
-    """A drain lands what was committed, moves the slot to the server's end, and a second one finds nothing.
+    """A drain lands what was committed, moves the slot to the server's end, and a second one finds
+    nothing.
 
-    So too when an earlier run was killed while it made the change log, and left a log without a commit.
+    So too when an earlier run was killed while it made the change log, and left a log without a
+    commit.
     """
     killed = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES)) / "_delta_log"
     killed.mkdir(parents=True)
@@ -89,7 +98,9 @@ def test_changes_land_once_and_the_slot_follows(spark, database, job):
     assert (counted.commits, counted.inserts, counted.updates, counted.deletes) == (3, 500, 10, 1)
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
     assert drained.end >= Lsn(landed.end_lsn)
-    bill = drained.bill  # landed and consumed: the WAL was read twice, and what it holds decoded twice
+    bill = (
+        drained.bill
+    )  # landed and consumed: the WAL was read twice, and what it holds decoded twice
     assert bill.slot_calls in (2, 3)
     assert bill.wal_read_bytes >= 2 * (Lsn(landed.end_lsn) - drained.start)
     assert bill.decoded_bytes > 2 * 500
@@ -103,7 +114,9 @@ def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake)
     small = {"max_changes": 100, "wal_window_mb": 16}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=small))
     for first in range(0, 500, 50):
-        database.execute(f"insert into t select g, 'x' from generate_series({first}, {first + 49}) g")
+        database.execute(
+            f"insert into t select g, 'x' from generate_series({first}, {first + 49}) g"
+        )
     drained = drain(spark, job)
     assert len(drained.batches) > 1
     assert sum(b.transactions.inserts for b in drained.batches) == 500
@@ -111,7 +124,9 @@ def test_bites_are_bounded_and_nothing_falls_between_them(spark, database, lake)
 
 @contextmanager
 def stalled(database):
-    """Decoding waits, as on a server that is too slow, until the block ends; yields who keeps it waiting."""
+    """Decoding waits, as on a server that is too slow, until the block ends; yields who keeps it
+    waiting.
+    """
     with database.connect() as blocker:
         blocker.execute("lock table pg_catalog.pg_publication_rel in access exclusive mode")
         yield blocker
@@ -129,12 +144,17 @@ def wide(database, lake):
     """Of that pipeline: 18,000 changes, 27 MB of WAL."""
     job = small_bites(database, lake)
     for first in range(0, 18000, 1000):
-        database.execute(f"insert into t select g, repeat('x', 1500) from generate_series({first}, {first + 999}) g")
+        database.execute(
+            f"insert into t select g, repeat('x', 1500) from generate_series({first},"
+            f" {first + 999}) g"
+        )
     return job
 
 
 def windows(monkeypatch, job, killed_at=0):
-    """Up to how many MB from the slot's position each bite goes; in one of them the run is killed."""
+    """Up to how many MB from the slot's position each bite goes; in one of them the run is
+    killed.
+    """
     with job.connect("test") as connection:
         began, asked = confirmed_lsn(connection, job.pipeline.source.slot), []
 
@@ -149,7 +169,8 @@ def windows(monkeypatch, job, killed_at=0):
 
 
 def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeypatch, caplog):
-    """The server gives up on what takes too long; smaller bites come then, also in the next run, and grow as it recovers.
+    """The server gives up on what takes too long; smaller bites come then, also in the next run,
+    and grow as it recovers.
 
     That a role's or database's own limit is shorter takes nothing from it.
     """
@@ -170,8 +191,12 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeyp
     assert "MB of WAL left, about" in caplog.text
 
 
-def test_an_answer_that_has_no_room_means_a_smaller_bite(spark, database, wide, monkeypatch, caplog):
-    """The server keeps it in temporary files; a smaller one fits, which the next run begins with."""
+def test_an_answer_that_has_no_room_means_a_smaller_bite(
+    spark, database, wide, monkeypatch, caplog
+):
+    """The server keeps it in temporary files; a smaller one fits, which the next run begins
+    with.
+    """
     asked = windows(monkeypatch, wide)
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
     assert drain(spark, wide).changes == 18000
@@ -182,7 +207,9 @@ def test_an_answer_that_has_no_room_means_a_smaller_bite(spark, database, wide, 
 
 
 def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake, monkeypatch):
-    """As of one huge transaction, which comes in one piece; nothing is lost, and all goes on once there is room."""
+    """As of one huge transaction, which comes in one piece; nothing is lost, and all goes on once
+    there is room.
+    """
     monkeypatch.setattr("waldelta.slot.read.read_window.SMALLEST_WINDOW_BYTES", 16 << 20)
     job = small_bites(database, lake)
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
@@ -208,11 +235,15 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(spark, da
 
 
 def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
-    """It is connected, and may receive nothing for hours: no bite is small enough, and no transaction is to blame."""
+    """It is connected, and may receive nothing for hours: no bite is small enough, and no
+    transaction is to blame.
+    """
     if database.connection.info.server_version < 170000:
         pytest.skip("failover slots are PostgreSQL 17's")
     slot, standby = f"s_{database.name}", f"standby_{database.name}"
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (slot,))
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (slot,)
+    )
     database.execute("select pg_create_physical_replication_slot(%s, true)", (standby,))
     database.execute("select pg_logical_emit_message(true, 'x', 'behind the standby')")
     ((upto,),) = database.execute("select pg_current_wal_flush_lsn()::text")
@@ -221,8 +252,14 @@ def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
         database.execute(f"alter system set synchronized_standby_slots = '{standby}'")
         database.execute("select pg_reload_conf()")
         try:
-            wait_until(lambda: connection.execute("show synchronized_standby_slots").fetchone() == (standby,))
-            with pytest.raises(StandbyAway, match=f"{standby} .up to .*take it out of synchronized_standby_slots"):
+            wait_until(
+                lambda: (
+                    connection.execute("show synchronized_standby_slots").fetchone() == (standby,)
+                )
+            )
+            with pytest.raises(
+                StandbyAway, match=f"{standby} .up to .*take it out of synchronized_standby_slots"
+            ):
                 check_received(connection, slot, Lsn.parse(upto))
             check_received(connection, slot, Lsn(1))
         finally:
@@ -233,7 +270,9 @@ def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
 
 
 def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypatch, caplog):
-    """At the smallest window the timeout is raised, then the run ends; the transaction that has been open longest is named."""
+    """At the smallest window the timeout is raised, then the run ends; the transaction that has
+    been open longest is named.
+    """
     monkeypatch.setattr("waldelta.slot.read.read_window.SMALLEST_WINDOW_BYTES", 16 << 20)
     monkeypatch.setattr("waldelta.slot.read.read_window.LONGEST_TIMEOUT_S", 2)
     job = small_bites(database, lake)
@@ -244,8 +283,8 @@ def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypa
         with pytest.raises(PeekTimeout, match=named):
             drain(spark, job)
         assert (
-            f"the smallest bite took longer than 1 s: the oldest open transaction, from which on every call reads, {named}"
-            in caplog.text
+            "the smallest bite took longer than 1 s: the oldest open transaction, from which on"
+            f" every call reads, {named}" in caplog.text
         )
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
     assert drain(spark, job).changes == 1
@@ -255,7 +294,9 @@ def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypa
 def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):
     """Down to a megabyte: then the run is left to be tried again."""
     database.execute("create table t(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch={"wal_window_mb": 16}))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", batch={"wal_window_mb": 16})
+    )
     database.execute("insert into t values (1)")
     asked = []
 
@@ -270,7 +311,9 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
 
 
 def test_wal_that_nobody_flushes_is_landed_through(spark, database, job, monkeypatch):
-    """The record of a LOCK TABLE stays in a quiet server's buffers until another transaction ends."""
+    """The record of a LOCK TABLE stays in a quiet server's buffers until another transaction
+    ends.
+    """
     monkeypatch.setattr(land_through, "FLUSH_TIMEOUT_S", 5.0)
     database.execute("insert into t values (1, 'a')")
     drain(spark, job)
@@ -281,10 +324,13 @@ def test_wal_that_nobody_flushes_is_landed_through(spark, database, job, monkeyp
 
 
 def test_one_huge_transaction_is_one_bite(spark, database, lake):
-    """A transaction can't be cut: it goes through whole, in pieces of memory, whatever limits there are."""
+    """A transaction can't be cut: it goes through whole, in pieces of memory, whatever limits there
+    are.
+    """
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 100, "wal_window_mb": 16})
+        database,
+        pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 100, "wal_window_mb": 16}),
     )
     database.execute("insert into t select g, repeat('x', 800) from generate_series(1, 30000) g")
     drained = drain(spark, job)
@@ -306,11 +352,19 @@ def test_a_run_that_died_before_consuming_is_finished_by_the_next(spark, databas
 
 @pytest.mark.parametrize("then", [False, True], ids=["switched on", "switched off"])
 def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, database, lake, then):
-    """What has landed is compared with what the slot gives by the options of then: logical messages were asked for, or weren't."""
+    """What has landed is compared with what the slot gives by the options of then: logical messages
+    were asked for, or weren't.
+    """
     database.execute("create table t(id int primary key, v text)")
-    files = {asked: pipeline_file(lake, f"s_{database.name}", options={"messages": asked}) for asked in (False, True)}
+    files = {
+        asked: pipeline_file(lake, f"s_{database.name}", options={"messages": asked})
+        for asked in (False, True)
+    }
     job = bare_slot(database, files[then])
-    database.execute("begin; insert into t values (1, 'a'); select pg_logical_emit_message(true, 'p', 'x'); commit")
+    database.execute(
+        "begin; insert into t values (1, 'a'); select pg_logical_emit_message(true, 'p', 'x');"
+        " commit"
+    )
     database.execute("select pg_logical_emit_message(true, 'p', 'a transaction of its own')")
     land_only(spark, job, 1)
     changed = replace(job, pipeline=files[not then])
@@ -318,8 +372,8 @@ def test_options_that_were_changed_after_a_run_died_are_no_mismatch(spark, datab
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
 
 
-# What each run asks for, into which tables rows went before it, and the rows of the batches that landed; idle: each run moves the slot
-# over what isn't for it.
+# What each run asks for, into which tables rows went before it, and the rows of the batches that
+# landed; idle: each run moves the slot over what isn't for it.
 CHANGED = {
     "taken out": ([("pq", "tu"), ("p", "tu")], False, [2, 1]),
     "put in": ([("p", "tu"), ("pq", "tu")], False, [1, 3]),
@@ -330,8 +384,12 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("runs, idle_moves, inserts", CHANGED.values(), ids=CHANGED)
-def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, database, lake, runs, idle_moves, inserts):
-    """An immediate stop moved the slot back behind batches that were read by others; a change behind the last one's end counts."""
+def test_publications_that_were_changed_after_a_run_are_no_mismatch(
+    spark, database, lake, runs, idle_moves, inserts
+):
+    """An immediate stop moved the slot back behind batches that were read by others; a change
+    behind the last one's end counts.
+    """
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     database.execute("create publication p for table t; create publication q for table u")
     slot = f"s_{database.name}"
@@ -358,17 +416,27 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(spark, datab
 
 
 def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database, lake, monkeypatch):
-    """One answer for all that had landed since the last checkpoint might be more than the server has disk for.
+    """One answer for all that had landed since the last checkpoint might be more than the server
+    has disk for.
 
-    Each bite that agrees is done with, so that the next run goes on behind it, and a look takes one.
+    Each bite that agrees is done with, so that the next run goes on behind it, and a look takes
+    one.
     """
     database.execute("create table t(id int primary key, v text)")
     slot = f"s_{database.name}"
-    job = bare_slot(database, pipeline_file(lake, slot, batch={"max_changes": 80, "wal_window_mb": 16}))
-    for setting in ("work_mem = '64kB'", "temp_file_limit = '600kB'"):  # between one bite's answer and five of them
+    job = bare_slot(
+        database, pipeline_file(lake, slot, batch={"max_changes": 80, "wal_window_mb": 16})
+    )
+    for setting in (
+        "work_mem = '64kB'",
+        "temp_file_limit = '600kB'",
+    ):  # between one bite's answer and five of them
         database.execute(f"alter database {database.name} set {setting}")
     for first in range(0, 500, 100):
-        database.execute(f"insert into t select g, repeat('x', 3000) from generate_series({first}, {first + 99}) g")
+        database.execute(
+            f"insert into t select g, repeat('x', 3000) from generate_series({first},"
+            f" {first + 99}) g"
+        )
     ends = [batch.end_lsn for batch in drain(spark, job).batches]
     assert len(ends) == 5
     database.restart()
@@ -382,7 +450,9 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
     assert stands() == ends[0]
     with monkeypatch.context() as patched:
         wrongly_counted(patched, 3)
-        with pytest.raises(ConsumeMismatch, match=r"landed .* in batch 3; nothing was consumed of that"):
+        with pytest.raises(
+            ConsumeMismatch, match=r"landed .* in batch 3; nothing was consumed of that"
+        ):
             drain(spark, job)
     assert stands() == ends[1]
     database.execute("insert into t values (500, 'new')")
@@ -393,7 +463,9 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
 
 
 def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(spark, database, job, monkeypatch):
-    """An immediate stop of a busy server moves it back by a checkpoint's WAL, which no look could read again in its time."""
+    """An immediate stop of a busy server moves it back by a checkpoint's WAL, which no look could
+    read again in its time.
+    """
     slot = job.pipeline.source.slot
     before = confirmed_lsn(database.connection, slot)
     database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
@@ -414,8 +486,8 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
     database.execute("insert into t values (1, 'lost')")
     slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
     database.execute(
-        "select count(*) from pg_logical_slot_get_binary_changes(%s, null, null, 'proto_version', '1', "
-        "'publication_names', %s)",
+        "select count(*) from pg_logical_slot_get_binary_changes(%s, null, null, 'proto_version',"
+        " '1', 'publication_names', %s)",
         (slot, publication),
     )
     with pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"):
@@ -425,14 +497,19 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
 
 
 def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
-    """Removed, or put back to an earlier day: its batches would be numbered anew, and targets take them for applied."""
+    """Removed, or put back to an earlier day: its batches would be numbered anew, and targets take
+    them for applied.
+    """
     database.execute("insert into t values (1, 'landed')")
     drain(spark, job)
     folder = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES))
     folder.rename(folder.with_name("saved"))
     database.execute("insert into t values (2, 'waits')")
     for verb in (look, partial(drain, spark)):
-        with pytest.raises(SlotGap, match=r"ends at batch 0, but batch 1 had landed .* bring it back, or run resync"):
+        with pytest.raises(
+            SlotGap,
+            match=r"ends at batch 0, but batch 1 had landed .* bring it back, or run resync",
+        ):
             verb(job)
     (gap,) = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     stands = confirmed_lsn(database.connection, gap.slot)
@@ -454,14 +531,16 @@ def test_a_reader_left_behind_is_ended(spark, database, job):
     database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
     slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
     query = (
-        f"select pg_sleep(0.01) from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1', "
-        f"'publication_names', '{publication}')"
+        f"select pg_sleep(0.01) from pg_logical_slot_peek_binary_changes('{slot}', null, null,"
+        f" 'proto_version', '1', 'publication_names', '{publication}')"
     )
     conninfo = f"{database.conninfo} application_name='{reader_name(slot)}'"
     psql = [str(database.server.bin / "psql"), conninfo, "-Atc", query]
     stuck = subprocess.Popen(psql, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not database.execute("select 1 from pg_stat_activity where application_name = %s", (reader_name(slot),)):
+        while not database.execute(
+            "select 1 from pg_stat_activity where application_name = %s", (reader_name(slot),)
+        ):
             assert stuck.poll() is None
         assert drain(spark, job).changes == 20000
     finally:
@@ -507,7 +586,9 @@ def test_what_a_task_raises_comes_back_by_name(spark, database, job):
     ]
     reader = subprocess.Popen(receive, stdout=subprocess.DEVNULL)
     try:
-        while not database.execute("select 1 from pg_replication_slots where slot_name = %s and active", (slot,)):
+        while not database.execute(
+            "select 1 from pg_replication_slots where slot_name = %s and active", (slot,)
+        ):
             assert reader.poll() is None
         with pytest.raises(SlotInUse, match="is being read by another process"):
             land_only(spark, job, 1)

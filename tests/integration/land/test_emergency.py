@@ -1,4 +1,6 @@
-"""docs/emergency.md: its statements run as they stand there, free the WAL, and the pipeline comes back as the page says."""
+"""docs/emergency.md: its statements run as they stand there, free the WAL, and the pipeline comes
+back as the page says.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.servers.standby import SCHEMA, ask, catch_up, follow, held, insert, pipeline_on, servers, there
+from tests.support.servers.standby import (
+    SCHEMA,
+    ask,
+    catch_up,
+    follow,
+    held,
+    insert,
+    pipeline_on,
+    servers,
+    there,
+)
 from waldelta.errors import SlotMissing
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunFailed
@@ -21,7 +33,12 @@ PAGE = (Path(__file__).parents[3] / "docs" / "emergency.md").read_text(encoding=
 def statements(slot):
     """The page's SQL, its example slot being this one."""
     blocks = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
-    return [s.strip() for block in blocks for s in block.replace("flights_cdc", slot).split(";") if s.strip()]
+    return [
+        s.strip()
+        for block in blocks
+        for s in block.replace("flights_cdc", slot).split(";")
+        if s.strip()
+    ]
 
 
 OLDEST_WAL = "select min(name) from pg_ls_waldir() where name ~ '^[0-9A-F]{24}$'"
@@ -34,8 +51,17 @@ def oldest_wal(database):
 
 def test_the_page(spark, database, lake, tmp_path):
     slot, file = f"s_{database.name}", tmp_path / "flights.yml"
-    source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": "p", "tables": [{"name": "public.t"}]}]}
-    document = {"pipeline": "flights", "source": source, "target": {"root": lake}, "quality": {"enabled": False}}
+    source = {
+        "conn_id": "test_source",
+        "slot": slot,
+        "publications": [{"name": "p", "tables": [{"name": "public.t"}]}],
+    }
+    document = {
+        "pipeline": "flights",
+        "source": source,
+        "target": {"root": lake},
+        "quality": {"enabled": False},
+    }
     file.write_text(yaml.safe_dump(document))
     database.execute("create table t(id int primary key); insert into t values (1)")
     pipeline = Pipeline.load(file)
@@ -73,10 +99,15 @@ def test_the_page(spark, database, lake, tmp_path):
 
 
 def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
-    """With source.read_from it is the standby's disk that fills: the same statements free it there, as the page says."""
+    """With source.read_from it is the standby's disk that fills: the same statements free it there,
+    as the page says.
+    """
     replaced = re.search(r"run this there, with `(\w+)\(\)` in place of `(\w+)\(\)`", PAGE)
     with servers(max(postgres.version, 16)) as (primary, standby):
-        ask(primary.start(), f"{SCHEMA}; reset role; grant execute on function pg_log_standby_snapshot() to app")
+        ask(
+            primary.start(),
+            f"{SCHEMA}; reset role; grant execute on function pg_log_standby_snapshot() to app",
+        )
         follow(standby, primary)
         lead_to(primary)
         monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", standby.uri(user="app", password="p"))
@@ -87,7 +118,9 @@ def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
             insert(primary, number, "not read")
             ask(primary, "select pg_switch_wal()")
         catch_up(standby, primary)
-        look, blocked, drop, checkpoint = (s.replace(replaced[2], replaced[1]) for s in statements("flights"))
+        look, blocked, drop, checkpoint = (
+            s.replace(replaced[2], replaced[1]) for s in statements("flights")
+        )
         held_back = {row[0]: row for row in ask(standby, look)}
         assert held_back["flights"][1:3] == (False, "reserved")
         assert ask(primary, blocked) == []

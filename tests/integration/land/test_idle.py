@@ -1,4 +1,6 @@
-"""An idle slot: moved when that frees WAL, and only then; what the ledger, the lag and the summary say meanwhile."""
+"""An idle slot: moved when that frees WAL, and only then; what the ledger, the lag and the summary
+say meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def job(database, lake):
 def write_wal(database, *, segments: int = 0) -> None:
     """Some unpublished WAL, in so many files."""
     database.execute("create table if not exists unpublished(v text)")
-    database.execute("insert into unpublished select repeat('x', 100) from generate_series(1, 1000)")
+    database.execute(
+        "insert into unpublished select repeat('x', 100) from generate_series(1, 1000)"
+    )
     for _ in range(segments):
         database.execute("insert into unpublished values ('y')")
         database.execute("select pg_switch_wal()")
@@ -37,7 +41,9 @@ def write_wal(database, *, segments: int = 0) -> None:
 
 
 def begin_segment(database) -> None:
-    """So that what a test writes doesn't reach the end of a file by chance; restart_lsn follows a look into the file."""
+    """So that what a test writes doesn't reach the end of a file by chance; restart_lsn follows a
+    look into the file.
+    """
     database.execute("create table if not exists filler(v text); insert into filler values ('x')")
     database.execute("select pg_switch_wal()")
     _log_running_transactions(database)
@@ -45,7 +51,9 @@ def begin_segment(database) -> None:
 
 # In MB: restart_lsn, confirmed_flush_lsn, what was read, the end of WAL.
 def _log_running_transactions(database) -> None:
-    """What the server's background writer does by itself; decoding may begin at one when it has seen the next."""
+    """What the server's background writer does by itself; decoding may begin at one when it has
+    seen the next.
+    """
     for _ in range(2):
         database.execute("select pg_log_standby_snapshot()")
     database.execute("insert into filler values ('committed, so that the records are flushed')")
@@ -62,7 +70,9 @@ MUST_MOVE = {
 }
 
 
-@pytest.mark.parametrize("restart, confirmed, upto, flushed, moves", MUST_MOVE.values(), ids=MUST_MOVE)
+@pytest.mark.parametrize(
+    "restart, confirmed, upto, flushed, moves", MUST_MOVE.values(), ids=MUST_MOVE
+)
 def test_when_a_slot_must_move(restart, confirmed, upto, flushed, moves):
     server = ServerPosition("1", 1, Lsn(flushed << 20), 1, SEGMENT, "postgres")
     assert server.must_move(Lsn(confirmed << 20), Lsn(upto << 20), Lsn(restart << 20)) is moves
@@ -73,10 +83,15 @@ def test_the_server_says_how_large_its_files_are(database):
 
 
 def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, job):
-    """Every five minutes a row would be added for nothing: the ledger stays, and the next look reads it all again."""
+    """Every five minutes a row would be added for nothing: the ledger stays, and the next look
+    reads it all again.
+    """
     begin_segment(database)
     look(job)
-    before, moves = confirmed_lsn(database.connection, job.pipeline.source.slot), job.ledger.slot_moves()
+    before, moves = (
+        confirmed_lsn(database.connection, job.pipeline.source.slot),
+        job.ledger.slot_moves(),
+    )
     for _ in range(3):
         write_wal(database)
         found = look(job)
@@ -87,7 +102,9 @@ def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, j
 
 
 def test_an_idle_slot_never_holds_back_more_than_a_file(database, job):
-    """Unpublished WAL is released without Spark as soon as that frees a file; a published change is work."""
+    """Unpublished WAL is released without Spark as soon as that frees a file; a published change is
+    work.
+    """
     slot = job.pipeline.source.slot
     for _ in range(3):
         write_wal(database, segments=3)
@@ -120,7 +137,9 @@ def test_the_idle_slot_lets_go_of_its_files(database, job):
 
 
 def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(database, job):
-    """restart_lsn stays before a large transaction until a move passes records of running transactions behind it."""
+    """restart_lsn stays before a large transaction until a move passes records of running
+    transactions behind it.
+    """
     slot = job.pipeline.source.slot
     begin_segment(database)
     write_wal(database, segments=5)
@@ -133,7 +152,9 @@ def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(databas
 
 @pytest.mark.spark
 def test_a_landed_batch_is_one_move(spark, database, job):
-    """What follows the batch in the same file isn't worth another; the run's end and lag say what was read."""
+    """What follows the batch in the same file isn't worth another; the run's end and lag say what
+    was read.
+    """
     begin_segment(database)
     look(job)
     database.execute("insert into t select g, 'x' from generate_series(1, 10) g")
@@ -141,7 +162,7 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     before = len(job.ledger.slot_moves())
     drained = drain(spark, job)
     (landed,) = drained.batches
-    (move, compared) = job.ledger.slot_moves()[before:]
+    move, compared = job.ledger.slot_moves()[before:]
     assert (compared.event, compared.lsn) == ("compared", move.lsn)
     assert (move.event, move.batch, move.lsn) == ("intent", landed.batch, landed.end_lsn)
     confirmed = confirmed_lsn(database.connection, job.pipeline.source.slot)
@@ -165,7 +186,9 @@ def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(spark, datab
 
 
 def test_a_look_has_a_budget(database, job, monkeypatch):
-    """More WAL than can be looked through in time is Spark's work, and Airflow never has to kill the look."""
+    """More WAL than can be looked through in time is Spark's work, and Airflow never has to kill
+    the look.
+    """
     from waldelta_airflow import settings
 
     assert settings.LOOK_TIMEOUT.total_seconds() >= 2 * idle.BUDGET_S
@@ -180,7 +203,9 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
 
 
 def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
-    """Which takes smaller bites, or says by name what the server lacks; a look reads whole transactions."""
+    """Which takes smaller bites, or says by name what the server lacks; a look reads whole
+    transactions.
+    """
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
     found = look(job)
@@ -189,7 +214,9 @@ def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
 
 
 def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
-    """The time that a look may take to find a change isn't that of the statement that moves the slot."""
+    """The time that a look may take to find a change isn't that of the statement that moves the
+    slot.
+    """
     seen = []
 
     def move(connection, *_):
@@ -203,10 +230,14 @@ def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
 
 @pytest.mark.spark
 def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job):
-    """As by a VACUUM FULL of hours: a run lands meanwhile, so that the publisher's disk doesn't fill, and doesn't wait behind it."""
+    """As by a VACUUM FULL of hours: a run lands meanwhile, so that the publisher's disk doesn't
+    fill, and doesn't wait behind it.
+    """
     database.execute("insert into t values (1, 'a')")
     # Were it waited for, the answer would be that of an unlocked table.
-    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s") as locker:
+    with database.connect(
+        application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s"
+    ) as locker:
         locker.execute("lock table t in access exclusive mode")
         seen = look(job)
         assert seen.has_work

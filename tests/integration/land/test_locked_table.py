@@ -52,7 +52,9 @@ def job(database, lake, monkeypatch):
 
 @contextmanager
 def locked(database, *tables):
-    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s") as locker:
+    with database.connect(
+        application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s"
+    ) as locker:
         for table in tables:
             locker.execute(f"lock table {table} in access exclusive mode")
         yield
@@ -64,7 +66,9 @@ def held(spark, job, table):
 
 
 def test_only_the_locked_table_waits(spark, database, job):
-    """Its run is red and names it; the other one gets its changes, and the next run that finds it free brings it up."""
+    """Its run is red and names it; the other one gets its changes, and the next run that finds it
+    free brings it up.
+    """
     sync(spark, job)
     for table in TABLES:
         database.execute(f"insert into {table} values (1, 'a'), (2, 'b')")
@@ -74,7 +78,11 @@ def test_only_the_locked_table_waits(spark, database, job):
         assert held(spark, job, "public.free") == {1, 2}
         assert held(spark, job, "public.t") == set()
     result = failed.value.result
-    assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (4, ["public.t"], 2)
+    assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (
+        4,
+        ["public.t"],
+        2,
+    )
     assert job.ledger.batches() == []  # of both tables together there is none
     consume(spark, job)
     assert held(spark, job, "public.t") == {1, 2}
@@ -129,7 +137,9 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
 
 
 def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
-    """A copy that is due isn't put off by it; one that stays is told of, by target, while the others' sizes are read."""
+    """A copy that is due isn't put off by it; one that stays is told of, by target, while the
+    others' sizes are read.
+    """
     monkeypatch.setattr("waldelta.pipeline.targets.needs_copy.LOCK_TIMEOUT_S", 0.1)
     with locked(database, "public.t"):
         sizes, busy = read_table_bytes(job)
@@ -152,10 +162,16 @@ def test_a_look_starts_no_run_for_a_lock(spark, database, job):
 
 
 def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, lake):
-    """A row that enters the target's filter comes without its TOASTed value, which can't be read while the table is locked."""
-    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t, free")
+    """A row that enters the target's filter comes without its TOASTed value, which can't be read
+    while the table is locked.
+    """
+    database.execute(
+        f"alter publication {job.pipeline.source.publications[0].name} set table t, free"
+    )
     target = {"root": lake, "tables": {"public.t": {"where": "id > 0"}}}
-    job = replace(job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, target=target))
+    job = replace(
+        job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, target=target)
+    )
     database.execute(f"insert into t values (-1, {BIG})")
     sync(spark, job)
     database.execute("update t set id = 1; insert into free values (1, 'a')")
@@ -174,7 +190,8 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     database.execute("insert into free values (1, 'a')")
     sync(spark, job)
     database.execute(
-        "alter table free add extra serial; insert into free values (3, 'c'); insert into t values (2, 'b'), (-2, 'b')"
+        "alter table free add extra serial; insert into free values (3, 'c'); insert into t values"
+        " (2, 'b'), (-2, 'b')"
     )
     with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
         consume(spark, job)
@@ -185,9 +202,13 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
 
 @contextmanager
 def locked_meanwhile(database, monkeypatch, *tables):
-    """Somebody takes these locks, one by one, each right after a snapshot's look at which tables are locked."""
+    """Somebody takes these locks, one by one, each right after a snapshot's look at which tables
+    are locked.
+    """
     left = list(tables)
-    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s") as locker:
+    with database.connect(
+        application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s"
+    ) as locker:
 
         def look(connection):
             found = read_barred(connection)
@@ -203,7 +224,9 @@ def locked_meanwhile(database, monkeypatch, *tables):
 
 
 def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
-    """A stranger's isn't waited for, though none was there a moment ago; the table's own is told, and the snapshot stays."""
+    """A stranger's isn't waited for, though none was there a moment ago; the table's own is told,
+    and the snapshot stays.
+    """
     database.execute("insert into free values (1, 'a')")
     with SnapshotHolder(job.conninfo) as holder:
         database.execute("insert into free values (2, 'b')")
@@ -212,18 +235,26 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
         assert (fed.id.name, fed.is_unread) == ("free", False)
         with locked_meanwhile(database, monkeypatch, "t"):
             _, targets, barred = read_unbarred(holder.connection, job.pipeline)
-        assert {target.id.name: target.is_unread for target in targets} == {"free": False, "t": True}
+        assert {target.id.name: target.is_unread for target in targets} == {
+            "free": False,
+            "t": True,
+        }
         assert "(vacuum) on " in barred.holders
         # Locked before, so that it is known whose lock it is, or only then.
         for table in ("free", "t"):
-            with locked_meanwhile(database, monkeypatch, "t", table), pytest.raises(TableBusy, match=r"\(vacuum\) on "):
+            with (
+                locked_meanwhile(database, monkeypatch, "t", table),
+                pytest.raises(TableBusy, match=r"\(vacuum\) on "),
+            ):
                 fed_as_of(holder, job, TableId("public", "t"))
         assert holder.connection.execute("select count(*) from public.free").fetchone() == (1,)
         assert holder.connection.execute("show lock_timeout").fetchone() == ("0",)
 
 
 def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
-    """From its snapshot to the look at its end, which asks the catalogs alone, also of the table itself."""
+    """From its snapshot to the look at its end, which asks the catalogs alone, also of the table
+    itself.
+    """
     database.execute("insert into free values (1, 'a')")
     settled = settle(database.connection, job.pipeline.source.publication_names, 10)
     with locked_meanwhile(database, monkeypatch, "t"):
@@ -231,7 +262,11 @@ def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
         assert done.rows == 1
     with locked(database, *TABLES):
         check_unaltered(
-            job, fed, read_version(database.connection, job.pipeline.source.publication_names, done.relation_ids)
+            job,
+            fed,
+            read_version(
+                database.connection, job.pipeline.source.publication_names, done.relation_ids
+            ),
         )
 
 
@@ -256,7 +291,9 @@ def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypat
 
 @pytest.mark.usefixtures("compiled")
 def test_what_is_checked_waits_for_nobody(spark, database, job):
-    """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and says so."""
+    """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and
+    says so.
+    """
     database.execute("alter table free add check (id > 0)")
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": Quality(enabled=True)}))
     sync(spark, job)

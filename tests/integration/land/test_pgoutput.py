@@ -42,26 +42,39 @@ def published(any_database):
 
 def peek(database, more="", batch_rows=3):
     """The slot's messages in small record batches, with their envelope."""
-    (next_xid8,) = database.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")[0]
+    (next_xid8,) = database.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::bigint")[
+        0
+    ]
     with connect_arrow(database.conninfo, "test") as connection, connection.cursor() as cursor:
         cursor.execute(QUERY.format(more=more))
         table = cursor.fetch_arrow_table().combine_chunks()
     envelope = Envelope(next_xid8)
-    batches = [envelope.add(*(c for c in batch.columns)) for batch in table.to_batches(max_chunksize=batch_rows)]
+    batches = [
+        envelope.add(*(c for c in batch.columns))
+        for batch in table.to_batches(max_chunksize=batch_rows)
+    ]
     return pa.Table.from_batches(batches).combine_chunks()
 
 
 def rows_of(table, relation_id, kinds="IUD"):
-    wanted = pc.and_(pc.equal(table["relation_id"], relation_id), pc.is_in(table["kind"], pa.array(list(kinds))))
+    wanted = pc.and_(
+        pc.equal(table["relation_id"], relation_id), pc.is_in(table["kind"], pa.array(list(kinds)))
+    )
     return table.filter(wanted)["data"].combine_chunks()
 
 
 def message(table, kind):
-    return [m for m, k in zip(table["data"].to_pylist(), table["kind"].to_pylist(), strict=True) if k == kind]
+    return [
+        m
+        for m, k in zip(table["data"].to_pylist(), table["kind"].to_pylist(), strict=True)
+        if k == kind
+    ]
 
 
 def test_every_kind(published):
-    """Inserts, updates with old keys and unchanged TOAST, deletes, TRUNCATE CASCADE, types, messages."""
+    """Inserts, updates with old keys and unchanged TOAST, deletes, TRUNCATE CASCADE, types,
+    messages.
+    """
     run = published.execute
     run("insert into t values (1, 'ok', repeat('x', 10000)), (2, null, 'y')")
     run("update t set m = 'sad' where id = 1")
@@ -78,11 +91,22 @@ def test_every_kind(published):
     assert {"Y", "R", "I", "U", "D", "M", "T"} == set(kinds)
     relation = read_relation(message(table, "R")[0])
     assert (relation.schema, relation.name, relation.replica_identity) == ("public", "t", "d")
-    assert [(c.name, c.is_key) for c in relation.columns] == [("id", True), ("m", False), ("big", False)]
+    assert [(c.name, c.is_key) for c in relation.columns] == [
+        ("id", True),
+        ("m", False),
+        ("big", False),
+    ]
     assert message(table, "Y")[0].endswith(b"\0mood\0")
     truncated = read_truncate(message(table, "T")[0])
-    assert (len(truncated.relation_ids), truncated.cascade, truncated.restart_identity) == (2, True, True)
-    assert {(m.prefix, m.content, m.is_transactional) for m in map(read_logical_message, message(table, "M"))} == {
+    assert (len(truncated.relation_ids), truncated.cascade, truncated.restart_identity) == (
+        2,
+        True,
+        True,
+    )
+    assert {
+        (m.prefix, m.content, m.is_transactional)
+        for m in map(read_logical_message, message(table, "M"))
+    } == {
         ("in", b"a", True),
         ("out", b"b", False),
     }
@@ -98,7 +122,9 @@ def test_every_kind(published):
 
 
 def test_transactions(published):
-    """Every row has its transaction's commit position and time and its top-level xid, a savepoint's rows too."""
+    """Every row has its transaction's commit position and time and its top-level xid, a savepoint's
+    rows too.
+    """
     with connect(published.conninfo, "test") as connection, connection.transaction():
         xid = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
         connection.execute("insert into public.t values (1)")
@@ -109,7 +135,9 @@ def test_transactions(published):
     first = [r for r in rows if r["xid8"] == xid]
     assert [r["kind"] for r in first if r["kind"] in "BIC"] == ["B", "I", "I", "C"]
     commit = next(r for r in first if r["kind"] == "C")
-    assert {(r["commit_lsn"], r["commit_ts"]) for r in first} == {(commit["commit_lsn"], commit["commit_ts"])}
+    assert {(r["commit_lsn"], r["commit_ts"]) for r in first} == {
+        (commit["commit_lsn"], commit["commit_ts"])
+    }
     assert commit["end_lsn"] == commit["lsn"] > commit["commit_lsn"]
     assert [r["end_lsn"] for r in first if r["kind"] != "C"] == [None] * (len(first) - 1)
     assert [r["seq"] for r in rows] == list(range(len(rows)))
@@ -129,8 +157,12 @@ def test_binary_format_is_recognised(published):
 
 
 def test_a_bite_that_takes_too_long_is_named(published):
-    """The driver tells it through Arrow, not by an error of its own; a smaller bite is taken then."""
-    published.execute("insert into t select g, 'ok', repeat('x', 900) from generate_series(1, 50000) g")
+    """The driver tells it through Arrow, not by an error of its own; a smaller bite is taken
+    then.
+    """
+    published.execute(
+        "insert into t select g, 'ok', repeat('x', 900) from generate_series(1, 50000) g"
+    )
     document = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "manage": False}]}
     bound = PeekBound(read_position(published.connection).flush_lsn, None, 0.02, 1000)
     with pytest.raises(PeekTimeout, match="longer than the statement timeout"):

@@ -1,6 +1,8 @@
-"""A power cut takes back whatever wasn't forced onto the disk: at each effect that builds on files, these have been.
+"""A power cut takes back whatever wasn't forced onto the disk: at each effect that builds on files,
+these have been.
 
-What was forced is told by os.fsync, which is all that asks for it (tests.support.power_cut); and once by the kernel itself.
+What was forced is told by os.fsync, which is all that asks for it (tests.support.power_cut); and
+once by the kernel itself.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ from waldelta.stages.sync.sync import sync
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
-def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, tmp_path, monkeypatch):
-    """The slot moves over what is on the disk, the ledger speaks of copies and cuts that are on the disk; maintenance leaves nothing."""
+def test_nothing_is_built_on_what_a_power_cut_could_take_back(
+    spark, database, tmp_path, monkeypatch
+):
+    """The slot moves over what is on the disk, the ledger speaks of copies and cuts that are on the
+    disk; maintenance leaves nothing.
+    """
     root, seen = tmp_path / "lake", {}
     disk = Disk(monkeypatch)
 
@@ -41,10 +47,17 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, t
 
         return checked
 
-    for module, name in ((waldelta.slot.verify.slot_count, "_count"), (waldelta.slot.acknowledge, "_advance")):
+    for module, name in (
+        (waldelta.slot.verify.slot_count, "_count"),
+        (waldelta.slot.acknowledge, "_advance"),
+    ):
         moved = before("move", "_waldelta/[cs][hl]*", getattr(module, name))  # changes, slot_moves
         monkeypatch.setattr(module, name, moved)
-    for name, tables in (("append_state", "public/*"), ("append_cut", "public/*"), ("append", "_waldelta/changes")):
+    for name, tables in (
+        ("append_state", "public/*"),
+        ("append_cut", "public/*"),
+        ("append", "_waldelta/changes"),
+    ):
         monkeypatch.setattr(Ledger, name, before(name, tables, getattr(Ledger, name)))
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
@@ -57,7 +70,9 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, t
     compacting = DeltaTable(target).version() + 2  # Spark writes a checkpoint with it
     DeltaTable(target).alter.set_table_properties({"delta.checkpointInterval": str(compacting)})
     run_maintain(spark, job)
-    assert [e["operation"] for e in DeltaTable(target).history() if e["version"] == compacting] == ["OPTIMIZE"]
+    assert [e["operation"] for e in DeltaTable(target).history() if e["version"] == compacting] == [
+        "OPTIMIZE"
+    ]
     assert (target / f"_delta_log/{compacting:020d}.checkpoint.parquet").exists()
     assert local_path(root.as_uri()) == root
     assert {what: len(found) > 0 for what, found in seen.items()} == dict.fromkeys(
@@ -69,7 +84,9 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(spark, database, t
 
 @pytest.mark.soak
 def test_the_kernel_saw_every_file_of_a_run_be_synced(spark, database, tmp_path):
-    """As strace tells it of the whole job, its JVM included; this needs strace and the right to trace one's own processes."""
+    """As strace tells it of the whole job, its JVM included; this needs strace and the right to
+    trace one's own processes.
+    """
     root, trace, file = tmp_path / "lake", tmp_path / "trace", tmp_path / "pipeline.yml"
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
@@ -77,7 +94,18 @@ def test_the_kernel_saw_every_file_of_a_run_be_synced(spark, database, tmp_path)
     file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
     began = time.time()
-    strace = ["strace", "-f", "-qq", "-y", "-ttt", "--seccomp-bpf", "-e", "trace=fsync", "-o", str(trace)]
+    strace = [
+        "strace",
+        "-f",
+        "-qq",
+        "-y",
+        "-ttt",
+        "--seccomp-bpf",
+        "-e",
+        "trace=fsync",
+        "-o",
+        str(trace),
+    ]
     subprocess.run(
         [*strace, sys.executable, "-m", "spark_jobs", "consume", str(file)],
         env=os.environ | {"AIRFLOW_CONN_TEST_SOURCE": database.uri}, check=True, timeout=300,

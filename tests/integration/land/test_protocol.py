@@ -1,4 +1,6 @@
-"""Protocol versions 2 to 4 end to end: streamed, aborted, interleaved and prepared transactions on a real server."""
+"""Protocol versions 2 to 4 end to end: streamed, aborted, interleaved and prepared transactions on
+a real server.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,16 @@ PREPARED = {"streaming": "parallel", "two_phase": True}
 
 
 def make_job(database, lake, options, **overrides):
-    """Tables t and u, published; open transactions are streamed as soon as they are larger than 64 kB."""
+    """Tables t and u, published; open transactions are streamed as soon as they are larger than 64
+    kB.
+    """
     database.execute("create table if not exists t(id int primary key, v text)")
     database.execute("create table if not exists u(id int primary key, v text)")
     database.execute("create table if not exists unpublished(id int, v text)")
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES, options, **overrides))
+    return bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", TABLES, options, **overrides)
+    )
 
 
 def rows(first, last, table="t", text="repeat('x', 100)"):
@@ -53,7 +59,9 @@ def assert_same(spark, job, database):
     """Both targets hold what their sources hold."""
     for table in TABLES:
         found = spark.read.format("delta").load(uri_of(job, table)).select("id", "v").collect()
-        assert sorted(map(tuple, found)) == sorted(database.execute(f"select id, v from {table}")), table
+        assert sorted(map(tuple, found)) == sorted(
+            database.execute(f"select id, v from {table}")
+        ), table
 
 
 def kinds(job, batch):
@@ -83,7 +91,9 @@ def messages(spark, job):
 
 
 def test_savepoints_rolled_back_in_streamed_transactions(spark, database, lake):
-    """Subtransactions rolled back at several levels leave nothing, those released stay; streams of several sessions mix."""
+    """Subtransactions rolled back at several levels leave nothing, those released stay; streams of
+    several sessions mix.
+    """
     job = make_job(database, lake, STREAMING)
     sync(spark, job)
     with database.connect() as a, database.connect() as b, database.connect() as c:
@@ -120,7 +130,9 @@ def test_savepoints_rolled_back_in_streamed_transactions(spark, database, lake):
 
 @pytest.mark.soak
 def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
-    """A row that a streamed transaction changed before a plain one did, but committed after it, gets the later value."""
+    """A row that a streamed transaction changed before a plain one did, but committed after it,
+    gets the later value.
+    """
     job = make_job(database, lake, STREAMING)
     sync(spark, job)
     database.execute("insert into u values (1, 'start')")
@@ -136,14 +148,22 @@ def test_commit_order_counts_not_the_order_of_changes(spark, database, lake):
     assert_same(spark, job, database)
     lsns = [
         row[0]
-        for row in spark.read.format("delta").load(uri_of(job, "public.t")).select("_wd_lsn").distinct().collect()
+        for row in (
+            spark.read.format("delta")
+            .load(uri_of(job, "public.t"))
+            .select("_wd_lsn")
+            .distinct()
+            .collect()
+        )
     ]
     assert len(lsns) == 1
     assert lsns[0] is not None
 
 
 def test_a_transaction_over_several_batches(spark, database, lake):
-    """Nothing of an open transaction is landed, the slot moves over it, and the batch of its commit brings everything."""
+    """Nothing of an open transaction is landed, the slot moves over it, and the batch of its commit
+    brings everything.
+    """
     job = make_job(database, lake, STREAMING)
     sync(spark, job)
     slot = job.pipeline.source.slot
@@ -206,7 +226,9 @@ def test_a_streamed_transaction_of_nothing_published(spark, database, lake):
 
 @pytest.mark.soak
 def test_a_schema_change_in_a_rolled_back_savepoint(spark, database, lake):
-    """The relation changes back in mid-transaction; rows on both sides are read as what they are."""
+    """The relation changes back in mid-transaction; rows on both sides are read as what they
+    are.
+    """
     job = make_job(database, lake, STREAMING)
     sync(spark, job)
     with database.connect() as a:
@@ -223,7 +245,9 @@ def test_a_schema_change_in_a_rolled_back_savepoint(spark, database, lake):
 
 
 def test_prepared_transactions_across_batches_and_restarts(spark, database, lake):
-    """Changes count at Commit Prepared, batches and a restart of the server later; rolled back ones never."""
+    """Changes count at Commit Prepared, batches and a restart of the server later; rolled back ones
+    never.
+    """
     job = make_job(database, lake, PREPARED)
     sync(spark, job)
     database.execute("insert into t values (1, 'start'), (2, 'start')")
@@ -259,7 +283,9 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
 
 
 def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
-    """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only prepared counts once."""
+    """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only
+    prepared counts once.
+    """
     job = make_job(database, lake, PREPARED)
     database.execute(rows(1, 5))
     database.execute(rows(1, 5, "u"))
@@ -297,9 +323,11 @@ def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
 
 @pytest.mark.soak
 def test_any_mixture(spark, database, lake):
-    """Random transactions of several sessions, with savepoints and two-phase commits, run after run.
+    """Random transactions of several sessions, with savepoints and two-phase commits, run after
+    run.
 
-    Each logical message is written beside a row with its content, so the rows that are there at the end tell which count.
+    Each logical message is written beside a row with its content, so the rows that are there at the
+    end tell which count.
     """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -321,7 +349,9 @@ def test_any_mixture(spark, database, lake):
         run(spark, job)
         assert_same(spark, job, database)
         write_messages(spark, job)
-        found = [content.decode() for _, content, transactional in messages(spark, job) if transactional]
+        found = [
+            content.decode() for _, content, transactional in messages(spark, job) if transactional
+        ]
         written = [v for (v,) in database.execute("select v from t where v like 'message %'")]
         assert (f"seed {seed}", sorted(found)) == (f"seed {seed}", sorted(written))
     finally:
@@ -336,7 +366,9 @@ def _step(rng, database, sessions, waiting, names, ids):
         first, table = next(ids) * 1000, rng.choice("tu")
         session.execute(rows(first, first + rng.choice([0, 5, 900]), table))
         # Only rows of its own: sessions must not wait for each other.
-        session.execute(f"update {table} set v = 'u' where id between {first} and {first + rng.randrange(6)}")
+        session.execute(
+            f"update {table} set v = 'u' where id between {first} and {first + rng.randrange(6)}"
+        )
         session.execute(f"delete from {table} where id = {first + rng.randrange(4)}")
         session.execute(f"update {table} set id = -id where id = {first + 4}")
         session.execute(f"insert into t values ({first + 999}, 'message {first}')")
@@ -397,15 +429,20 @@ def test_a_slot_that_differs_in_two_phase_is_never_called(spark, database, lake)
     """The option would turn the slot's flag on for good."""
     job = make_job(database, lake, {})
     other = pipeline_file(lake, job.pipeline.source.slot, TABLES, PREPARED)
-    with pytest.raises(ConfigError, match="created with two_phase off, the pipeline file says otherwise"):
+    with pytest.raises(
+        ConfigError, match="created with two_phase off, the pipeline file says otherwise"
+    ):
         look(replace(job, pipeline=other))
     assert database.execute(
-        "select two_phase from pg_replication_slots where slot_name = %s", (job.pipeline.source.slot,)
+        "select two_phase from pg_replication_slots where slot_name = %s",
+        (job.pipeline.source.slot,),
     ) == [(False,)]
 
 
 def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, lake):
-    """The next run advances the slot over it; its commit brings it, not the whole transaction again."""
+    """The next run advances the slot over it; its commit brings it, not the whole transaction
+    again.
+    """
     job = make_job(database, lake, PREPARED)
     sync(spark, job)
     with database.connect() as a:
@@ -420,7 +457,11 @@ def test_a_prepare_that_landed_before_a_run_died_counts_once(spark, database, la
     database.execute(f"commit prepared 'large {database.name}'")
     database.execute(f"commit prepared 'small {database.name}'")
     (landed,) = run(spark, job).batches
-    assert (landed.transactions.prepares, landed.transactions.prepared_commits, landed.transactions.changes) == (
+    assert (
+        landed.transactions.prepares,
+        landed.transactions.prepared_commits,
+        landed.transactions.changes,
+    ) == (
         0,
         2,
         0,

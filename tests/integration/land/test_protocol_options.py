@@ -1,4 +1,6 @@
-"""What the protocol carries on request, end to end on a real server: logical messages, origins, binary values."""
+"""What the protocol carries on request, end to end on a real server: logical messages, origins,
+binary values.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def test_messages_of_every_kind_exactly_once(spark, database, lake):
-    """Transactional ones when, and if, their transaction commits, prepared ones too; others whatever happens."""
+    """Transactional ones when, and if, their transaction commits, prepared ones too; others
+    whatever happens.
+    """
     job = make_job(database, lake, {"messages": True, "two_phase": True}, batch={"max_changes": 3})
     sync(spark, job)
     with database.connect() as a:
@@ -68,7 +72,9 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
 
 
 def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
-    """A second run that has read which messages are written, before a first one wrote them, leaves them; tables get their changes."""
+    """A second run that has read which messages are written, before a first one wrote them, leaves
+    them; tables get their changes.
+    """
     job = make_job(database, lake, {"messages": True})
     sync(spark, job)
     database.execute(emit(True, "beat", "1"))  # commits, and so is flushed
@@ -101,7 +107,9 @@ def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
 
 
 def test_messages_within_streamed_transactions(spark, database, lake):
-    """Those of savepoints rolled back, at any level, and of transactions rolled back, don't count, though they are streamed."""
+    """Those of savepoints rolled back, at any level, and of transactions rolled back, don't count,
+    though they are streamed.
+    """
     job = make_job(database, lake, STREAMING | {"messages": True})
     sync(spark, job)
     with database.connect() as a, database.connect() as b, database.connect() as c:
@@ -132,7 +140,10 @@ def test_messages_within_streamed_transactions(spark, database, lake):
         landed = run(spark, job).batches
         assert {"S", "A", "c"} <= kinds(job, landed[0].batch)
         write_messages(spark, job)
-        beats = [("beat", f"in a {where}".encode(), False) for where in ("savepoint", "transaction rolled back")]
+        beats = [
+            ("beat", f"in a {where}".encode(), False)
+            for where in ("savepoint", "transaction rolled back")
+        ]
         beats.append(("beat", b"in an open transaction", False))
         expected = [*beats, ("plain", b"", True), ("kept", b"1", True), ("kept", b"2", True)]
         assert messages(spark, job) == expected
@@ -143,8 +154,12 @@ def test_messages_within_streamed_transactions(spark, database, lake):
     assert_same(spark, job, database)
 
 
-def test_messages_that_landed_before_a_run_died_are_written_by_the_next(spark, database, lake, monkeypatch):
-    """A look sees that they wait, though the slot has nothing new. So are those that land until it has their lock."""
+def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
+    spark, database, lake, monkeypatch
+):
+    """A look sees that they wait, though the slot has nothing new. So are those that land until it
+    has their lock.
+    """
     job = make_job(database, lake, {"messages": True})
     database.execute(emit(False, "beat", "1"))
     database.execute(emit(True, "in", "2"))
@@ -166,19 +181,26 @@ def test_messages_that_landed_before_a_run_died_are_written_by_the_next(spark, d
 
 
 def test_only_what_did_not_arrive_by_replication(spark, database, lake):
-    """With origin 'none' changes that carry an origin are left out; with 'any' their Origin messages are read over."""
+    """With origin 'none' changes that carry an origin are left out; with 'any' their Origin
+    messages are read over.
+    """
     for origin, expected in (("none", [(1,)]), ("any", [(1,), (2,)])):
         database.execute("drop table if exists t, u, unpublished; drop publication if exists p")
         name = f"o_{origin}_{database.name}"
-        database.execute("create table t(id int primary key, v text); create table u(id int primary key, v text)")
-        job = bare_slot(database, pipeline_file(f"{lake}_{origin}", name, TABLES, {"origin": origin}))
+        database.execute(
+            "create table t(id int primary key, v text); create table u(id int primary key, v text)"
+        )
+        job = bare_slot(
+            database, pipeline_file(f"{lake}_{origin}", name, TABLES, {"origin": origin})
+        )
         sync(spark, job)
         database.execute("insert into t values (1, 'here')")
         database.execute("select pg_replication_origin_create(%s)", (name,))
         with database.connect() as a:
             a.execute("select pg_replication_origin_session_setup(%s)", (name,))
             a.execute("insert into t values (2, 'from elsewhere')")
-            # Closing tells the backend to end without waiting for it: an origin still in use can't be dropped.
+            # Closing tells the backend to end without waiting for it: an origin still in use can't
+            # be dropped.
             a.execute("select pg_replication_origin_session_reset()")
             a.commit()
         database.execute("select pg_replication_origin_drop(%s)", (name,))
@@ -193,15 +215,19 @@ ALL_TYPES = """
 create type mood as enum ('sad', 'ok');
 create domain price as numeric(12, 2);
 create table b(
-    id uuid primary key, n int, s smallint, l bigint, f float8, r float4, p price, x numeric, t text, v varchar(9), c char(4),
+    id uuid primary key, n int, s smallint, l bigint, f float8, r float4, p price, x numeric,
+      t text, v varchar(9), c char(4),
     k bytea, d date, ts timestamp, tz timestamptz, j jsonb, m mood, ok bool,
-    i interval, h time, a int[], w text[], o mood[], g price[], fa float8[], ta timestamp[], e tstzrange, u inet, y point, q money, z varbit
+    i interval, h time, a int[], w text[], o mood[], g price[], fa float8[], ta timestamp[],
+      e tstzrange, u inet, y point, q money, z varbit
 )
 """
 
 
 def test_binary_and_text_make_the_same_targets(spark, database, lake):
-    """Every value, those that stand verbatim in _wd_raw too; keys, old rows and unchanged TOAST as well."""
+    """Every value, those that stand verbatim in _wd_raw too; keys, old rows and unchanged TOAST as
+    well.
+    """
     database.execute(ALL_TYPES)
     database.execute("alter table b alter t set storage external")
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
@@ -209,27 +235,33 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
     for binary in (False, True):
         options = {"binary": binary, "streaming": "on"}
         name = f"s_{binary}_{database.name}".lower()
-        made[binary] = bare_slot(database, pipeline_file(f"{lake}_{binary}", name, ["public.b"], options))
+        made[binary] = bare_slot(
+            database, pipeline_file(f"{lake}_{binary}", name, ["public.b"], options)
+        )
         sync(spark, made[binary])
     database.execute("""
-        insert into b select gen_random_uuid(), g, -g, g::int8 * g * g, g / 7.0, g / 3.0, g / 8.0, g ^ 5 / 1000.0, repeat('é', g * 20),
+        insert into b select gen_random_uuid(), g, -g, g::int8 * g * g, g / 7.0, g / 3.0, g / 8.0,
+          g ^ 5 / 1000.0, repeat('é', g * 20),
                g, g, decode(repeat('0aff', g), 'hex'), date '2000-01-01' + g, timestamp '2000-01-01' + g * interval '1.5 hours',
                timestamptz '2000-01-01+00' - g * interval '1.000001 hours', jsonb_build_object('a', g), 'ok', g % 2 = 0,
                make_interval(months => g - 200, secs => g / 7.0), time '00:00' + g * interval '1.23 s', array[g, null, -g], array['a', null, '', repeat('"', g)],
                array['sad', null]::mood[], array[g / 8.0, 'NaN'], array[g / 3.0, 'Infinity'], array[now()::timestamp, '-infinity'],
-               tstzrange('2000-01-01+00', case when g % 3 > 0 then timestamptz '2000-01-01+00' + g * interval '1.5 s' end), ('::' || g % 9999)::inet, point(g / 3.0, g),
+               tstzrange('2000-01-01+00', case when g % 3 > 0
+                 then timestamptz '2000-01-01+00' + g * interval '1.5 s' end),
+                 ('::' || g % 9999)::inet, point(g / 3.0, g),
                g * 1.01, repeat('10', g)::varbit
         from generate_series(1, 400) g
-    """)
+    """)  # noqa: E501
     database.execute("""
         insert into b(id, n, f, r, p, x, d, ts, tz) values
             ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 1, 'NaN', '-Infinity', 'NaN', 'NaN', 'infinity', '-infinity', 'infinity'),
             ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12', 2, '-0', 'Infinity', -0.05, '-Infinity', '0044-03-15 BC', '0044-03-15 01:02:03.5 BC',
              '0044-03-15 01:02:03.5+00 BC'),
             ('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a13', 3, 1e300, 1e30, 0, 1e-20, '12345-01-01', '12345-01-01 10:00', '12345-01-01 10:00+00')
-    """)
+    """)  # noqa: E501
     database.execute(
-        "update b set fa = array[[n, 1e-7], [1e15, 2]], a = '[0:1]={1,2}', w = '{{a},{NULL}}' where n between 1 and 3"
+        "update b set fa = array[[n, 1e-7], [1e15, 2]], a = '[0:1]={1,2}', w = '{{a},{NULL}}' where"
+        " n between 1 and 3"
     )
     database.execute("update b set n = n + 1 where n % 3 = 0")
     database.execute("update b set id = gen_random_uuid() where n % 5 = 0")
@@ -247,7 +279,9 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
             .orderBy("id")
             .collect()
         )
-        found[binary] = {name: [repr(row[name]) for row in rows] for name in frame.columns if name in rows[0]}
+        found[binary] = {
+            name: [repr(row[name]) for row in rows] for name in frame.columns if name in rows[0]
+        }
         found[binary]["raw"] = [row["raw"] for row in rows]
     assert len(found[True]["id"]) == database.execute("select count(*) from b")[0][0]
     for name, texts in found[False].items():
@@ -257,7 +291,10 @@ def test_binary_and_text_make_the_same_targets(spark, database, lake):
 
 def test_batches_of_both_formats_are_applied_together(spark, database, lake):
     """Whatever waited while the option was switched; equal rows are equal in either format."""
-    database.execute("create table t(id int primary key, v text); create table u(f float8, at timestamp, e real[])")
+    database.execute(
+        "create table t(id int primary key, v text); create table u(f float8, at timestamp, e"
+        " real[])"
+    )
     database.execute("alter table u replica identity full")
     value = "(1e15 / 3, timestamp '2000-01-01 10:00', '{0.1,1e-7}')"
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
@@ -269,10 +306,18 @@ def test_batches_of_both_formats_are_applied_together(spark, database, lake):
         (True, "insert into t values (3, null); delete from u where ctid = '(0,2)'"),
     ):
         database.execute(statement)
-        drain(spark, replace(job, pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, {"binary": binary})))
+        drain(
+            spark,
+            replace(
+                job,
+                pipeline=pipeline_file(lake, job.pipeline.source.slot, TABLES, {"binary": binary}),
+            ),
+        )
     assert apply(spark, job).failures == {}
     found = [spark.read.format("delta").load(uri_of(job, table)).collect() for table in TABLES]
-    assert sorted((row.id, row.v) for row in found[0]) == database.execute("select * from t order by id")
+    assert sorted((row.id, row.v) for row in found[0]) == database.execute(
+        "select * from t order by id"
+    )
     assert [(row.f, row.at, row.e) for row in found[1]] == [
         (f, at, pytest.approx(e)) for f, at, e in database.execute("select * from u")
     ]
@@ -281,8 +326,12 @@ def test_batches_of_both_formats_are_applied_together(spark, database, lake):
 def test_types_without_a_binary_reader_are_refused_at_setup(database, lake):
     """By name, before anything is changed."""
     database.execute("create type pair as (a int, b int)")
-    database.execute("create table t(id int primary key, i interval, a int[], p pair, q pair[], v tsvector)")
-    job = load_job(pipeline_file(lake, f"s_{database.name}", ["public.t"], {"binary": True}), "test")
+    database.execute(
+        "create table t(id int primary key, i interval, a int[], p pair, q pair[], v tsvector)"
+    )
+    job = load_job(
+        pipeline_file(lake, f"s_{database.name}", ["public.t"], {"binary": True}), "test"
+    )
     with job.connect("test") as connection:
         problems = "\n".join(plan_setup(connection, job).problems)
     assert "column p is of type public.pair, which can't be read in binary format" in problems

@@ -1,4 +1,6 @@
-"""The Stream Abort that PostgreSQL 18 sends of transactions that were never streamed: it stops nothing, and nothing counts it."""
+"""The Stream Abort that PostgreSQL 18 sends of transactions that were never streamed: it stops
+nothing, and nothing counts it.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,18 @@ ABORTS = 12
 
 
 def fail_to_load(database) -> None:
-    """A load of more than logical_decoding_work_mem that is rolled back after so many savepoints."""
+    """A load of more than logical_decoding_work_mem that is rolled back after so many
+    savepoints.
+    """
     with database.connection.transaction(force_rollback=True):
         for number in range(ABORTS):
             with database.connection.transaction():
-                database.execute("insert into t values (%s, 'in a subtransaction')", (100 + number,))
-        database.execute("insert into t select g, repeat('y', 1000) from generate_series(1000, 2000) g")
+                database.execute(
+                    "insert into t values (%s, 'in a subtransaction')", (100 + number,)
+                )
+        database.execute(
+            "insert into t select g, repeat('y', 1000) from generate_series(1000, 2000) g"
+        )
 
 
 def kinds(database, source) -> bytes:
@@ -51,7 +59,8 @@ ALWAYS = ("protocol 1", "streaming and messages", "parallel, two_phase")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.soak) for name in OPTIONS]
+    "name",
+    [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.soak) for name in OPTIONS],
 )
 def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     """Looks, peeks, counts, comparisons and the applied rows are as if it hadn't come."""
@@ -59,7 +68,9 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     database.connection.close()
     database.connection = database.connect(autocommit=True)
     database.execute("create table t(id int primary key, v text)")
-    file = pipeline_file(lake, f"s_{database.name}", options=OPTIONS[name], batch={"max_changes": MOST_CHANGES})
+    file = pipeline_file(
+        lake, f"s_{database.name}", options=OPTIONS[name], batch={"max_changes": MOST_CHANGES}
+    )
     job = bare_slot(database, file)
     source = job.pipeline.source
     sync(spark, job)
@@ -82,7 +93,12 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     drained = drain(spark, job)
     assert drained.changes == 1
     log = job.change_log(job.slot_identity())
-    assert [row["kind"] for row in log.dataset().to_table(columns=["kind"]).to_pylist()] == ["B", "R", "I", "C"]
+    assert [row["kind"] for row in log.dataset().to_table(columns=["kind"]).to_pylist()] == [
+        "B",
+        "R",
+        "I",
+        "C",
+    ]
 
     fail_to_load(database)
     database.execute("update t set v = 'landed by a run that died'")

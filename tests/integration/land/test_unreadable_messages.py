@@ -54,10 +54,13 @@ CASES = [
 @pytest.fixture
 def job(spark, database, lake):
     tamper_with(database)
-    database.execute("create table t(id int primary key, v text); create table u(id int primary key, v text)")
+    database.execute(
+        "create table t(id int primary key, v text); create table u(id int primary key, v text)"
+    )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
     database.execute(
-        "insert into t select g, 'before' from generate_series(1, 5) g; insert into u values (1, 'before')"
+        "insert into t select g, 'before' from generate_series(1, 5) g; insert into u values (1,"
+        " 'before')"
     )
     sync(spark, job)
     consume(spark, job)
@@ -72,13 +75,21 @@ def again(job):
 def lacking(spark, job):
     """Tables that don't hold what their source does."""
     states = job.table_states().values()
-    return sorted(s.table_name for s in states if compare_target(spark, job.conninfo, job.pipeline, s).rows)
+    return sorted(
+        s.table_name for s in states if compare_target(spark, job.conninfo, job.pipeline, s).rows
+    )
 
 
 @pytest.mark.parametrize("kind, change, named, really, stage", CASES)
-def test_the_way_past_a_message_that_cant_be_read(spark, database, job, kind, change, named, really, stage):
-    """It stops all that is behind it, or its table; skipped, it is reported until its tables were compared or it was acknowledged."""
-    database.execute("begin; insert into u values (2, 'beside'); insert into t values (10, 'wrong one'); commit")
+def test_the_way_past_a_message_that_cant_be_read(
+    spark, database, job, kind, change, named, really, stage
+):
+    """It stops all that is behind it, or its table; skipped, it is reported until its tables were
+    compared or it was acknowledged.
+    """
+    database.execute(
+        "begin; insert into u values (2, 'beside'); insert into t values (10, 'wrong one'); commit"
+    )
     if kind == "T":
         database.execute("truncate t")
     ((xid,),) = database.execute("select xmin::text::bigint from u where id = 2")
@@ -93,9 +104,14 @@ def test_the_way_past_a_message_that_cant_be_read(spark, database, job, kind, ch
     assert (listed["status"], listed["table"]) == ("unreadable", named)
     assert listed["messages"][0]["raw"] is not None
     told = "any table" if named == ANY_TABLE else f"table {named}"
-    for part in (f"transaction {listed['messages'][0]['xid']}", told, f"quarantine --skip --row {listed['id']}"):
+    for part in (
+        f"transaction {listed['messages'][0]['xid']}",
+        told,
+        f"quarantine --skip --row {listed['id']}",
+    ):
         assert part in str(error), error
-    # They may be values of rows: logs and pages show the error to more people than the quarantine its bytes.
+    # They may be values of rows: logs and pages show the error to more people than the quarantine
+    # its bytes.
     assert not any(" bytes: " in text for text in (str(error), listed["error"]))
     assert any(listed["id"] in warning for warning in failed.value.result.warnings)
     # Of what fails in one table alone the others get their changes.

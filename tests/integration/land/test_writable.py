@@ -1,4 +1,6 @@
-"""A lake that can't be written: named before the slot gives anything away, by check, by runs, by Spark's tasks."""
+"""A lake that can't be written: named before the slot gives anything away, by check, by runs, by
+Spark's tasks.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,32 @@ def blocked(tmp_path):
 
 @pytest.mark.spark
 def test_a_store_that_loses_commits_is_refused(spark, database):
-    """By check and setup, before anything is asked of the store or made on the source, unless Spark commits conditionally."""
+    """By check and setup, before anything is asked of the store or made on the source, unless Spark
+    commits conditionally.
+    """
     pipeline = Pipeline(pipeline_file("s3a://nowhere/lake", f"s_{database.name}"))
-    for verb in (pipeline.check, pipeline.setup, lambda: pipeline.setup(spark=spark), lambda: pipeline.check(spark)):
+    for verb in (
+        pipeline.check,
+        pipeline.setup,
+        lambda: pipeline.setup(spark=spark),
+        lambda: pipeline.check(spark),
+    ):
         with pytest.raises(PreflightFailed, match=r"accept_unsafe_store"):
             verb()
-    assert database.execute("select 1 from pg_replication_slots union all select 1 from pg_publication") == []
+    assert (
+        database.execute(
+            "select 1 from pg_replication_slots union all select 1 from pg_publication"
+        )
+        == []
+    )
     assert read_log_store(None, "s3a") == ""
     spark.conf.set("spark.delta.logStore.s3a.impl", "org.example.S3ConditionalLogStore")
     try:
-        assert read_log_store(None, "s3a") == read_log_store(spark, "s3a") == "org.example.S3ConditionalLogStore"
+        assert (
+            read_log_store(None, "s3a")
+            == read_log_store(spark, "s3a")
+            == "org.example.S3ConditionalLogStore"
+        )
         assert read_log_store(spark, "s3") == ""
     finally:
         spark.conf.unset("spark.delta.logStore.s3a.impl")
@@ -49,8 +67,10 @@ def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
     database.execute("create table t(id int primary key)")
     plan = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check()
     (problem,) = plan.problems
-    assert problem == (
-        f"{blocked} can't be written (Not a directory): check target.root and the rights of whoever runs the job"
+    assert (
+        problem
+        == f"{blocked} can't be written (Not a directory): check target.root and the rights of"
+        " whoever runs the job"
     )
     with pytest.raises(PreflightFailed):
         plan.require()
@@ -72,7 +92,9 @@ def test_check_with_a_session_asks_a_task_too(spark, database, blocked, lake):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("way", ["", "_delta_log", "batch=2"], ids=["the change log", "its log", "a batch more"])
+@pytest.mark.parametrize(
+    "way", ["", "_delta_log", "batch=2"], ids=["the change log", "its log", "a batch more"]
+)
 def test_a_run_names_it_and_consumes_nothing(spark, database, lake, way):
     """With whatever stands in the way gone, the next run lands everything."""
     database.execute("create table t(id int primary key)")

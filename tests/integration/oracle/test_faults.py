@@ -1,4 +1,6 @@
-"""A few cells of the fault matrix in every test run; all of it is `make soak`'s (docs/faults.md)."""
+"""A few cells of the fault matrix in every test run; all of it is `make soak`'s
+(docs/faults.md).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,11 @@ def matrix(postgres, spark, tmp_path_factory) -> Iterator[Matrix]:
 
 
 def test_whatever_fails_the_next_run_puts_it_right(matrix):
-    """Killed, cut off, with its server gone, or woken up too late: nothing is lost, and nothing is there twice."""
+    """Killed, cut off, with its server gone, or woken up too late: nothing is lost, and nothing is
+    there twice.
+    """
     steps = {step.name: step for step in STEPS}
     done = list(matrix.run([(steps[step], fault) for step, fault in CELLS]))
-    assert [cell for cell in done if cell.problems or cell.ended.startswith("not reached")] == [], matrix.scenes[0].seed
+    assert [cell for cell in done if cell.problems or cell.ended.startswith("not reached")] == [], (
+        matrix.scenes[0].seed
+    )

@@ -1,7 +1,8 @@
-"""Runs on targets that keep more than a mirror, or have a gate, that are killed at each step of apply; and repairs, and releases.
+"""Runs on targets that keep more than a mirror, or have a gate, that are killed at each step of
+apply; and repairs, and releases.
 
-Several pipelines share a driver, so that one kill -9 meets each of them at its own step. Then comes what comes in production: the
-ordinary next run.
+Several pipelines share a driver, so that one kill -9 meets each of them at its own step. Then comes
+what comes in production: the ordinary next run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from tests.integration.apply.test_target_modes import NAMES, as_of, check_intervals, held, replayed, source
+from tests.integration.apply.test_target_modes import (
+    NAMES,
+    as_of,
+    check_intervals,
+    held,
+    replayed,
+    source,
+)
 from tests.oracles.random_workload import Workload
 from tests.soak.driver import Driver
 from tests.soak.listener import Action, Listener
@@ -41,11 +49,16 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 KINDS = {"w1": "history", "w2": "soft_delete", "w3": "changelog", "w4": "gate"}
 HIGHEST = 79
-RULE = f"{{type: expect_column_values_to_be_between, kwargs: {{column: a, max_value: {HIGHEST}}}, gate: quarantine}}"
+RULE = (
+    f"{{type: expect_column_values_to_be_between, kwargs: {{column: a, max_value: {HIGHEST}}},"
+    " gate: quarantine}"
+)
 
 
 class Meeting(Listener):
-    """Keeps so many runs at each of these steps as are expected there; when all have come, their process is killed."""
+    """Keeps so many runs at each of these steps as are expected there; when all have come, their
+    process is killed.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, gates=False)
@@ -89,7 +102,9 @@ class Scene:
     kills: int = 0
 
     def kill(self, verb: str, steps: Mapping[str, int], **details) -> None:
-        """Begin the verb on all pipelines at once, and kill it as soon as its runs are at these steps."""
+        """Begin the verb on all pipelines at once, and kill it as soon as its runs are at these
+        steps.
+        """
         self.kills += 1
         self.listener.expect(steps)
         driver = Driver(os.environ | self.listener.environment, self.log)
@@ -111,7 +126,9 @@ class Scene:
 
     def sample(self) -> None:
         ((lsn,),) = self.database.execute("select pg_current_wal_insert_lsn()::text")
-        self.sampled[Lsn.parse(lsn).value] = {name: source(self.database.connection, name) for name in self.jobs}
+        self.sampled[Lsn.parse(lsn).value] = {
+            name: source(self.database.connection, name) for name in self.jobs
+        }
 
 
 @pytest.fixture
@@ -121,7 +138,9 @@ def listener(tmp_path) -> Iterator[Meeting]:
     made.close()
 
 
-def scene(spark, database, tmp_path, listener, kinds: Mapping[str, str], suites: Mapping[str, str]) -> Scene:
+def scene(
+    spark, database, tmp_path, listener, kinds: Mapping[str, str], suites: Mapping[str, str]
+) -> Scene:
     jobs, files = {}, {}
     for name, kind in kinds.items():
         lake, folder = (tmp_path / f"lake_{name}").as_uri(), tmp_path / f"suites_{name}"
@@ -132,9 +151,13 @@ def scene(spark, database, tmp_path, listener, kinds: Mapping[str, str], suites:
         if kind not in ("gate", "mirror"):
             target["tables"] = {f"public.{name}": {"mode": kind}}
         quality = {"enabled": False, "suites": str(folder)}
-        file = pipeline_file(lake, f"s_{database.name}_{name}", [f"public.{name}"], target=target, quality=quality)
+        file = pipeline_file(
+            lake, f"s_{database.name}_{name}", [f"public.{name}"], target=target, quality=quality
+        )
         files[name] = tmp_path / f"{name}.yml"
-        files[name].write_text(yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True))))
+        files[name].write_text(
+            yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True)))
+        )
         jobs[name] = bare_slot(database, file)
     return Scene(spark, database, jobs, files, listener, tmp_path / "log")
 
@@ -150,7 +173,9 @@ def live(scene, name):
 
 
 def check(scene, what) -> None:
-    """Each target holds what its mode promises, by what the source had after each of its transactions."""
+    """Each target holds what its mode promises, by what the source had after each of its
+    transactions.
+    """
     history, changes = held(scene.jobs["w1"], "w1"), held(scene.jobs["w3"], "w3")
     check_intervals(history)
     now = {name: source(scene.database.connection, name) for name in scene.jobs}
@@ -173,29 +198,37 @@ def check(scene, what) -> None:
 
 
 def check_gate(scene, now, what) -> None:
-    """Rows that pass are the source's; of those that don't, each is in quarantine, and the target has none that fails."""
+    """Rows that pass are the source's; of those that don't, each is in quarantine, and the target
+    has none that fails.
+    """
     job = scene.jobs["w4"]
     rows = held(job, "w4")
     target = {(row["id"], row["part"]): tuple(row[n] for n in NAMES) for row in rows}
     assert len(target) == len(rows), what
     there = {row[:2]: row for row in now}
     fails = {key for key, row in there.items() if row[2] is not None and row[2] > HIGHEST}
-    assert {k: v for k, v in target.items() if k not in fails} == {k: v for k, v in there.items() if k not in fails}, (
-        what
-    )
+    assert {k: v for k, v in target.items() if k not in fails} == {
+        k: v for k, v in there.items() if k not in fails
+    }, what
     assert all(row[2] is None or row[2] <= HIGHEST for row in target.values()), what
-    told = Counter((int(row["key"]["id"]), int(row["key"]["part"])) for row in list_quarantined(job))
+    told = Counter(
+        (int(row["key"]["id"]), int(row["key"]["part"])) for row in list_quarantined(job)
+    )
     assert (what, set(told), set(told.values()) - {1}) == (what, fails, set())
 
 
 # Behind the commit always, where most could come twice; all of them in a soak.
 POINTS = (
-    ["apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cut"] if is_long() else ["apply.merged"]
+    ["apply.staged", "apply.merging", "apply.merged", "apply.applied", "apply.cut"]
+    if is_long()
+    else ["apply.merged"]
 )
 
 
 def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
-    """At each step of apply, after random transactions: no state twice, none lost, and nothing past a gate."""
+    """At each step of apply, after random transactions: no state twice, none lost, and nothing past
+    a gate.
+    """
     seed = chosen_seed()
     workload = Workload(database.connection, seed, list(KINDS))
     made = scene(spark, database, tmp_path, listener, KINDS, {"w4": RULE})
@@ -219,19 +252,31 @@ def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
 
 
 def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
-    """One before its commit, one behind it, one that is in the ledger: each target is whole, or as it was, and then mended."""
+    """One before its commit, one behind it, one that is in the ledger: each target is whole, or as
+    it was, and then mended.
+    """
     names = ["r1", "r2", "r3"]
     for name in names:
-        database.execute(f"create table {name} (id int, part int, a int, b text, big text, primary key (id, part))")
+        database.execute(
+            f"create table {name} (id int, part int, a int, b text, big text, primary key (id,"
+            " part))"
+        )
         database.execute(f"insert into {name} select g, 0, g, 'x' from generate_series(1, 50) g")
     made = scene(spark, database, tmp_path, listener, dict.fromkeys(names, "mirror"), {})
     for name, job in made.jobs.items():
         sync(spark, job)
         DeltaTable(f"{job.pipeline.target.root}/public/{name}").delete("id < 5")
-        database.execute(f"update {name} set a = 0 where id in (3, 7); delete from {name} where id in (4, 8)")
-    made.kill("reconcile", {"repair.begun": 1, "repair.merged": 1, "repair.recorded": 1}, repair=True)
+        database.execute(
+            f"update {name} set a = 0 where id in (3, 7); delete from {name} where id in (4, 8)"
+        )
+    made.kill(
+        "reconcile", {"repair.begun": 1, "repair.merged": 1, "repair.recorded": 1}, repair=True
+    )
     for name in names:
-        database.execute(f"update {name} set a = -1 where id in (2, 9); insert into {name} values (60, 0, 1, 'y')")
+        database.execute(
+            f"update {name} set a = -1 where id in (2, 9); insert into {name} values (60, 0, 1,"
+            " 'y')"
+        )
     made.run()
     whole = [name for name in names if live(made, name) == source(database.connection, name)]
     assert len(whole) == 2, whole
@@ -264,27 +309,37 @@ Pipeline.load(file).release(["public.s1", "public.s2"], by="ann")
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_release_after_a_kill(spark, database, tmp_path, when):
-    """All tables that it names are released, or none: the next run says which, and another release does no harm."""
+    """All tables that it names are released, or none: the next run says which, and another release
+    does no harm.
+    """
     tables, stop = ["public.s1", "public.s2"], RULE.replace("quarantine", "stop")
     for table in tables:
         database.execute(f"create table {table} (id int primary key, a int)")
         tmp_path.joinpath(f"{table}.yml").write_text(f"expectations:\n  - {stop}\n")
     lake = (tmp_path / "lake").as_uri()
-    file = pipeline_file(lake, f"s_{database.name}", tables, quality={"enabled": False, "suites": str(tmp_path)})
+    file = pipeline_file(
+        lake, f"s_{database.name}", tables, quality={"enabled": False, "suites": str(tmp_path)}
+    )
     job = bare_slot(database, file)
     sync(spark, job)
     path = tmp_path / "pipeline" / "p.yml"
     path.parent.mkdir()
-    path.write_text(yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True))))
+    path.write_text(
+        yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True)))
+    )
     for table in tables:
         database.execute(f"insert into {table} values (1, 99), (2, 2)")
     with pytest.raises(RunFailed):
         consume(spark, replace(job, run_id="first"))
-    killed = subprocess.run([sys.executable, "-c", RELEASE, when, str(path)], env=os.environ, check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", RELEASE, when, str(path)], env=os.environ, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
 
     def rows():
-        return [len(DeltaTable(f"{lake}/public/{table[7:]}").to_pyarrow_table()) for table in tables]
+        return [
+            len(DeltaTable(f"{lake}/public/{table[7:]}").to_pyarrow_table()) for table in tables
+        ]
 
     if when == "before":
         with pytest.raises(RunFailed) as failed:

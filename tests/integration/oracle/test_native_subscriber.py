@@ -1,4 +1,6 @@
-"""The pipeline against PostgreSQL's own subscription: the same publications, the same changes, the same rows."""
+"""The pipeline against PostgreSQL's own subscription: the same publications, the same changes, the
+same rows.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,49 @@ STEPS = {
         "update {t} set part = part + 3 where id in (1, 7, 25)",  # leaves
         "update {t} set part = 5 where id in (4, 16)",  # stays outside
         "delete from {t} where id in (3, 11, 26)",
-        "begin; update {t} set part = 0 where id = 22; update {t} set part = 5 where id = 22; commit",
-        "begin; update {t} set part = 4 where id = 12; update {t} set part = 1, v = 'back' where id = 12; commit",
-        "begin; savepoint s; delete from {t}; rollback to s; update {t} set v = null where id = 13; commit",
+        (
+            "begin; update {t} set part = 0 where id = 22; update {t} set part = 5 where id = 22;"
+            " commit"
+        ),
+        (
+            "begin; update {t} set part = 4 where id = 12; update {t} set part = 1, v = 'back'"
+            " where id = 12; commit"
+        ),
+        (
+            "begin; savepoint s; delete from {t}; rollback to s; update {t} set v = null where id ="
+            " 13; commit"
+        ),
     ],
     "keys move": [
         "update {t} set id = id + 50 where id in (6, 8)",
         "update {t} set id = id + 100 where id in (9, 14, 15)",  # to the other leaf
         "update {t} set id = id + 100, part = 1 where id in (17, 23)",  # and into the filter
         "update {t} set id = id + 100, part = 5 where id in (18, 19)",  # and out of it
-        "begin; delete from {t} where id = 20; insert into {t} values (20, 2, 'again', null); commit",
-        "begin; delete from {t} where id = 21; insert into {t} values (21, 5, 'again', null); commit",
-        "insert into {t} values (150, 1, 'x', 'y'); update {t} set id = 99 where id = 150; update {t} set id = 151 where id = 99",
+        (
+            "begin; delete from {t} where id = 20; insert into {t} values (20, 2, 'again', null);"
+            " commit"
+        ),
+        (
+            "begin; delete from {t} where id = 21; insert into {t} values (21, 5, 'again', null);"
+            " commit"
+        ),
+        (
+            "insert into {t} values (150, 1, 'x', 'y'); update {t} set id = 99 where id = 150;"
+            " update {t} set id = 151 where id = 99"
+        ),
     ],
-    "a leaf is truncated": ["truncate {leaf}", "insert into {t} values (40, 1, 'after', 'y'), (41, 5, 'after', 'y')"],
-    "all is truncated": ["begin; truncate {t}; insert into {t} values (1, 1, 'a', 'b'), (2, 5, 'c', 'd'); commit",
-                         "update {t} set part = 2 where id = 2"],
-}  # fmt: skip
+    "a leaf is truncated": [
+        "truncate {leaf}",
+        "insert into {t} values (40, 1, 'after', 'y'), (41, 5, 'after', 'y')",
+    ],
+    "all is truncated": [
+        "begin; truncate {t}; insert into {t} values (1, 1, 'a', 'b'), (2, 5, 'c', 'd'); commit",
+        "update {t} set part = 2 where id = 2",
+    ],
+}
 
-# All of it needs half as many runs when the first two come in one batch; the last is a test of its own elsewhere. What TRUNCATE does
-# doesn't ask for the identity: one stands for all.
+# All of it needs half as many runs when the first two come in one batch; the last is a test of its
+# own elsewhere. What TRUNCATE does doesn't ask for the identity: one stands for all.
 SHORT = {
     "every kind of change, keys move": [*STEPS["every kind of change"], *STEPS["keys move"]],
     "a leaf is truncated": STEPS["a leaf is truncated"],
@@ -62,19 +87,26 @@ def test_every_two_properties_meet():
     """In the few cases that make test takes as well as in all of them."""
 
     def pairs(cases):
-        properties = [(("identity", c.identity), (c.filter,), (c.layout,), ("listed", c.listed)) for c in cases]
+        properties = [
+            (("identity", c.identity), (c.filter,), (c.layout,), ("listed", c.listed))
+            for c in cases
+        ]
         return {pair for of_one in properties for pair in combinations(of_one, 2)}
 
     assert pairs(some_cases()) == pairs(all_cases())
 
 
 def test_cross_product(spark, database, postgres, lake):
-    """Replica identity x operation x filter in publisher or Spark x partition root x column list; all in a soak."""
+    """Replica identity x operation x filter in publisher or Spark x partition root x column list;
+    all in a soak.
+    """
     cases = all_cases() if is_long() else some_cases()
     before = "".join(for_all(cases, [BEFORE]))
     with running(spark, database, postgres, lake, scenario(cases, before)) as both:
         for what, statements in STEPS.items() if is_long() else SHORT.items():
-            concerned = [c for c in cases if is_long() or "truncated" not in what or c.identity == "default"]
+            concerned = [
+                c for c in cases if is_long() or "truncated" not in what or c.identity == "default"
+            ]
             both.step(*for_all(concerned, statements), what=what)
 
 
@@ -84,12 +116,15 @@ TOGETHER = 16  # over one slot
 
 @pytest.mark.parametrize("first", range(0, SCENARIOS, TOGETHER))
 def test_random_scenarios(spark, database, postgres, lake, first):
-    """Eight in make test; WALDELTA_SCENARIOS says how many; their seeds are printed, and WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone."""
+    """Eight in make test; WALDELTA_SCENARIOS says how many; their seeds are printed, and
+    WALDELTA_SEED=s WALDELTA_SCENARIOS=1 repeats one alone.
+    """
     seed = chosen_seed() + first
     scenarios = [RandomScenario(seed + n) for n in range(min(TOGETHER, SCENARIOS - first))]
     small = {"batch": {"max_changes": 50}} if first // TOGETHER % 2 == 0 else {}
     with running(spark, database, postgres, lake, replace(together(scenarios), **small)) as both:
-        # One run, two, one, two …; those of many small batches, of which the first are applied while the others land
+        # One run, two, one, two …; those of many small batches, of which the first are applied
+        # while the others land
         for number in range(1 + first // TOGETHER % 2):
             for scenario in scenarios:
                 both.write(scenario.transactions(12))
@@ -117,33 +152,53 @@ create publication theirs for table no_key, outside where (v > 0), lacks_key(v),
 create publication by_root for table parted with (publish_via_partition_root = true);
 """,
     publications=("theirs", "by_root"),
-    before="insert into no_key values (1, 1), (1, 1); insert into outside values (1, 1), (2, 0); insert into lacks_key values (1, 1);"
-    "insert into whole_row values (1, 1); insert into parted values (1, 1), (100, 1), (101, 1);",
-)  # fmt: skip
-REFUSED = ("update no_key set v = 2", "delete from outside", "update lacks_key set v = 2", "update whole_row set v = 2",
-           "delete from parted where id = 1")  # fmt: skip
+    before=(
+        "insert into no_key values (1, 1), (1, 1); insert into outside values (1, 1), (2, 0);"
+        " insert into lacks_key values (1, 1);insert into whole_row values (1, 1); insert into"
+        " parted values (1, 1), (100, 1), (101, 1);"
+    ),
+)
+REFUSED = (
+    "update no_key set v = 2",
+    "delete from outside",
+    "update lacks_key set v = 2",
+    "update whole_row set v = 2",
+    "delete from parted where id = 1",
+)
 
 
 def test_publications_of_others_that_refuse_updates(spark, database, postgres, lake):
-    """What setup wouldn't bring about it says, with the consequence; the pipeline then does as PostgreSQL's subscriber."""
+    """What setup wouldn't bring about it says, with the consequence; the pipeline then does as
+    PostgreSQL's subscriber.
+    """
     with running(spark, database, postgres, lake, UNFIT) as both:
         for statement in REFUSED:
             with pytest.raises(psycopg.Error, match=r"replica identity|column list"):
                 database.execute(statement)
         plan = both.pipeline.check()
         assert plan.problems == ()
-        for table in ("no_key", "outside", "lacks_key", "whole_row", "parted, partition public.parted_1"):
+        for table in (
+            "no_key",
+            "outside",
+            "lacks_key",
+            "whole_row",
+            "parted, partition public.parted_1",
+        ):
             found = [text for text in plan.warnings if f"table public.{table}: " in text]
-            assert any("so its own UPDATEs and DELETEs fail on the source" in text for text in found)
+            assert any(
+                "so its own UPDATEs and DELETEs fail on the source" in text for text in found
+            )
         both.step(
-            "insert into no_key values (1, 1), (2, 2); insert into outside values (3, 3), (4, 0); insert into lacks_key values (2, 2);"
-            "insert into whole_row values (2, 2); insert into parted values (2, 2), (102, 2)",
+            "insert into no_key values (1, 1), (2, 2); insert into outside values (3, 3), (4, 0);"
+            " insert into lacks_key values (2, 2);insert into whole_row values (2, 2); insert into"
+            " parted values (2, 2), (102, 2)",
             "update parted set v = 3 where id = 101; delete from parted where id = 100",
             what="inserts",
-        )  # fmt: skip
+        )
         both.step("truncate lacks_key", "insert into lacks_key values (5, 5)", what="truncate")
         both.step(
-            "alter table no_key replica identity full; alter table parted_1 replica identity default",
+            "alter table no_key replica identity full; alter table parted_1 replica identity"
+            " default",
             "update no_key set v = v + 1; delete from parted where id = 1",
             what="mended on the source",
         )

@@ -1,22 +1,28 @@
-"""What implementers of logical replication get wrong, point by point, held against PostgreSQL's own subscription.
+"""What implementers of logical replication get wrong, point by point, held against PostgreSQL's own
+subscription.
 
 Point of the list, and besides this file:
 
 1. UPDATE becomes INSERT or DELETE whatever is published: test_row_filters_page.py
-2. filters are ORed per operation, the copy's over all: test_catalog.py; chapter's examples: test_row_filter_chapter.py
-3. TRUNCATE of roots and leaves; it needs no replica identity: test_preflight.py (harmless publications)
-4. the root's filter and list alone: test_preflight_random.py (which entry counts), test_row_filter_chapter.py
+2. filters are ORed per operation, the copy's over all: test_catalog.py; chapter's examples:
+   test_row_filter_chapter.py
+3. TRUNCATE of roots and leaves; it needs no replica identity: test_preflight.py (harmless
+   publications)
+4. the root's filter and list alone: test_preflight_random.py (which entry counts),
+   test_row_filter_chapter.py
 5. ALTER PUBLICATION at its position: test_drift.py (what a run says of it)
 6. rows not held are skipped and counted: test_apply.py, test_copies.py
 7. ATTACH and DETACH: test_drift.py
 8. duplicates without a key: test_copies.py
 9. unchanged TOAST: test_apply.py, test_reread.py
-10. moves, deletes and re-inserts in one transaction: unit/spark_jobs/test_collapse.py, test_random_workload.py
+10. moves, deletes and re-inserts in one transaction: unit/spark_jobs/test_collapse.py,
+   test_random_workload.py
 11. keys equal but written differently: test_values.py
 12. output-function text, arrays with lower bounds: test_values.py, test_wire_format.py
 13. rewrites and generated columns: test_schema_changes.py, test_catalog.py (15's catalogs)
 14. rolled back ALTER in a streamed transaction: test_protocol.py
-15. decoded isn't visible (absent synchronous standby): test_snapshot.py (copies wait), test_reread.py (rows read again wait)
+15. decoded isn't visible (absent synchronous standby): test_snapshot.py (copies wait),
+   test_reread.py (rows read again wait)
 16. commit order: unit/test_transactions.py
 """
 
@@ -53,16 +59,19 @@ alter table t_11 drop column gone;
 alter table t_1 attach partition t_11 default;
 create table t_2 partition of t default;
 """
-GENERATED = "create table {}(id int primary key, v text, g int generated always as (id * 2) stored);"
+GENERATED = (
+    "create table {}(id int primary key, v text, g int generated always as (id * 2) stored);"
+)
 LEAVES = {"t_1": "id, v", "t_2": "id, v"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the list in a schema of its own, beside all others over one slot; ``publications`` are named within it.
+    """A point of the list in a schema of its own, beside all others over one slot; ``publications``
+    are named within it.
 
-    ``steps`` have a sync point behind each. ``ids`` are those that the first target holds at the sync points, the copy first;
-    None where equal to the subscriber's is all that counts.
+    ``steps`` have a sync point behind each. ``ids`` are those that the first target holds at the
+    sync points, the copy first; None where equal to the subscriber's is all that counts.
     """
 
     tables: str
@@ -78,15 +87,21 @@ def becomes_redundant(second: str) -> Point:
     """No filter, FOR TABLES IN SCHEMA, FOR ALL TABLES."""
     return Point(
         KEYED,
-        f"create publication p for table t where (a > 5); create publication q {second} with (publish = 'insert, truncate')",
+        f"create publication p for table t where (a > 5); create publication q {second} with"
+        " (publish = 'insert, truncate')",
         "insert into t values (1, 1), (2, 6)",
         [
-            ["insert into t values (3, 1), (4, 7)", "update t set v = 'x'", "update t set a = 8 where id = 1",
-             "delete from t where id = 3", "update t set a = 2 where id = 2"],
+            [
+                "insert into t values (3, 1), (4, 7)",
+                "update t set v = 'x'",
+                "update t set a = 8 where id = 1",
+                "delete from t where id = 3",
+                "update t set a = 2 where id = 2",
+            ],
             ["truncate t", "insert into t values (3, 1)"],
         ],
         [{1, 2}, None, {3}],
-    )  # fmt: skip
+    )
 
 
 # Point 11: 1.0 and 1.000, 0 and -0; a DELETE names the key as it was last written.
@@ -108,10 +123,18 @@ def of_each_kind(statement: str) -> list[str]:
 POINTS = {
     # Point 1: the transformation doesn't ask which operations are published.
     "an_update_arrives_as_insert_or_delete": Point(
-        KEYED, "create publication p for table t where (a > 5) with (publish = 'update')",
+        KEYED,
+        "create publication p for table t where (a > 5) with (publish = 'update')",
         "insert into t values (1, 1), (2, 6), (3, 7)",
-        [["update t set a = 10 where id = 1", "update t set a = 1 where id = 2", "update t set v = 'x' where id = 3",
-          "insert into t values (4, 8)", "delete from t where id = 3"]],
+        [
+            [
+                "update t set a = 10 where id = 1",
+                "update t set a = 1 where id = 2",
+                "update t set v = 'x' where id = 3",
+                "insert into t values (4, 8)",
+                "delete from t where id = 3",
+            ]
+        ],
         [{2, 3}, {1, 3}],
     ),
     # Point 2: the copy takes what any publication lets through, whatever it publishes.
@@ -120,109 +143,220 @@ POINTS = {
         "create publication p for table t where (a > 5) with (publish = 'insert');"
         "create publication q for table t where (a < 3) with (publish = 'update, delete')",
         "insert into t values (1, 1), (2, 4), (3, 6)",
-        [["insert into t values (4, 1), (5, 4), (6, 6)", "update t set v = 'x'", "update t set a = 2 where id = 2",
-          "update t set a = 9 where id = 1", "delete from t where id in (3, 6)"]],
+        [
+            [
+                "insert into t values (4, 1), (5, 4), (6, 6)",
+                "update t set v = 'x'",
+                "update t set a = 2 where id = 2",
+                "update t set a = 9 where id = 1",
+                "delete from t where id in (3, 6)",
+            ]
+        ],
         [{1, 3}, None],
     ),
     "redundant_by_a_table": becomes_redundant("for table t"),
     "redundant_by_its_schema": becomes_redundant("for tables in schema redundant_by_its_schema"),
     # Point 3: only a TRUNCATE of the root or above is published through the root.
     "a_truncated_leaf": Point(
-        PARTS, "create publication p for table t with (publish_via_partition_root = true)", "insert into t values (1), (11)",
+        PARTS,
+        "create publication p for table t with (publish_via_partition_root = true)",
+        "insert into t values (1), (11)",
         [["truncate t_1", "insert into t values (2)"], ["truncate t", "insert into t values (3)"]],
         [{1, 11}, {1, 2, 11}, {3}],
     ),
     # The other way round: every leaf that is published is emptied, and a leaf alone too.
     "a_truncated_root": Point(
-        PARTS, "create publication p for table t", "insert into t values (1), (11)",
+        PARTS,
+        "create publication p for table t",
+        "insert into t values (1), (11)",
         [["truncate t_1", "insert into t values (12)"], ["truncate t", "insert into t values (3)"]],
-        [{1}, set(), {3}], LEAVES,
+        [{1}, set(), {3}],
+        LEAVES,
     ),
-    # Point 4: on the row in the root's column order, with nested partitions whose columns stand in another.
+    # Point 4: on the row in the root's column order, with nested partitions whose columns stand in
+    # another.
     "the_roots_filter_alone": Point(
         NESTED,
         "create publication p for table t (id, a) where (a > 5), table t_2 (id, a) where (a <= 5)"
         " with (publish_via_partition_root = true)",
         "insert into t select g, 'v', g % 10 from generate_series(1, 30) g",
-        [["insert into t select g, 'v', g % 10 from generate_series(31, 50) g", "update t set a = a + 2 where id < 9",
-          "update t set id = id + 100 where id in (6, 7)", "delete from t_11 where id = 8"]],
-        (), {"t": "id, a"},
+        [
+            [
+                "insert into t select g, 'v', g % 10 from generate_series(31, 50) g",
+                "update t set a = a + 2 where id < 9",
+                "update t set id = id + 100 where id in (6, 7)",
+                "delete from t_11 where id = 8",
+            ]
+        ],
+        (),
+        {"t": "id, a"},
     ),
-    # Once by a publication through the root and once by itself; it comes once, by the root's filter.
+    # Once by a publication through the root and once by itself; it comes once, by the root's
+    # filter.
     "a_partition_published_twice": Point(
         PARTS,
         "create publication p for table t where (id <> 5) with (publish_via_partition_root = true);"
         "create publication q for table t_1",
         "insert into t values (1), (5), (11)",
-        [["insert into t values (2), (6), (12)", "update t set v = 'x'", "delete from t where id = 1",
-          "delete from t where id = 5", "update t set id = 5 where id = 6", "update t set id = 15 where id = 2"]],
+        [
+            [
+                "insert into t values (2), (6), (12)",
+                "update t set v = 'x'",
+                "delete from t where id = 1",
+                "delete from t where id = 5",
+                "update t set id = 5 where id = 6",
+                "update t set id = 15 where id = 2",
+            ]
+        ],
     ),
-    # Points 5 and 6: rows that the old filter let in stay; updates and deletes of rows that aren't there are skipped.
+    # Points 5 and 6: rows that the old filter let in stay; updates and deletes of rows that aren't
+    # there are skipped.
     "altered_publications": Point(
-        PLAIN, "create publication p for table t where (id < 10)", "insert into t select g from generate_series(1, 20) g",
-        [["insert into t values (-1), (30)", "alter publication p set table t where (id > 5)",
-          "insert into t values (-2), (31)", "update t set v = 'x'", "delete from t where id in (1, 7, 15)",
-          "update t set id = id + 100 where id in (16, 2, 8)"],
-         ["alter publication p set (publish = 'insert')", "delete from t", "insert into t values (50)"]],
-        [set(range(1, 10)), {-1, 1, 2, 3, 4, 5, 6, 9, 31, 102, 108}, {-1, 1, 2, 3, 4, 5, 6, 9, 31, 50, 102, 108}],
+        PLAIN,
+        "create publication p for table t where (id < 10)",
+        "insert into t select g from generate_series(1, 20) g",
+        [
+            [
+                "insert into t values (-1), (30)",
+                "alter publication p set table t where (id > 5)",
+                "insert into t values (-2), (31)",
+                "update t set v = 'x'",
+                "delete from t where id in (1, 7, 15)",
+                "update t set id = id + 100 where id in (16, 2, 8)",
+            ],
+            [
+                "alter publication p set (publish = 'insert')",
+                "delete from t",
+                "insert into t values (50)",
+            ],
+        ],
+        [
+            set(range(1, 10)),
+            {-1, 1, 2, 3, 4, 5, 6, 9, 31, 102, 108},
+            {-1, 1, 2, 3, 4, 5, 6, 9, 31, 50, 102, 108},
+        ],
     ),
-    # Point 7: nothing is sent for rows that are there, nothing is removed; from then on a new leaf streams.
+    # Point 7: nothing is sent for rows that are there, nothing is removed; from then on a new leaf
+    # streams.
     "attached_and_detached": Point(
-        PARTS, "create publication p for table t with (publish_via_partition_root = true)", "insert into t values (1), (11)",
-        [["create table t_3(id int primary key, v text)", "insert into t_3 values (21)",
-          "alter table t attach partition t_3 for values from (20) to (30)", "insert into t values (22)",
-          "update t set v = 'x'"],
-         ["alter table t detach partition t_1", "insert into t_1 values (2)", "delete from t_1", "insert into t values (23)"]],
-        [{1, 11}, {1, 11, 22}, {1, 11, 22, 23}], subscriber_tables=PLAIN,
+        PARTS,
+        "create publication p for table t with (publish_via_partition_root = true)",
+        "insert into t values (1), (11)",
+        [
+            [
+                "create table t_3(id int primary key, v text)",
+                "insert into t_3 values (21)",
+                "alter table t attach partition t_3 for values from (20) to (30)",
+                "insert into t values (22)",
+                "update t set v = 'x'",
+            ],
+            [
+                "alter table t detach partition t_1",
+                "insert into t_1 values (2)",
+                "delete from t_1",
+                "insert into t values (23)",
+            ],
+        ],
+        [{1, 11}, {1, 11, 22}, {1, 11, 22, 23}],
+        subscriber_tables=PLAIN,
     ),
     # Point 8: one DELETE removes one copy, and nulls match.
     "equal_rows_without_a_key": Point(
         "create table t(id int, v text); alter table t replica identity full;",
         "create publication p for table t where (id is distinct from 3)",
         "insert into t values (1, 'a'), (1, 'a'), (1, null), (1, null), (3, 'a')",
-        [["delete from t where ctid = (select min(ctid) from t where v = 'a' and id = 1)",
-          "update t set v = 'b' where ctid = (select min(ctid) from t where v is null)",
-          "insert into t values (1, 'a')", "update t set id = 3 where v = 'b'", "update t set id = null where id = 3"]],
+        [
+            [
+                "delete from t where ctid = (select min(ctid) from t where v = 'a' and id = 1)",
+                "update t set v = 'b' where ctid = (select min(ctid) from t where v is null)",
+                "insert into t values (1, 'a')",
+                "update t set id = 3 where v = 'b'",
+                "update t set id = null where id = 3",
+            ]
+        ],
     ),
     # Point 9: through key changes, and when it was set and left alone in one transaction.
     "unchanged_toast": Point(
-        "create table t(id int primary key, v text, big text); alter table t alter big set storage external;",
+        "create table t(id int primary key, v text, big text); alter table t alter big set storage"
+        " external;",
         "create publication p for table t",
         f"insert into t values (1, 'a', {BIG.format(1)}), (2, 'b', {BIG.format(2)})",
-        [["update t set id = 10 where id = 1", "update t set v = 'c'",
-          (f"begin; update t set big = {BIG.format(3)} where id = 2; update t set v = 'd' where id = 2; "
-          "update t set id = 20 where id = 2; commit")]],
-        [{1, 2}, {10, 20}], {"t": "id, v, big"},
+        [
+            [
+                "update t set id = 10 where id = 1",
+                "update t set v = 'c'",
+                (
+                    f"begin; update t set big = {BIG.format(3)} where id = 2; update t set v = 'd'"
+                    " where id = 2; update t set id = 20 where id = 2; commit"
+                ),
+            ]
+        ],
+        [{1, 2}, {10, 20}],
+        {"t": "id, v, big"},
     ),
-    # Point 10: applied in order; a row that crosses leaves is a DELETE in one table and an INSERT in another.
+    # Point 10: applied in order; a row that crosses leaves is a DELETE in one table and an INSERT
+    # in another.
     "moved_and_reinserted_at_once": Point(
-        PARTS, "create publication p for table t", "insert into t select g, 'v' || g from generate_series(1, 15) g",
-        [["begin; update t set id = 19 where id = 1; update t set id = 1 where id = 2; update t set id = 2 where id = 19; commit",
-          ("begin; delete from t where id = 3; insert into t values (3, 'new'); update t set id = 18 where id = 3; "
-          "insert into t values (3, 'newer'); delete from t where id = 18; commit"),
-          "update t set id = id + 10 where id = 7 or id = 8"]],
-        [set(range(1, 10)), {1, 2, 3, 4, 5, 6, 9}], LEAVES,
+        PARTS,
+        "create publication p for table t",
+        "insert into t select g, 'v' || g from generate_series(1, 15) g",
+        [
+            [
+                (
+                    "begin; update t set id = 19 where id = 1; update t set id = 1 where id = 2;"
+                    " update t set id = 2 where id = 19; commit"
+                ),
+                (
+                    "begin; delete from t where id = 3; insert into t values (3, 'new'); update t"
+                    " set id = 18 where id = 3; insert into t values (3, 'newer'); delete from t"
+                    " where id = 18; commit"
+                ),
+                "update t set id = id + 10 where id = 7 or id = 8",
+            ]
+        ],
+        [set(range(1, 10)), {1, 2, 3, 4, 5, 6, 9}],
+        LEAVES,
     ),
     "keys_written_differently": Point(
-        ";".join(of_each_kind("create table {t}(id {kind} primary key, v text)")), "create publication p for table t, u, v",
+        ";".join(of_each_kind("create table {t}(id {kind} primary key, v text)")),
+        "create publication p for table t, u, v",
         ";".join(of_each_kind("insert into {t} values ({first}, 'a'), ({third}, 'b')")),
-        [[*of_each_kind("update {t} set id = {second}, v = 'c' where id = {first}"),
-          *of_each_kind("update {t} set v = 'd' where id = {third}")],
-         of_each_kind("begin; delete from {t} where id = {first}; insert into {t} values ({first}, 'e'); commit"),
-         of_each_kind("delete from {t}")],
-        (), dict.fromkeys(KEYS, "v"),
+        [
+            [
+                *of_each_kind("update {t} set id = {second}, v = 'c' where id = {first}"),
+                *of_each_kind("update {t} set v = 'd' where id = {third}"),
+            ],
+            of_each_kind(
+                "begin; delete from {t} where id = {first}; insert into {t} values ({first}, 'e');"
+                " commit"
+            ),
+            of_each_kind("delete from {t}"),
+        ],
+        (),
+        dict.fromkeys(KEYS, "v"),
     ),
-    # Point 13: VACUUM FULL and CLUSTER; generated columns aren't published by default, from 18 on by choice.
+    # Point 13: VACUUM FULL and CLUSTER; generated columns aren't published by default, from 18 on
+    # by choice.
     "rewrites_and_generated_columns": Point(
         GENERATED.format("t") + GENERATED.format("u"),
-        "create publication p for table t; create publication q for table u with (publish_generated_columns = stored)",
+        "create publication p for table t; create publication q for table u with"
+        " (publish_generated_columns = stored)",
         "insert into t values (1, 'a'), (2, 'b'); insert into u values (1, 'a')",
-        [["vacuum full t", "insert into t values (3, 'c')", "cluster t using t_pkey", "delete from t where id = 1",
-          "insert into u values (5, 'b')", "update u set id = 7 where id = 1"]],
-        [{1, 2}, {2, 3}], {"t": "id, v", "u": "id, v, g"},
+        [
+            [
+                "vacuum full t",
+                "insert into t values (3, 'c')",
+                "cluster t using t_pkey",
+                "delete from t where id = 1",
+                "insert into u values (5, 'b')",
+                "update u set id = 7 where id = 1",
+            ]
+        ],
+        [{1, 2}, {2, 3}],
+        {"t": "id, v", "u": "id, v, g"},
         GENERATED.format("t") + "create table u(id int primary key, v text, g int)",
     ),
-}  # fmt: skip
+}
 
 
 def columns_of(names: str) -> tuple[str, ...]:
@@ -237,7 +371,8 @@ def named_within(point: str, text: str) -> str:
 def in_schemas(texts: Mapping[str, str], create: str = "") -> str:
     """SQL of all points, each in its schema."""
     return ";".join(
-        create.format(name) + f"set search_path = {name};" + named_within(name, text) for name, text in texts.items()
+        create.format(name) + f"set search_path = {name};" + named_within(name, text)
+        for name, text in texts.items()
     )
 
 
@@ -247,7 +382,9 @@ def all_together() -> Scenario:
     create = "create schema {};"
     return Scenario(
         tables=in_schemas({name: point.tables for name, point in POINTS.items()}, create),
-        subscriber_tables=in_schemas({n: p.subscriber_tables or p.tables for n, p in POINTS.items()}, create),
+        subscriber_tables=in_schemas(
+            {n: p.subscriber_tables or p.tables for n, p in POINTS.items()}, create
+        ),
         publications=tuple(re.findall(r"create publication (\w+)", made)),
         create_publications=made,
         before=in_schemas({name: point.before for name, point in POINTS.items()}),
@@ -269,7 +406,9 @@ def step_of_all(number: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the pipeline's and the subscriber's tables held at a sync point, by qualified name, and the columns of the targets."""
+    """What the pipeline's and the subscriber's tables held at a sync point, by qualified name, and
+    the columns of the targets.
+    """
 
     ours: Mapping[str, list[tuple]]
     theirs: Mapping[str, list[tuple]]
@@ -277,12 +416,17 @@ class Seen:
     @classmethod
     def by(cls, both: Both) -> Seen:
         targets = both.scenario.targets.items()
-        return cls({t: both.ours(t, names) for t, names in targets}, {t: both.theirs(t, names) for t, names in targets})
+        return cls(
+            {t: both.ours(t, names) for t, names in targets},
+            {t: both.theirs(t, names) for t, names in targets},
+        )
 
 
 @pytest.fixture(scope="module")
 def sync_points(spark, postgres, tmp_path_factory):
-    """What was seen at each sync point, the copy first; and what is told of each target at the end."""
+    """What was seen at each sync point, the copy first; and what is told of each target at the
+    end.
+    """
     with pytest.MonkeyPatch.context() as patch, new_database(postgres, patch) as database:
         lake = (tmp_path_factory.mktemp("points") / "lake").as_uri()
         with running(spark, database, postgres, lake, all_together(), compare=False) as both:
@@ -291,8 +435,17 @@ def sync_points(spark, postgres, tmp_path_factory):
                 both.write(step_of_all(number))
                 both.catch_up()
                 seen.append(Seen.by(both))
-            schemas = {table: DeltaTable(both.pipeline.target_path(table)).schema() for table in both.scenario.targets}
-            yield seen, {table: {column.name for column in schema.fields} for table, schema in schemas.items()}
+            schemas = {
+                table: DeltaTable(both.pipeline.target_path(table)).schema()
+                for table in both.scenario.targets
+            }
+            yield (
+                seen,
+                {
+                    table: {column.name for column in schema.fields}
+                    for table, schema in schemas.items()
+                },
+            )
 
 
 @pytest.mark.parametrize("name", POINTS)
@@ -326,9 +479,19 @@ def start(spark, database, postgres, lake):
         names = tuple(re.findall(r"create publication (\w+)", publications))
         targets = targets or {"public.t": ("id", "v")}
         return running(
-            spark, database, postgres, lake,
-            Scenario(tables=tables, publications=names, create_publications=publications, before=before, targets=targets, **more),
-        )  # fmt: skip
+            spark,
+            database,
+            postgres,
+            lake,
+            Scenario(
+                tables=tables,
+                publications=names,
+                create_publications=publications,
+                before=before,
+                targets=targets,
+                **more,
+            ),
+        )
 
     return run
 
@@ -345,8 +508,13 @@ def test_filters_become_redundant_for_all_tables(start):
 def test_values_come_as_their_output_functions_print_them(start):
     """Point 12: booleans, padded char(n), bytea; in either format."""
     tables = "create table t(id int primary key, c char(5), b boolean, y bytea, v varchar(3));"
-    with start(tables, "create publication p for table t", "insert into t values (1, 'a', true, '\\x00ff', 'x ')",
-               {"public.t": ("id", "c", "b", "y", "v")}, options={"binary": True}) as both:  # fmt: skip
+    with start(
+        tables,
+        "create publication p for table t",
+        "insert into t values (1, 'a', true, '\\x00ff', 'x ')",
+        {"public.t": ("id", "c", "b", "y", "v")},
+        options={"binary": True},
+    ) as both:
         both.step(
             "insert into t values (2, 'b ', false, '', ' ')",
             "insert into t values (3)",
@@ -355,18 +523,24 @@ def test_values_come_as_their_output_functions_print_them(start):
 
 
 def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
-    """Point 14: the relation changes back in mid-transaction, and what other savepoints wrote counts."""
+    """Point 14: the relation changes back in mid-transaction, and what other savepoints wrote
+    counts.
+    """
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     tables = "create table t(id int primary key, v text);"
     with start(tables, "create publication p for table t", "insert into t values (0, 'a')",
                options={"streaming": "on"}) as both:  # fmt: skip
         many = "insert into t(id, v) select g, repeat('x', 100) from generate_series({}, {}) g"
-        both.step(f"begin; {many.format(1, 1000)}; savepoint s; alter table t add column w int default 7; "
-                  f"{many.format(1001, 2000)}; rollback to s; {many.format(2001, 3000)}; commit")  # fmt: skip
+        both.step(
+            f"begin; {many.format(1, 1000)}; savepoint s; alter table t add column w int default 7;"
+            f" {many.format(1001, 2000)}; rollback to s; {many.format(2001, 3000)}; commit"
+        )
 
 
 def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch):
-    """Point 15: a commit that waits for a synchronous standby arrives; a copy waits until its snapshot would see it."""
+    """Point 15: a commit that waits for a synchronous standby arrives; a copy waits until its
+    snapshot would see it.
+    """
     tables = "create table t(id int primary key, v text);"
     with start(tables, "create publication p for table t", "insert into t values (1, 'a')") as both:
         database.execute("alter system set synchronous_standby_names = 'absent'")
@@ -375,12 +549,16 @@ def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch
         try:
             pid = writer.info.backend_pid
             writer.pgconn.send_query(b"insert into t values (2, 'b')")
-            wait_until(database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid)
+            wait_until(
+                database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid
+            )
             both.step()
             assert len(both.ours("public.t", ("id",))) == 2
             assert database.execute("select id from t") == [(1,)]
             with monkeypatch.context() as impatient:
-                impatient.setattr("waldelta.stages.sync.sync.settle", lambda *asked: settle(*asked[:2], 0.1))
+                impatient.setattr(
+                    "waldelta.stages.sync.sync.settle", lambda *asked: settle(*asked[:2], 0.1)
+                )
                 with pytest.raises(RunFailed, match=f"pid {pid}"):
                     both.pipeline.sync(spark, ["public.t"])
         finally:

@@ -1,4 +1,6 @@
-"""Random DDL and DML: after every run each target equals its source's rows, whatever protocol options it came by."""
+"""Random DDL and DML: after every run each target equals its source's rows, whatever protocol
+options it came by.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ OPTIONS = {
     "protocol 1": {},
     "streamed, binary": {"streaming": "on", "binary": True},
 }
-# Of this many messages a batch, steps are applied while others land. With streaming only the WAL bounds one.
+# Of this many messages a batch, steps are applied while others land. With streaming only the WAL
+# bounds one.
 SMALL = {"protocol 1": {"max_changes": 20}}
 # Of these tasks merge even what few changes there are, which were written anew by table.
 MERGED_BY_TASKS = "streamed, binary"
@@ -41,7 +44,9 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
         workload = Workload(connection, seed, TABLES)
         workload.large_share = 0.06
         tables = [f"public.{t}" for t in TABLES]
-        file = pipeline_file(lake, f"s_{database.name}", tables, OPTIONS[name], batch=SMALL.get(name, {}))
+        file = pipeline_file(
+            lake, f"s_{database.name}", tables, OPTIONS[name], batch=SMALL.get(name, {})
+        )
         job = bare_slot(database, file)
         for _ in range(20):
             workload.transaction()
@@ -57,7 +62,13 @@ def test_targets_equal_their_sources(spark, database, lake, name, request):
             result = consume(spark, job)
             for state in job.table_states().values():
                 difference = compare_target(spark, job.conninfo, job.pipeline, state)
-                assert difference.rows == 0, (f"WALDELTA_SEED={seed}", run, done, result.warnings, difference)
+                assert difference.rows == 0, (
+                    f"WALDELTA_SEED={seed}",
+                    run,
+                    done,
+                    result.warnings,
+                    difference,
+                )
 
 
 def rows_of(connection, table, names):
@@ -66,15 +77,19 @@ def rows_of(connection, table, names):
 
 
 def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database, postgres, lake):
-    """Several ALTERs between two runs. The subscriber gets each one when it has caught up, as PostgreSQL's documentation
-    asks for; a default that is volatile would give it other values, so it isn't among them."""
+    """Several ALTERs between two runs. The subscriber gets each one when it has caught up, as
+    PostgreSQL's documentation asks for; a default that is volatile would give it other values, so
+    it isn't among them.
+    """
     seed = chosen_seed()
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, TABLES, kinds=FOLLOWED)
         pipeline = pipeline_file(lake, f"s_{database.name}", [f"public.{t}" for t in TABLES])
         job, done = bare_slot(database, pipeline), []
         publication = pipeline.source.publications[0].name
-        with native_subscriber(postgres, database, [publication], lambda c: create_tables(c, TABLES)) as (native, slot):
+        with native_subscriber(
+            postgres, database, [publication], lambda c: create_tables(c, TABLES)
+        ) as (native, slot):
             workload.followers.append(native)
             sync(spark, job)
             for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):

@@ -20,7 +20,11 @@ from waldelta.stages.sync.sync import sync
 pytestmark = pytest.mark.spark
 
 SCHEMA = "id int, text string, number double, raw map<string,string>"
-ROWS = [(1, "a", 1.5, None), (2, None, float("nan"), {"number": "x", "text": "y"}), (3, "c", 0.0, None)]
+ROWS = [
+    (1, "a", 1.5, None),
+    (2, None, float("nan"), {"number": "x", "text": "y"}),
+    (3, "c", 0.0, None),
+]
 
 
 def compare(spark, source, target, keys=("id",)):
@@ -64,13 +68,16 @@ def test_without_a_key_whole_rows_are_told(spark):
 
 
 SOURCE = """
-create table readings (station text, day date, value numeric(8, 2), ratio double precision, secret text, note text,
+create table readings (station text, day date, value numeric(8, 2), ratio double precision,
+  secret text, note text,
                        taken timestamptz, primary key (station, day)) partition by list (station);
 create table readings_north partition of readings for values in ('north');
 create table readings_rest partition of readings default;
 insert into readings
-select case when n % 3 = 0 then 'north' else 'south' end, date '2024-01-01' + n, case n when 7 then 'NaN' else n / 8.0 end,
-       case n when 8 then 'NaN' when 9 then '-0' else n / 3.0 end, 'hidden', nullif(repeat('x', n), ''),
+select case when n % 3 = 0 then 'north' else 'south' end, date '2024-01-01' + n, case n when 7
+  then 'NaN' else n / 8.0 end,
+       case n when 8 then 'NaN' when 9 then '-0' else n / 3.0 end, 'hidden', nullif(repeat('x', n),
+         ''),
        timestamptz '2024-01-01' + n * interval '1 hour'
 from generate_series(0, 59) as n;
 create publication readings_pub for table readings (station, day, value, ratio, note, taken)
@@ -94,18 +101,24 @@ def job(spark, database, lake):
         "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,)
     )  # fmt: skip
     server = read_position(database.connection)
-    made.ledger.append(SlotMove(now(), "run-0", "created", slot, server.system_identifier, server.timeline, lsn, 0))
+    made.ledger.append(
+        SlotMove(now(), "run-0", "created", slot, server.system_identifier, server.timeline, lsn, 0)
+    )
     sync(spark, made)
     return made
 
 
 def compare_readings(spark, job):
-    return compare_target(spark, job.conninfo, job.pipeline, job.ledger.table_states()["public.readings"])
+    return compare_target(
+        spark, job.conninfo, job.pipeline, job.ledger.table_states()["public.readings"]
+    )
 
 
 @pytest.mark.pg
 def test_a_fresh_copy_equals_its_source(spark, job):
-    """Filter, column list, partitions and values that the type can't hold are the same on both sides."""
+    """Filter, column list, partitions and values that the type can't hold are the same on both
+    sides.
+    """
     found = compare_readings(spark, job)
     assert (found.source_rows, found.target_rows, found.rows) == (43, 43, 0)
 
@@ -114,9 +127,17 @@ SOUTH = "station = 'south' and day = '2024-02-01'"
 TAMPERING = {
     "one value": (lambda t: t.update({"note": "'y'"}, predicate=SOUTH), 1, 1),
     "one value for null": (lambda t: t.update({"note": "null"}, predicate=SOUTH), 1, 1),
-    "the exact text": (lambda t: t.update({"_wd_raw": "null"}, predicate="day = '2024-01-08'"), 1, 1),
+    "the exact text": (
+        lambda t: t.update({"_wd_raw": "null"}, predicate="day = '2024-01-08'"),
+        1,
+        1,
+    ),
     "one row less": (lambda t: t.delete("day = '2024-01-02'"), 1, 0),
-    "one row twice": (lambda t: write_deltalake(t, _rows_of(t, date(2024, 1, 2)), mode="append"), 0, 1),
+    "one row twice": (
+        lambda t: write_deltalake(t, _rows_of(t, date(2024, 1, 2)), mode="append"),
+        0,
+        1,
+    ),
 }
 
 
@@ -137,7 +158,9 @@ def test_tampering_is_found_on_either_side(spark, job, database):
         assert all("station=south, day=2024-" in key for key in found.keys), name
         assert len(found.keys) == missing + extra, name
         DeltaTable(uri).restore(version)
-    database.execute("insert into readings values ('south', '2030-01-01', 1, 1, 'hidden', 'new', now())")
+    database.execute(
+        "insert into readings values ('south', '2030-01-01', 1, 1, 'hidden', 'new', now())"
+    )
     found = compare_readings(spark, job)
     assert (found.missing, found.extra) == (1, 0)
 
@@ -150,5 +173,7 @@ def test_a_comparison_that_means_nothing_is_refused(spark, job, database):
         compare_readings(spark, job)
     database.execute("drop publication readings_pub")
     database.execute("create publication readings_pub")
-    with pytest.raises(StateError, match=r"public\.readings isn't in the publications readings_pub"):
+    with pytest.raises(
+        StateError, match=r"public\.readings isn't in the publications readings_pub"
+    ):
         compare_readings(spark, job)

@@ -1,4 +1,6 @@
-"""Drift: filters, column lists and partitions that change under a target are noticed by the next run, mended or told."""
+"""Drift: filters, column lists and partitions that change under a target are noticed by the next
+run, mended or told.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,15 @@ from waldelta.stages.land.idle_check import look
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
-DDL = "create table t(id int, a int, v text, primary key (id, a)); insert into t select g, g, 'v' from generate_series(1, 10) g"
+DDL = (
+    "create table t(id int, a int, v text, primary key (id, a)); insert into t select g, g, 'v'"
+    " from generate_series(1, 10) g"
+)
 
 
-def pipeline(database, lake, *, entry=None, manage=True, quality=False, publications=("p",), **target) -> Pipeline:
+def pipeline(
+    database, lake, *, entry=None, manage=True, quality=False, publications=("p",), **target
+) -> Pipeline:
     slot = f"s_{database.name}"
     tables = {"tables": [{"name": "public.t", **(entry or {})}]} if manage else {}
     source = {
@@ -22,8 +29,11 @@ def pipeline(database, lake, *, entry=None, manage=True, quality=False, publicat
         "publications": [{"name": name, "manage": manage, **tables} for name in publications],
     }  # fmt: skip
     document = {
-        "pipeline": slot, "source": source, "target": {"root": lake, **target}, "quality": {"enabled": quality},
-    }  # fmt: skip
+        "pipeline": slot,
+        "source": source,
+        "target": {"root": lake, **target},
+        "quality": {"enabled": quality},
+    }
     return Pipeline(PipelineFile.model_validate(document))
 
 
@@ -47,17 +57,26 @@ WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
     [
         pytest.param({}, WHERE, [6, 7, 8, 9, 10, 11], id="a target's filter is given"),
         pytest.param(WHERE, {}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], id="it is taken away"),
-        pytest.param(WHERE, {"tables": {"public.t": {"where": "a < 3 or a > 10"}}}, [1, 2, 11], id="it is another one"),
+        pytest.param(
+            WHERE,
+            {"tables": {"public.t": {"where": "a < 3 or a > 10"}}},
+            [1, 2, 11],
+            id="it is another one",
+        ),
     ],
 )
 @pytest.mark.soak
 def test_a_changed_filter_of_the_target_is_mended(spark, database, lake, before, after, expected):
-    """The next run copies the table again through the new filter, says why, and the one after it has nothing to do."""
+    """The next run copies the table again through the new filter, says why, and the one after it
+    has nothing to do.
+    """
     database.execute(DDL)
     started(spark, database, lake, **before)
     database.execute("insert into t values (11, 11)")
     changed = pipeline(database, lake, **after)
-    assert any("target.tables.public.t.where" in text for text in changed.consume(spark, "one").warnings)
+    assert any(
+        "target.tables.public.t.where" in text for text in changed.consume(spark, "one").warnings
+    )
     assert ids(spark, changed) == expected
     assert changed.consume(spark, "two").warnings == []
 
@@ -78,7 +97,9 @@ def test_report_keeps_the_filter_of_the_copy(spark, database, lake):
 
 
 def test_a_changed_filter_of_our_publication_is_mended(spark, database, lake):
-    """Rows that the new filter lets in come, those it keeps out go, though the stream says neither."""
+    """Rows that the new filter lets in come, those it keeps out go, though the stream says
+    neither.
+    """
     database.execute(DDL)
     started(spark, database, lake, entry={"where": "a > 5"})
     changed = pipeline(database, lake, entry={"where": "a > 7 or a < 3"})
@@ -89,7 +110,9 @@ def test_a_changed_filter_of_our_publication_is_mended(spark, database, lake):
 
 
 def test_a_dbas_publication_is_told(spark, database, lake):
-    """As PostgreSQL's subscriber has it: old rows stay, new ones come. The check knows both filters."""
+    """As PostgreSQL's subscriber has it: old rows stay, new ones come. The check knows both
+    filters.
+    """
     database.execute(DDL)
     database.execute("create publication p for table t where (a > 5)")
     made = started(spark, database, lake, manage=False, quality=True)
@@ -120,48 +143,69 @@ def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
 
 
 AWAY = """
-create table away(id int primary key); create table two(like away including all); create table toggled(like away including all);
-insert into away select generate_series(1, 10); insert into two table away; insert into toggled table away;
+create table away(id int primary key); create table two(like away including all); create table
+  toggled(like away including all);
+insert into away select generate_series(1, 10); insert into two table away; insert into toggled
+  table away;
 create publication p for table away, two where (id > 8);
 create publication q for table two where (id < 3); create publication r for table toggled
 """
 
 
 def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
-    """What was changed while rules of a while held was sent to nobody: it is told, or mended by a copy. Where only a filter
-    changed, also in one of several publications, the rows that enter and leave are enough."""  # fmt: skip
+    """What was changed while rules of a while held was sent to nobody: it is told, or mended by a
+    copy. Where only a filter changed, also in one of several publications, the rows that enter and
+    leave are enough.
+    """
     database.execute(AWAY)
     made = started(spark, database, lake, manage=False, publications=["p", "q", "r"])
 
     def held(name):
-        return sorted(row[0] for row in spark.read.format("delta").load(made.target_path(f"public.{name}")).collect())
+        return sorted(
+            row[0]
+            for row in spark.read.format("delta").load(made.target_path(f"public.{name}")).collect()
+        )
 
-    database.execute("alter publication p drop table away; alter publication r set (publish = 'insert')")
+    database.execute(
+        "alter publication p drop table away; alter publication r set (publish = 'insert')"
+    )
     database.execute("delete from away where id = 3; delete from toggled where id = 3")
     database.execute("create table u (id int primary key); alter publication p add table u")
     database.execute("alter publication p add table away where (id < 6)")
-    warnings = [text for text in made.consume(spark, "one").warnings if "taken out" in text or "are published" in text]
+    warnings = [
+        text
+        for text in made.consume(spark, "one").warnings
+        if "taken out" in text or "are published" in text
+    ]
     told = [text.split(" drifted")[0] for text in warnings]
     assert told == ["public.away", "public.toggled"]
     assert held("away") == held("toggled") == [*range(1, 11)]
     mending = pipeline(database, lake, manage=False, publications=["p", "q", "r"], drift="repair")
     # Restored only now: what wasn't sent meanwhile is still missing.
     database.execute("alter publication r set (publish = 'insert, update, delete, truncate')")
-    database.execute("alter publication q set table two where (id < 5); delete from two where id in (2, 3)")
+    database.execute(
+        "alter publication q set table two where (id < 5); delete from two where id in (2, 3)"
+    )
     result = mending.consume(spark, "two")
     assert [t.split(":")[0] for t in result.warnings if "it was copied again" in t] == told
     assert (held("away"), held("toggled")) == ([1, 2, 4, 5], [1, 2, *range(4, 11)])
     assert held("two") == [1, 4, 9, 10]
-    database.execute("alter publication p set table away where (id < 6), two where (id > 8)")  # nothing new
+    database.execute(
+        "alter publication p set table away where (id < 6), two where (id > 8)"
+    )  # nothing new
     assert look(load_job(mending.file, "three")).reason == "no changes"
 
 
 def test_a_publication_that_setup_makes_another(spark, database, lake):
-    """In one transaction, so that the table was published all the time: nothing is told, and nothing copied."""
+    """In one transaction, so that the table was published all the time: nothing is told, and
+    nothing copied.
+    """
     database.execute(DDL)
     made = started(spark, database, lake)
     document = made.file.model_dump(exclude_unset=True)
-    document["source"]["publications"] = [{"name": "p", "schemas": ["public"], "accept_future_tables": True}]
+    document["source"]["publications"] = [
+        {"name": "p", "schemas": ["public"], "accept_future_tables": True}
+    ]
     changed = Pipeline(PipelineFile.model_validate(document))
     changed.setup()
     result = changed.consume(spark, "one")
@@ -169,7 +213,9 @@ def test_a_publication_that_setup_makes_another(spark, database, lake):
 
 
 def test_a_column_that_enters_a_column_list(spark, database, lake):
-    """Its values for rows that are there aren't sent: a new copy brings them, even before any change of the table."""
+    """Its values for rows that are there aren't sent: a new copy brings them, even before any
+    change of the table.
+    """
     database.execute(DDL)
     started(spark, database, lake, entry={"columns": ["id", "a"]})
     changed = pipeline(database, lake, entry={"columns": ["id", "a", "v"]})
@@ -177,11 +223,14 @@ def test_a_column_that_enters_a_column_list(spark, database, lake):
     changed.consume(spark, "one")
     frame = spark.read.format("delta").load(changed.target_path("public.t"))
     assert {row[0] for row in frame.select("v").collect()} == {"v"}
-    # A column that is added is no drift: the first change that has it brings it. Nor is one that leaves, until it returns.
+    # A column that is added is no drift: the first change that has it brings it. Nor is one that
+    # leaves, until it returns.
     database.execute("alter table t add column n int; alter publication p set table t (id, a, n)")
     database.execute("update t set v = 'w' where id = 1")
     assert changed.consume(spark, "two").warnings == []
-    database.execute("alter publication p set table t (id, a, v, n); update t set v = 'x' where id = 2")
+    database.execute(
+        "alter publication p set table t (id, a, v, n); update t set v = 'x' where id = 2"
+    )
     told = changed.consume(spark, "three").warnings
     assert any("column v entered its column list: it was copied again" in text for text in told)
     frame = spark.read.format("delta").load(changed.target_path("public.t"))
@@ -204,7 +253,9 @@ create publication p for table t with (publish_via_partition_root = true);
 
 @pytest.mark.parametrize("drift", [None, "repair"])
 def test_partitions_that_change_under_a_published_root(spark, database, lake, drift):
-    """Nothing of it is sent. What came, went, was truncated or away for a while is told once, or mended when asked for."""
+    """Nothing of it is sent. What came, went, was truncated or away for a while is told once, or
+    mended when asked for.
+    """
     database.execute(PARTS)
     made = started(spark, database, lake, manage=False, drift=drift)
 
@@ -215,7 +266,9 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
         assert ids(spark, made) == (report if drift is None else repair)
         return warnings
 
-    database.execute("alter table t attach partition t_2 for values from (10) to (20); insert into t values (12)")
+    database.execute(
+        "alter table t attach partition t_2 for values from (10) to (20); insert into t values (12)"
+    )
     others = [21, 22, 31, 32, 51]
     run(
         "attach", told=["partition public.t_2 came"], counts="1 row entered, 0 left, 1 that",
@@ -227,17 +280,22 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
         report=[1, 12, *others], repair=[11, 12, *others],
     )  # fmt: skip
     database.execute(
-        "truncate t_3; insert into t values (23); alter table t detach partition t_4; delete from t_4 where id = 31; "
-        "insert into t_4 values (33); alter table t attach partition t_4 for values from (30) to (50)"
+        "truncate t_3; insert into t values (23); alter table t detach partition t_4; delete from"
+        " t_4 where id = 31; insert into t_4 values (33); alter table t attach partition t_4 for"
+        " values from (30) to (50)"
     )
     database.execute("vacuum full t_5")
     warnings = run(
-        "truncate", told=["public.t_3 was truncated", "public.t_4a was detached and attached again"],
-        counts="2 rows entered, 3 left, 1 that", report=[1, 12, 21, 22, 23, 31, 32, 51], repair=[11, 12, 23, 32, 33, 51],
-    )  # fmt: skip
+        "truncate",
+        told=["public.t_3 was truncated", "public.t_4a was detached and attached again"],
+        counts="2 rows entered, 3 left, 1 that",
+        report=[1, 12, 21, 22, 23, 31, 32, 51],
+        repair=[11, 12, 23, 32, 33, 51],
+    )
     assert not any("t_5" in warning for warning in warnings)
     assert made.consume(spark, "again").warnings == []
-    # Of the whole table, it is sent; while somebody's transaction is open, nobody knows yet that all has landed.
+    # Of the whole table, it is sent; while somebody's transaction is open, nobody knows yet that
+    # all has landed.
     with database.connect() as other:
         other.execute("select pg_current_xact_id()")
         database.execute("truncate t; insert into t values (24)")

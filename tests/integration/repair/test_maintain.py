@@ -1,4 +1,6 @@
-"""Maintenance: old rows of the ledger go and nothing that a later run needs; tables in use are left for the next time."""
+"""Maintenance: old rows of the ledger go and nothing that a later run needs; tables in use are left
+for the next time.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 @pytest.fixture
 def pipeline(spark, database, lake):
-    database.execute("create table a(id int primary key, v text); create table b(id int primary key)")
+    database.execute(
+        "create table a(id int primary key, v text); create table b(id int primary key)"
+    )
     made = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"]))
     made.setup()
     made.sync(spark)
@@ -44,21 +48,30 @@ def consume(spark, database, pipeline, *numbers):
 
 
 def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
-    """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are still there.
+    """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are
+    still there.
 
     The files that each batch left of a target are one afterwards.
     """
     consume(spark, database, pipeline, 1, 2, 3)
     ledger = pipeline.job().ledger
     files = DeltaTable(target := uri_of(pipeline.job(), "public.a")).file_uris()
-    before = (ledger.table_states(), pipeline.job().slot_identity(), ledger.last_cut(), ledger.last_run())
+    before = (
+        ledger.table_states(),
+        pipeline.job().slot_identity(),
+        ledger.last_cut(),
+        ledger.last_run(),
+    )
     real = ledger_upkeep.prune_ledger
     monkeypatch.setattr(
-        "waldelta.jobs.maintain.prune_ledger", lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None)
+        "waldelta.jobs.maintain.prune_ledger",
+        lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None),
     )
     # Two tables at once.
     meeting, compact = Barrier(2, timeout=30), maintain._compact
-    monkeypatch.setattr("waldelta.jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given)))
+    monkeypatch.setattr(
+        "waldelta.jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given))
+    )
     assert pipeline.maintain(spark).status == "succeeded"
     assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
     assert (ledger.table_states(), pipeline.job().slot_identity()) == before[:2]
@@ -79,7 +92,9 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
 
 
 def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline, monkeypatch):
-    """However old: a server that stops without a checkpoint has its slot back where it was, and the next run compares."""
+    """However old: a server that stops without a checkpoint has its slot back where it was, and the
+    next run compares.
+    """
     monkeypatch.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
         "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
@@ -96,7 +111,9 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
 
 
 def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
-    """However old: a copy may take longer than changes are kept, and all others have applied what waits for it."""
+    """However old: a copy may take longer than changes are kept, and all others have applied what
+    waits for it.
+    """
     told = []
 
     def long_copy():
@@ -124,7 +141,11 @@ def test_rows_within_retention_stay(spark, database, pipeline):
     before = (ledger.slot_moves(), ledger.batches(), ledger.runs())
     done = pipeline.maintain(spark)
     assert done.stages["ledger"].detail == "0 rows removed, 0 cuts expired"
-    assert (ledger.slot_moves(), ledger.batches()[: len(before[1])], ledger.runs()[: len(before[2])]) == before
+    assert (
+        ledger.slot_moves(),
+        ledger.batches()[: len(before[1])],
+        ledger.runs()[: len(before[2])],
+    ) == before
     assert len(DeltaTable(bookkeeping_uri(ledger.root, Run.table)).file_uris()) == 2
 
 
@@ -143,7 +164,9 @@ class Statements:
 
 
 def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
-    """Files of nobody go by their age, as with Spark's VACUUM; two small files become one; marked rows are Spark's to clean up."""
+    """Files of nobody go by their age, as with Spark's VACUUM; two small files become one; marked
+    rows are Spark's to clean up.
+    """
     consume(spark, database, pipeline, 1, 2)
     job = pipeline.job()
     uri = uri_of(job, "public.a")
@@ -156,17 +179,26 @@ def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     assert (asked.told, len(DeltaTable(uri).file_uris())) == (["optimize"], 1)
     maintain._maintain(asked, job, "public.a")
     assert asked.told == ["optimize"]
-    assert [(folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")] == [False, True]
+    assert [
+        (folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")
+    ] == [False, True]
     set_deletion_vectors(spark, uri, wanted=True)
     spark.sql(f"delete from delta.`{uri}` where id = 1").collect()
     asked = Statements(spark)
     maintain._maintain(asked, job, "public.a")
-    assert [statement.split()[0] for statement in asked.told] == ["reorg", "alter", "optimize", "vacuum"]
+    assert [statement.split()[0] for statement in asked.told] == [
+        "reorg",
+        "alter",
+        "optimize",
+        "vacuum",
+    ]
     assert [row.id for row in spark.read.format("delta").load(uri).collect()] == [2]
 
 
 def test_a_table_in_use_is_left_and_named(spark, database, pipeline):
-    """The others are done, and so are the change log and the ledger; the run is green and says what it left."""
+    """The others are done, and so are the change log and the ledger; the run is green and says what
+    it left.
+    """
     with target_lock(pipeline.job(), "public.a"):
         done = pipeline.maintain(spark)
     assert list(done.tables) == ["public.b"]
@@ -193,14 +225,20 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     done = failed.value.result
     assert list(done.tables) == ["public.b"]
     assert [name for name, stage in done.stages.items() if stage.status == "failed"] == ["targets"]
-    assert done.warnings == ["the change log keeps all batches, since it can't be told which public.a holds"]
+    assert done.warnings == [
+        "the change log keeps all batches, since it can't be told which public.a holds"
+    ]
     assert sorted(job.change_log(job.slot_identity()).sizes(0, 100)) == [1, 2]
 
 
 def test_when_every_table_is_in_use_the_run_fails(spark, database, pipeline):
     """Nothing was done: that is worth a retry."""
     job = pipeline.job()
-    with target_lock(job, "public.a"), target_lock(job, "public.b"), pytest.raises(RunFailed) as failed:
+    with (
+        target_lock(job, "public.a"),
+        target_lock(job, "public.b"),
+        pytest.raises(RunFailed) as failed,
+    ):
         pipeline.maintain(spark)
     assert failed.value.result.error["class"] == "LockHeld"
     assert failed.value.result.error["retryable"]
@@ -216,6 +254,9 @@ def test_delta_keeps_logs_and_files_as_long_as_promised(spark, lake):
         told.append((table.version(), *sorted(table.metadata().configuration.values())))
     by_hour = "interval {} hours".format
     assert told == [
-        (0,), (1, by_hour(500), by_hour(720)), (1, by_hour(500), by_hour(720)), (2, by_hour(1000), by_hour(1000)),
+        (0,),
+        (1, by_hour(500), by_hour(720)),
+        (1, by_hour(500), by_hour(720)),
+        (2, by_hour(1000), by_hour(1000)),
         (3, by_hour(168), by_hour(720)),
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,6 @@
-"""Reconciliation: a difference is found whatever it is, and nothing that isn't one; repair mends exactly that."""
+"""Reconciliation: a difference is found whatever it is, and nothing that isn't one; repair mends
+exactly that.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,14 @@ def make(database, lake, publications=None, tables=None, **target):
     slot = f"s_{database.name}"
     document = {
         "pipeline": slot,
-        "source": {"conn_id": "test_source", "slot": slot,
-                   "publications": [{"name": name, "manage": False} for name in publications or ["p"]]},
+        "source": {
+            "conn_id": "test_source",
+            "slot": slot,
+            "publications": [{"name": name, "manage": False} for name in publications or ["p"]],
+        },
         "target": {"root": lake, "tables": tables or {}, **target},
         "quality": {"enabled": False},
-    }  # fmt: skip
+    }
     return Pipeline(PipelineFile.model_validate(document))
 
 
@@ -69,15 +74,18 @@ def reconcile(spark, pipeline, run_id="reconcile", **options):
 def told(row):
     """The rows that differ: kind, key, and the columns with both values."""
     return [
-        (one.kind, json.loads(one.key), [(c.name, c.source, c.target) for c in one.columns]) for one in row.differences
+        (one.kind, json.loads(one.key), [(c.name, c.source, c.target) for c in one.columns])
+        for one in row.differences
     ]
 
 
 SOURCE = """
-create table t (station text, day date, value numeric(8, 2), ratio double precision, note text, taken timestamptz, tags text[],
+create table t (station text, day date, value numeric(8, 2), ratio double precision, note text,
+  taken timestamptz, tags text[],
                 primary key (station, day));
 insert into t
-select case when n % 3 = 0 then 'north' else 'south' end, date '2024-01-01' + n, case n when 7 then 'NaN' else n / 8.0 end,
+select case when n % 3 = 0 then 'north' else 'south' end, date '2024-01-01' + n, case n when 7
+  then 'NaN' else n / 8.0 end,
        case n when 8 then 'NaN' when 9 then '-0' else n / 3.0 end, nullif(repeat('x', n % 40), ''),
        timestamptz '2024-01-01' + n * interval '1 hour', array['a', n::text, null]
 from generate_series(0, 999) as n;
@@ -107,7 +115,9 @@ def read_by_spark(monkeypatch):
 
 @pytest.fixture
 def read_both_ways(monkeypatch):
-    """Small targets are read here and by Spark; gives the sums, rows and values of both, by pairs."""
+    """Small targets are read here and by Spark; gives the sums, rows and values of both, by
+    pairs.
+    """
     found = []
 
     def patch(name, as_list):
@@ -123,34 +133,56 @@ def read_both_ways(monkeypatch):
 
     patch("sums", lambda sums: [sums.rows.tolist(), sums.totals.tolist()])
     patch("rows", lambda rows: sorted((*row.values(),) for row in rows.table.to_pylist()))
-    patch("values", lambda held: sorted((key, [*of.shown], [*of.exact]) for key, of in held.items()))
+    patch(
+        "values", lambda held: sorted((key, [*of.shown], [*of.exact]) for key, of in held.items())
+    )
     return found
 
 
 def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
     """Landing, comparing and repairing do without one: there is no Java where they are run."""
     database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")
-    assert run_without_java(database, pipeline, tmp_path, "compared") == [("public.t", "equal", 1000, 2, 0)]
+    assert run_without_java(database, pipeline, tmp_path, "compared") == [
+        ("public.t", "equal", 1000, 2, 0)
+    ]
     pipeline.consume(spark)
     target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
     target(pipeline).delete("day = '2024-01-08'")
     repaired = run_without_java(database, pipeline, tmp_path, "repaired", "--repair")
     assert repaired == [("public.t", "repaired", 1002, 0, 2)]
     commit = target(pipeline).history(1)[0]
-    assert (commit["operation"], json.loads(commit["userMetadata"])["waldelta"]["verb"]) == ("WRITE", "repair")
+    assert (commit["operation"], json.loads(commit["userMetadata"])["waldelta"]["verb"]) == (
+        "WRITE",
+        "repair",
+    )
     assert pipeline.consume(spark).foreign_commits == []
-    assert run_without_java(database, pipeline, tmp_path, "again") == [("public.t", "equal", 1002, 0, 0)]
+    assert run_without_java(database, pipeline, tmp_path, "again") == [
+        ("public.t", "equal", 1002, 0, 0)
+    ]
 
 
 def run_without_java(database, pipeline, tmp_path, run_id, *options):
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(pipeline.file.model_dump(mode="json", exclude_none=True)))
-    command = [sys.executable, "-m", "spark_jobs", "reconcile", str(path), "--run-id", run_id, *options]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_jobs",
+        "reconcile",
+        str(path),
+        "--run-id",
+        run_id,
+        *options,
+    ]
     own = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "JAVA_HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | own)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | own
+    )
     assert done.returncode == 0, done.stderr
     rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
-    return [(row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows]
+    return [
+        (row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows
+    ]
 
 
 def test_a_fresh_copy_is_equal(spark, pipeline):
@@ -166,13 +198,18 @@ def test_a_target_that_keeps_more_than_the_source_isnt_compared(spark, database,
     made.setup()
     made.sync(spark)
     row = reconcile(spark, made)["t"]
-    assert (row.status, row.reason) == ("not compared", "its target keeps more than the source has (mode soft_delete)")
+    assert (row.status, row.reason) == (
+        "not compared",
+        "its target keeps more than the source has (mode soft_delete)",
+    )
 
 
 def test_spark_finds_the_same_differences(spark, pipeline, read_both_ways):
     """Of rows that differ in their columns: how both show and compare them."""
     target(pipeline).delete("day = '2024-01-05'")
-    target(pipeline).update(updates={"note": "'tampered'", "ratio": "null"}, predicate="day < '2024-01-12'")
+    target(pipeline).update(
+        updates={"note": "'tampered'", "ratio": "null"}, predicate="day < '2024-01-12'"
+    )
     found = reconcile(spark, pipeline)["t"]
     assert (found.missing, found.different) == (1, 10)
     assert [name for name, *_ in read_both_ways] == ["sums", "rows", "values"]
@@ -188,14 +225,20 @@ def test_a_large_target_is_read_by_spark(spark, pipeline, read_by_spark):
     assert [one.columns[0].target for one in found.differences] == ["tampered"]
 
 
-def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, database, pipeline, monkeypatch):
-    """A row deleted, one changed, one added behind our back: kind, key, column and both values; then they are gone.
+def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
+    spark, database, pipeline, monkeypatch
+):
+    """A row deleted, one changed, one added behind our back: kind, key, column and both values;
+    then they are gone.
 
-    A repair that sleeps before its commit, and loses its lock, while another one does the work, has no effect when it wakes up.
+    A repair that sleeps before its commit, and loses its lock, while another one does the work, has
+    no effect when it wakes up.
     """
     held = target(pipeline)
     held.delete("station = 'south' and day = '2024-01-05'")
-    held.update(updates={"note": "'tampered'"}, predicate="station = 'south' and day = '2024-01-06'")
+    held.update(
+        updates={"note": "'tampered'"}, predicate="station = 'south' and day = '2024-01-06'"
+    )
     held.update(updates={"_wd_raw": "null"}, predicate="day = '2024-01-08'")
     row = held.to_pyarrow_table().slice(0, 1)
     added = row.set_column(0, row.schema.field(0), pa.array(["west"], row.schema.field(0).type))
@@ -215,9 +258,14 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
     def slept(*args, real=repair_module._commit):
         monkeypatch.setattr(repair_module, "_commit", real)
         database.execute(
-            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
+            " 'waldelta lock public.t'"
         )
-        mended.append(reconcile(spark, pipeline, "repair", repair=True, by="mia", reason="foreign writer")["t"])
+        mended.append(
+            reconcile(spark, pipeline, "repair", repair=True, by="mia", reason="foreign writer")[
+                "t"
+            ]
+        )
         return real(*args)
 
     monkeypatch.setattr(repair_module, "_commit", slept)
@@ -226,16 +274,27 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(spark, 
     assert late.value.result.error["class"] == "LockHeld"
     assert [(row.status, row.repaired, row.by) for row in mended] == [("repaired", 4, "mia")]
     # The other one fenced the sleeper off before it merged.
-    after = [commit["operation"] for commit in target(pipeline).history() if commit["version"] > version]
+    after = [
+        commit["operation"] for commit in target(pipeline).history() if commit["version"] > version
+    ]
     assert after == ["WRITE", "SET TBLPROPERTIES"]
     state = pipeline.job().table_states()["public.t"]
-    assert (state.status, state.reason) == ("synced", "reconcile --repair by mia: 4 rows differed: foreign writer")
+    assert (state.status, state.reason) == (
+        "synced",
+        "reconcile --repair by mia: 4 rows differed: foreign writer",
+    )
     again = reconcile(spark, pipeline, "again")["t"]
     assert (again.status, again.source_rows, again.target_rows) == ("equal", 1000, 1000)
     # The repair has told whose commits it repaired; the next run doesn't warn of them.
-    (told_once,) = [w for w in run_warnings(pipeline, "repair") if "external commits to its target were repaired" in w]
+    (told_once,) = [
+        w
+        for w in run_warnings(pipeline, "repair")
+        if "external commits to its target were repaired" in w
+    ]
     assert told_once.count("; ") == 2
-    database.execute("insert into t values ('new', '2024-01-01')")  # runs look at targets once a batch has landed
+    database.execute(
+        "insert into t values ('new', '2024-01-01')"
+    )  # runs look at targets once a batch has landed
     consumed = pipeline.consume(spark, run_id="next")
     assert (consumed.warnings, consumed.foreign_commits) == ([], [])
     # What is written afterwards is another matter.
@@ -247,12 +306,17 @@ def run_warnings(pipeline, run_id):
     return json.loads(pipeline.job().ledger.run_result(run_id, "reconcile").result)["warnings"]
 
 
-def test_keys_that_spark_has_staged_are_read_again_beside_others(spark, database, lake, monkeypatch):
-    """Those of many changes in flight are, and Spark writes a timestamp otherwise than Arrow does."""
+def test_keys_that_spark_has_staged_are_read_again_beside_others(
+    spark, database, lake, monkeypatch
+):
+    """Those of many changes in flight are, and Spark writes a timestamp otherwise than Arrow
+    does.
+    """
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
     database.execute(
-        "create table t (at timestamptz primary key, n int); create publication p for table t;"
-        "insert into t select timestamptz '2024-01-01 00:00Z' + n * interval '1 hour', n from generate_series(0, 19) n"
+        "create table t (at timestamptz primary key, n int); create publication p for table"
+        " t;insert into t select timestamptz '2024-01-01 00:00Z' + n * interval '1 hour', n from"
+        " generate_series(0, 19) n"
     )
     pipeline = make(database, lake)
     pipeline.setup()
@@ -268,7 +332,8 @@ def test_the_run_fails_while_a_target_differs(spark, pipeline):
     """The error names the table and what to do; the ledger has the run."""
     target(pipeline).delete("day = '2024-01-05'")
     with pytest.raises(
-        RunFailed, match=r"1 target doesn't hold what the source does.*\n  - public.t: 1 missing, 0 extra"
+        RunFailed,
+        match=r"1 target doesn't hold what the source does.*\n  - public.t: 1 missing, 0 extra",
     ) as failed:
         pipeline.reconcile(spark, run_id="r")
     assert failed.value.result.error["class"] == "TargetDiffers"
@@ -276,7 +341,9 @@ def test_the_run_fails_while_a_target_differs(spark, pipeline):
 
 
 def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
-    """What the stream has yet to bring is in flight on both sides; what was planted is still found beside it."""
+    """What the stream has yet to bring is in flight on both sides; what was planted is still found
+    beside it.
+    """
     pipeline.consume(spark)
     ended, errors, count = threading.Event(), [], 4 if is_long() else 2
 
@@ -284,14 +351,16 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
         try:
             with psycopg.connect(database.conninfo, autocommit=True) as connection:
                 number = 0
-                # Some hundred transactions a second: what counts is that it never rests, not how much there is to decode.
+                # Some hundred transactions a second: what counts is that it never rests, not how
+                # much there is to decode.
                 while not ended.wait(0.003):
                     number += 1
                     day = f"date '2024-01-01' + {number % 900}"
                     connection.execute(f"update t set note = 'w{number}' where day = {day}")
                     connection.execute(f"delete from t where day = {day} + 1")
                     connection.execute(
-                        f"insert into t values ('new', date '2030-01-01' + {number}, {number}, 1, 'n', now(), null)"
+                        f"insert into t values ('new', date '2030-01-01' + {number}, {number}, 1,"
+                        " 'n', now(), null)"
                     )
         except Exception as err:
             errors.append(err)
@@ -318,7 +387,9 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
 
 
 def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, database, pipeline):
-    """One that waits for a synchronous standby is decoded, and merged, while every snapshot still shows the row of before."""
+    """One that waits for a synchronous standby is decoded, and merged, while every snapshot still
+    shows the row of before.
+    """
     pipeline.consume(spark)
     database.execute("alter system set synchronous_standby_names = 'absent'")
     database.execute("select pg_reload_conf()")
@@ -326,33 +397,46 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, d
     try:
         waiting.pgconn.send_query(
             b"""with gone as (delete from t where day = '2024-01-05'), added as (insert into t values ('new', '2030-01-01', 1))
-            update t set note = 'unseen' where day = '2024-01-06'"""
+            update t set note = 'unseen' where day = '2024-01-06'"""  # noqa: E501
         )
         wait_until(
-            database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", waiting.info.backend_pid
+            database,
+            "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s",
+            waiting.info.backend_pid,
         )
         pipeline.consume(spark)
         assert target(pipeline).to_pyarrow_table()["note"].to_pylist().count("unseen") == 1
         assert database.execute("select count(*) from t where note = 'unseen'") == [(0,)]
         row = reconcile(spark, pipeline, "unseen")["t"]
-        assert (row.status, row.in_flight, row.source_rows, row.target_rows) == ("equal", 3, 998, 998)
+        assert (row.status, row.in_flight, row.source_rows, row.target_rows) == (
+            "equal",
+            3,
+            998,
+            998,
+        )
         target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-07'")
         row = reconcile(spark, pipeline, "tampered")["t"]
         assert (row.status, row.different, row.differing) == ("different", 1, 1)
     finally:
         database.execute("alter system reset synchronous_standby_names")
         database.execute("select pg_reload_conf()")
-    wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", waiting.info.backend_pid)
+    wait_until(
+        database,
+        "select state = 'idle' from pg_stat_activity where pid = %s",
+        waiting.info.backend_pid,
+    )
     waiting.close()
     row = reconcile(spark, pipeline, "seen")["t"]
     assert (row.differing, row.in_flight) == (1, 0)
 
 
 def test_tables_without_a_key_are_multisets(spark, database, lake):
-    """Copies of a row are counted; with changes in flight there is no answer, and it is said why."""
+    """Copies of a row are counted; with changes in flight there is no answer, and it is said
+    why.
+    """
     database.execute(
-        "create table t (a int, b text); alter table t replica identity full;"
-        "insert into t select n % 5, 'x' from generate_series(1, 50) n; create publication p for table t"
+        "create table t (a int, b text); alter table t replica identity full;insert into t select n"
+        " % 5, 'x' from generate_series(1, 50) n; create publication p for table t"
     )
     pipeline = make(database, lake)
     pipeline.setup()
@@ -374,21 +458,28 @@ def test_tables_without_a_key_are_multisets(spark, database, lake):
 
 
 def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, database, lake):
-    """Via the root, gathered leaves, one partition, a target's own filter: each target holds its own part of the source."""
-    database.execute(
-        """
-        create table r (id int, region text, v int, secret text, primary key (id, region)) partition by list (region);
-        create table r_a partition of r for values in ('a'); create table r_b partition of r for values in ('b');
-        create table g (id int, region text, v int, primary key (id, region)) partition by list (region);
-        create table g_a partition of g for values in ('a'); create table g_b partition of g for values in ('b');
+    """Via the root, gathered leaves, one partition, a target's own filter: each target holds its
+    own part of the source.
+    """
+    database.execute("""
+        create table r (id int, region text, v int, secret text, primary key (id,
+          region)) partition by list (region);
+        create table r_a partition of r for values in ('a'); create table r_b partition of r for
+          values in ('b');
+        create table g (id int, region text, v int, primary key (id,
+          region)) partition by list (region);
+        create table g_a partition of g for values in ('a'); create table g_b partition of g for
+          values in ('b');
         create table f (id int primary key, v text);
-        insert into r select n, case when n % 2 = 0 then 'a' else 'b' end, n, 's' from generate_series(1, 300) n;
-        insert into g select n, case when n % 2 = 0 then 'a' else 'b' end, n from generate_series(1, 300) n;
+        insert into r select n, case when n % 2 = 0 then 'a' else 'b' end, n, 's'
+          from generate_series(1, 300) n;
+        insert into g select n, case when n % 2 = 0 then 'a' else 'b' end, n
+          from generate_series(1, 300) n;
         insert into f select n, 'v' || n from generate_series(1, 300) n;
-        create publication p for table r (id, region, v) where (id > 50) with (publish_via_partition_root);
+        create publication p for table r (id, region, v)
+          where (id > 50) with (publish_via_partition_root);
         create publication q for table g_a, g_b, f;
-        """
-    )
+        """)
     tables = {"public.g": {"partition_root": True}, "public.f": {"where": "id % 3 = 0"}}
     pipeline = make(database, lake, ["p", "q"], tables)
     pipeline.setup()
@@ -399,23 +490,33 @@ def test_filters_partitions_and_column_lists_are_those_of_the_copy(spark, databa
     }  # fmt: skip
     for name, predicate in (("f", "id = 3"), ("g", "id = 4"), ("r", "id = 60")):
         target(pipeline, f"public.{name}").delete(predicate)
-        target(pipeline, f"public.{name}").update(updates={"v": "'9'" if name == "f" else "9"}, predicate="id = 99")
+        target(pipeline, f"public.{name}").update(
+            updates={"v": "'9'" if name == "f" else "9"}, predicate="id = 99"
+        )
     database.execute(
-        ["update f set v = 'w' where id > 200", " update g set region = 'b' where id = 2", " truncate g_b"][0]
+        [
+            "update f set v = 'w' where id > 200",
+            " update g set region = 'b' where id = 2",
+            " truncate g_b",
+        ][0]
     )
     database.execute(
-        "update g set v = 7 where id = 10; delete from r where id = 70; insert into r values (900, 'a', 900, 's')"
+        "update g set v = 7 where id = 10; delete from r where id = 70; insert into r values (900,"
+        " 'a', 900, 's')"
     )
     found = reconcile(spark, pipeline, "planted", repair=True)
     assert {
-        name: (row.status, row.missing, row.different, row.repaired >= 2) for name, row in found.items()
+        name: (row.status, row.missing, row.different, row.repaired >= 2)
+        for name, row in found.items()
     } == dict.fromkeys("fgr", ("repaired", 1, 1, True))
     pipeline.consume(spark)
     assert {row.status for row in reconcile(spark, pipeline, "after").values()} == {"equal"}
 
 
 def test_what_can_not_be_compared_is_told_why(spark, database, pipeline):
-    """Drift, a truncation in flight, operations that aren't published: no number that means nothing."""
+    """Drift, a truncation in flight, operations that aren't published: no number that means
+    nothing.
+    """
     database.execute("alter publication p set table t where (ratio > 10)")
     row = reconcile(spark, pipeline)["t"]
     assert (row.status, "drifted" in row.reason) == ("not compared", True)
@@ -434,7 +535,9 @@ def test_a_truncation_in_flight_is_no_difference(spark, database, pipeline):
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
-def test_a_column_that_was_added_since_is_left_out_until_the_target_has_it(spark, database, pipeline):
+def test_a_column_that_was_added_since_is_left_out_until_the_target_has_it(
+    spark, database, pipeline
+):
     """The target gets it with the next change; the others are compared meanwhile."""
     database.execute("alter table t add column extra int")
     row = reconcile(spark, pipeline)["t"]
@@ -444,15 +547,23 @@ def test_a_column_that_was_added_since_is_left_out_until_the_target_has_it(spark
 def test_a_key_that_the_target_has_twice_is_told(spark, pipeline):
     """No repair by key can mend that."""
     held = target(pipeline)
-    write_deltalake(held, held.to_pyarrow_table(filters=[("station", "=", "north")]).slice(0, 1), mode="append")
+    write_deltalake(
+        held, held.to_pyarrow_table(filters=[("station", "=", "north")]).slice(0, 1), mode="append"
+    )
     row = reconcile(spark, pipeline, repair=True)["t"]
     assert (row.status, row.doubled, row.differing) == ("different", 1, 1)
-    assert "not repaired: its target has rows with the same key: sync --tables public.t" in row.reason
+    assert (
+        "not repaired: its target has rows with the same key: sync --tables public.t" in row.reason
+    )
 
 
-# That the texts are the same whatever the server's version is, test_values asks of each, without Spark.
+# That the texts are the same whatever the server's version is, test_values asks of each, without
+# Spark.
 NEWEST_FIRST = sorted(AT_HAND, reverse=True)
-VERSIONS = [NEWEST_FIRST[0], *(pytest.param(version, marks=pytest.mark.soak) for version in NEWEST_FIRST[1:])]
+VERSIONS = [
+    NEWEST_FIRST[0],
+    *(pytest.param(version, marks=pytest.mark.soak) for version in NEWEST_FIRST[1:]),
+]
 
 
 @pytest.mark.parametrize("any_postgres", VERSIONS, indirect=True, ids="PostgreSQL {}".format)
@@ -466,7 +577,9 @@ def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, valu
     values.execute("insert into t (id) values (5000)")
     pipeline.consume(spark)
     streamed = reconcile(spark, pipeline, "streamed")["t"]
-    assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [("equal", [], [])] * 2
+    assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [
+        ("equal", [], [])
+    ] * 2
     assert streamed.source_rows == copied.source_rows + 1
 
 
@@ -478,7 +591,9 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
     read_both_ways,
     monkeypatch,
 ):
-    """As Spark wrote it when it was copied, as delta-rs did when it was streamed; a repair by either brings it back."""
+    """As Spark wrote it when it was copied, as delta-rs did when it was streamed; a repair by
+    either brings it back.
+    """
     for number in range(len(values.cases)):  # with a space in its name Spark alone reads a column
         values.execute(f'alter table t rename "c {number}" to c{number}')
     pipeline = make(values, lake)
@@ -506,17 +621,24 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
 
 
 def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, monkeypatch, lake):
-    """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and as they were streamed."""
-    with new_database(postgres, monkeypatch, "encoding 'LATIN1' locale 'C' template template0") as latin:
+    """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and
+    as they were streamed.
+    """
+    with new_database(
+        postgres, monkeypatch, "encoding 'LATIN1' locale 'C' template template0"
+    ) as latin:
         latin.execute(
-            "create table t (name text primary key, note text, tags text[], v int);"
-            "insert into t select chr(192 + n), 'né ' || chr(192 + n), array['ß', null, chr(192 + n)], n from generate_series(0, 60) n;"
-            "create publication p for table t"
+            "create table t (name text primary key, note text, tags text[], v int);insert into t"
+            " select chr(192 + n), 'né ' || chr(192 + n), array['ß', null, chr(192 + n)], n from"
+            " generate_series(0, 60) n;create publication p for table t"
         )
         made = make(latin, lake)
         made.setup()
         made.sync(spark)
-        latin.execute("update t set note = 'déjà vu' where v < 9; insert into t values ('naïve', 'ÿ', '{ø}', 100)")
+        latin.execute(
+            "update t set note = 'déjà vu' where v < 9; insert into t values ('naïve', 'ÿ', '{ø}',"
+            " 100)"
+        )
         made.consume(spark)
         latin.execute("update t set note = 'à venir' where v = 20")
         row = reconcile(spark, made)["t"]
@@ -524,20 +646,31 @@ def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, m
         held = target(made)
         held.update(updates={"note": "'tampered'"}, predicate="name = 'Ê'")
         added = held.to_pyarrow_table().slice(0, 1)
-        write_deltalake(held, added.set_column(0, added.schema.field(0), pa.array(["€"])), mode="append")
+        write_deltalake(
+            held, added.set_column(0, added.schema.field(0), pa.array(["€"])), mode="append"
+        )
         row = reconcile(spark, made, "planted", repair=True)["t"]
-        assert (row.status, told(row)) == ("repaired", [
-            ("different", {"name": "Ê"}, [("note", "né Ê", "tampered")]), ("extra", {"name": "€"}, []),
-        ])  # fmt: skip
+        assert (row.status, told(row)) == (
+            "repaired",
+            [
+                ("different", {"name": "Ê"}, [("note", "né Ê", "tampered")]),
+                ("extra", {"name": "€"}, []),
+            ],
+        )
         assert reconcile(spark, made, "again")["t"].status == "equal"
 
 
 def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database, pipeline):
-    """Quarantined or discarded: no difference, none that a repair should bring back, nor forget. Whatever stands there is compared."""
+    """Quarantined or discarded: no difference, none that a repair should bring back, nor forget.
+    Whatever stands there is compared.
+    """
     held = target(pipeline)
     foreign = held.to_pyarrow_table(filters=pc.field("day") == date(2024, 1, 6))
     held.delete("day in ('2024-01-05', '2024-01-06')")
-    state, quarantine = pipeline.job().table_states()["public.t"], Quarantine(pipeline.file.target.root)
+    state, quarantine = (
+        pipeline.job().table_states()["public.t"],
+        Quarantine(pipeline.file.target.root),
+    )
     keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]
     quarantine.add(
         [
@@ -556,12 +689,19 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     row = reconcile(spark, pipeline, "repair", repair=True)["t"]
     assert (row.status, row.missing, row.repaired) == ("repaired", 1, 2)
     # What a check had counted is told anew.
-    assert [row.success for row in read_expectation_results(pipeline.file.target.root)] == [False, True]
+    assert [row.success for row in read_expectation_results(pipeline.file.target.root)] == [
+        False,
+        True,
+    ]
     row = reconcile(spark, pipeline, "repaired")["t"]
     assert (row.status, row.lacking, row.source_rows) == ("equal", 1, 999)
     write_deltalake(target(pipeline), foreign, mode="append")
     row = reconcile(spark, pipeline, "foreign", repair=True)["t"]
-    assert (row.status, row.lacking, told(row)) == ("different", 1, [("extra", json.loads(keys[1]), [])])
+    assert (row.status, row.lacking, told(row)) == (
+        "different",
+        1,
+        [("extra", json.loads(keys[1]), [])],
+    )
     assert "1 row is kept out of it on purpose" in row.reason
     target(pipeline).delete("day = '2024-01-06'")
     database.execute("delete from t where day = '2024-01-06'")
@@ -574,7 +714,9 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(spark, database,
     assert told(row) == [("different", json.loads(keys[1]), [("note", None, "tampered")])]
 
 
-def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(spark, database, lake):
+def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
+    spark, database, lake
+):
     """Then a value beside its type's range is null there, and that is no difference."""
     database.execute(SOURCE)
     pipeline = make(database, lake, metadata_columns=False)
@@ -585,8 +727,12 @@ def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
 
 
 @pytest.mark.parametrize("repairs", [False, True])
-def test_a_backlog_is_landed_before_a_snapshot_is_held(spark, database, pipeline, monkeypatch, repairs):
-    """Only what came meanwhile lands while vacuum is held back, by a session that says whose it is."""
+def test_a_backlog_is_landed_before_a_snapshot_is_held(
+    spark, database, pipeline, monkeypatch, repairs
+):
+    """Only what came meanwhile lands while vacuum is held back, by a session that says whose
+    it is.
+    """
     held, writes = [], itertools.count()
     holders = (
         "select application_name from pg_stat_activity where datname = current_database() "
@@ -604,7 +750,9 @@ def test_a_backlog_is_landed_before_a_snapshot_is_held(spark, database, pipeline
     monkeypatch.setattr(land_module, "drain", written_meanwhile)
     if repairs:
         target(pipeline).delete("day = '2024-01-08'")
-    assert reconcile(spark, pipeline, repair=repairs)["t"].status == ("repaired" if repairs else "equal")
+    assert reconcile(spark, pipeline, repair=repairs)["t"].status == (
+        "repaired" if repairs else "equal"
+    )
     slot, ours = pipeline.file.source.slot, [("reconcile", 2, 1), ("repair", 1, 1)]
     expected = []
     for verb, waited, came in ours if repairs else ours[:1]:
@@ -614,13 +762,21 @@ def test_a_backlog_is_landed_before_a_snapshot_is_held(spark, database, pipeline
 
 
 def test_a_locked_table_is_not_waited_for(spark, database, lake):
-    """It isn't compared, and the others are; a table that is unknown by now doesn't stop those that aren't."""
-    database.execute("create table locked (id int primary key); create table free (id int primary key)")
-    database.execute("create publication p for table locked where (id > 0), free; insert into free values (1)")
+    """It isn't compared, and the others are; a table that is unknown by now doesn't stop those that
+    aren't.
+    """
+    database.execute(
+        "create table locked (id int primary key); create table free (id int primary key)"
+    )
+    database.execute(
+        "create publication p for table locked where (id > 0), free; insert into free values (1)"
+    )
     made = make(database, lake)
     made.setup()
     made.sync(spark)
-    with database.connect(application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s") as locker:
+    with database.connect(
+        application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s"
+    ) as locker:
         locker.execute("lock table locked in access exclusive mode")
         found = reconcile(spark, made, tables=["public.locked", "public.free", "public.gone"])
         locker.rollback()

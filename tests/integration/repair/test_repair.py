@@ -1,4 +1,6 @@
-"""Repair: after a filter changed, the target equals the source's filtered rows, whatever was changed, when, by whom."""
+"""Repair: after a filter changed, the target equals the source's filtered rows, whatever was
+changed, when, by whom.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ RUNS = itertools.count()
 DDL = """
 create table t(id int, a int not null, n int, v text, primary key (id, a));
 alter table t alter v set storage external;
-insert into t select g, g, nullif(g % 7, 0), case g % 2 when 0 then repeat(md5(g::text), 200) else 'v' end
+insert into t select g, g, nullif(g % 7, 0), case g % 2 when 0 then repeat(md5(g::text), 200)
+  else 'v' end
 from generate_series(1, 40) g;
 create index on t(a);
 """
@@ -42,18 +45,27 @@ def run(spark, job):
 def with_own_filter(job, table, text):
     target = job.pipeline.target
     tables = (
-        {**target.tables, table: {"where": text}} if text else {k: v for k, v in target.tables.items() if k != table}
+        {**target.tables, table: {"where": text}}
+        if text
+        else {k: v for k, v in target.tables.items() if k != table}
     )
     document = {**target.model_dump(exclude_unset=True), "tables": tables}
-    return replace(job, pipeline=job.pipeline.model_copy(update={"target": type(target).model_validate(document)}))
+    return replace(
+        job,
+        pipeline=job.pipeline.model_copy(update={"target": type(target).model_validate(document)}),
+    )
 
 
 def publish(database, job, text, table="t"):
     name = job.pipeline.source.publications[0].name
     others = "".join(
-        f", {entry.name}" for entry in job.pipeline.source.publications[0].tables if entry.name != f"public.{table}"
+        f", {entry.name}"
+        for entry in job.pipeline.source.publications[0].tables
+        if entry.name != f"public.{table}"
     )
-    database.execute(f"alter publication {name} set table {table} {f'where ({text})' if text else ''}{others}")
+    database.execute(
+        f"alter publication {name} set table {table} {f'where ({text})' if text else ''}{others}"
+    )
 
 
 def difference(spark, job, table="t"):
@@ -62,7 +74,9 @@ def difference(spark, job, table="t"):
 
 def last_commit(spark, job):
     history = spark.sql(f"describe history delta.`{uri_of(job, 'public.t')}` limit 1").collect()[0]
-    return history["operation"], {k: int(v) for k, v in history["operationMetrics"].items() if v.isdigit()}
+    return history["operation"], {
+        k: int(v) for k, v in history["operationMetrics"].items() if v.isdigit()
+    }
 
 
 @pytest.fixture
@@ -83,13 +97,20 @@ def told(result):
 
 @pytest.mark.spark
 def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
-    """Files that no row leaves stay; touched rows are read again; the stream goes on behind the snapshot."""
+    """Files that no row leaves stay; touched rows are read again; the stream goes on behind the
+    snapshot.
+    """
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
     run(spark, job)  # a second file
     publish(database, job, "a > 10 and a < 1006")
-    assert told(run(spark, job)) == "10 rows entered, 5 left, 0 that changed meanwhile were read again"
+    assert (
+        told(run(spark, job)) == "10 rows entered, 5 left, 0 that changed meanwhile were read again"
+    )
     operation, metrics = last_commit(spark, job)
-    found = {name: metrics[name] for name in ("numTargetFilesRemoved", "numTargetRowsInserted", "numTargetRowsDeleted")}
+    found = {
+        name: metrics[name]
+        for name in ("numTargetFilesRemoved", "numTargetRowsInserted", "numTargetRowsDeleted")
+    }
     assert (operation, found) == (
         "MERGE",
         {"numTargetFilesRemoved": 1, "numTargetRowsInserted": 10, "numTargetRowsDeleted": 5},
@@ -99,17 +120,20 @@ def test_rows_enter_and_leave_in_one_merge(spark, database, job, monkeypatch):
 
     def write_then_land(*args):
         database.execute(
-            "update t set n = 77 where a in (2, 3); insert into t values (5000, 4, 1, 'w'); delete from t where a = 15"
+            "update t set n = 77 where a in (2, 3); insert into t values (5000, 4, 1, 'w'); delete"
+            " from t where a = 15"
         )
         return land_module.land_through(*args)
 
-    # Unread in the slot, on both sides of the change: into, out of, within and outside of both filters, keys moved.
+    # Unread in the slot, on both sides of the change: into, out of, within and outside of both
+    # filters, keys moved.
     changes = """
         update t set n = {0} where a in (3, 14, 30);
         update t set a = a + 1000, id = id + {0} where a in (4, 16);
         update t set id = id + {0} where a in (5, 17, 31);
         delete from t where a in (6 + {0}, 19 + {0}, 33 + {0});
-        insert into t values (2000 + {0}, 7, 1, 'x'), (2000 + {0}, 18, 1, 'x'), (2000 + {0}, 37, 1, 'x');
+        insert into t values (2000 + {0}, 7, 1, 'x'), (2000 + {0}, 18, 1, 'x'), (2000 + {0}, 37, 1,
+          'x');
         update t set a = 8 where a = 20 + {0};
         update t set a = 21 where a = 9 + {0}
     """
@@ -130,7 +154,9 @@ class Killed(BaseException):
 
 @pytest.mark.spark
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
-    """Whatever is left of a repair, the next run makes the target whole, and feeds nothing twice."""
+    """Whatever is left of a repair, the next run makes the target whole, and feeds nothing
+    twice.
+    """
     real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
 
     def after(name):
@@ -162,11 +188,16 @@ def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
 
 @pytest.mark.spark
 def test_what_only_a_copy_mends(spark, database, job):
-    """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is whole."""
+    """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is
+    whole.
+    """
     publish(database, job, "a > 5")
     database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
     result = run(spark, job)
-    assert "public.t is to be copied as a whole: it was truncated or altered meanwhile" in result.warnings
+    assert (
+        "public.t is to be copied as a whole: it was truncated or altered meanwhile"
+        in result.warnings
+    )
     assert difference(spark, job).rows == 0
     publish(database, job, "hashint4(a) > 5")
     assert any("is to be copied as a whole" in text for text in run(spark, job).warnings)
@@ -183,7 +214,9 @@ def test_what_only_a_copy_mends(spark, database, job):
     ],
 )
 def test_an_index_finds_the_rows_that_enter(database, before, after):
-    """However many rows both filters admit; rows where the old one is NULL are found too, and none twice."""
+    """However many rows both filters admit; rows where the old one is NULL are found too, and none
+    twice.
+    """
     database.execute("create table t(id int primary key, a int not null, n int)")
     database.execute("insert into t select g, g, nullif(g, 18950) from generate_series(1, 20000) g")
     database.execute("create index on t(a); create index on t(n)")
@@ -191,7 +224,9 @@ def test_an_index_finds_the_rows_that_enter(database, before, after):
     found = []
     for condition in entering(Rule(f"({before})"), Rule(f"({after})"), ["n"]):
         found += [row[0] for row in database.execute(f"select id from only t where {condition}")]
-        plan = "\n".join(row[0] for row in database.execute(f"explain select * from only t where {condition}"))
+        plan = "\n".join(
+            row[0] for row in database.execute(f"explain select * from only t where {condition}")
+        )
         assert "Seq Scan" not in plan, plan
     expected = database.execute(f"select id from t where ({after}) and ({before}) is not true")
     assert sorted(found) == sorted(row[0] for row in expected)
@@ -211,8 +246,9 @@ WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 @pytest.mark.spark
 def test_random_drift(spark, database, lake, monkeypatch):
-    """Filters of a publication and of a target change at random, while others write. The seed is printed; WALDELTA_SEED
-    repeats one, WALDELTA_ROUNDS makes it longer."""  # fmt: skip
+    """Filters of a publication and of a target change at random, while others write. The seed is
+    printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer.
+    """
     seed = chosen_seed()
     choose = random.Random(seed)
     with database.connect(autocommit=True) as connection:
@@ -220,7 +256,9 @@ def test_random_drift(spark, database, lake, monkeypatch):
         workload = Workload(connection, seed, ["t", "u"])
         filters = WHOLE if choose.random() < 0.5 else KEYED
         if filters is WHOLE:
-            database.execute("alter table t replica identity full; alter table u replica identity full")
+            database.execute(
+                "alter table t replica identity full; alter table u replica identity full"
+            )
         # Filters of several publications are ORed.
         second = f"s_{database.name}_pub2"
         database.execute(f"create publication {second} for table t where (id < 0)")
@@ -249,7 +287,9 @@ def test_random_drift(spark, database, lake, monkeypatch):
             if choose.random() < 0.5:
                 publish(database, job, done[-1][0])
             else:
-                database.execute(f"alter publication {second} set table t where ({done[-1][0] or 'true'})")
+                database.execute(
+                    f"alter publication {second} set table t where ({done[-1][0] or 'true'})"
+                )
             job = with_own_filter(job, "public.u", done[-1][1])
             for _ in range(10):
                 workload.transaction()

@@ -1,4 +1,6 @@
-"""Replay: rows damaged in the lake are as the source has them again, by what the change log says of an interval."""
+"""Replay: rows damaged in the lake are as the source has them again, by what the change log says of
+an interval.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 TABLES = f"""
-create table t(id int primary key, v text, big text, n numeric(6,2), at timestamptz, tags text[], doc jsonb);
+create table t(id int primary key, v text, big text, n numeric(6,2), at timestamptz, tags text[],
+  doc jsonb);
 alter table t alter big set storage external;
 create table full_id(a int, b text, v text, primary key (a, b));
 alter table full_id replica identity full;
@@ -37,7 +40,8 @@ create table keyless(v text);
 alter table keyless replica identity full;
 create table own(id int primary key, v int);
 alter table own replica identity full;
-insert into t select g, 'v' || g, g || {BIG}, g, 'infinity', array['x'], '{{}}' from generate_series(1, 12) g;
+insert into t select g, 'v' || g, g || {BIG}, g, 'infinity', array['x'], '{{}}'
+  from generate_series(1, 12) g;
 insert into full_id select g, 'b' || g, 'v' from generate_series(1, 6) g;
 insert into emptied select g, 'old' from generate_series(1, 5) g;
 insert into keyless values ('a'), ('a');
@@ -53,7 +57,10 @@ def job(spark, database, lake):
     """Copied, and three runs of three months: before the replayed one, itself, and after it."""
     database.execute(TABLES)
     pipeline = pipeline_file(
-        lake, f"s_{database.name}", [f"public.{name}" for name in NAMES], target={"root": lake, "tables": WHERES}
+        lake,
+        f"s_{database.name}",
+        [f"public.{name}" for name in NAMES],
+        target={"root": lake, "tables": WHERES},
     )
     job = bare_slot(database, pipeline)
     sync(spark, job)
@@ -64,22 +71,29 @@ def job(spark, database, lake):
             delete from t where id = 4;
             insert into t values (21, 'new', {BIG}, 2, '-infinity', array[null, 'y'], '[1, 2]');
             update t set v = 'touched' where id = 20;
-            update t set id = 99 where id = 5; update t set id = 5 where id = 6; update t set id = 6 where id = 99;
+            update t set id = 99 where id = 5; update t set id = 5
+              where id = 6; update t set id = 6 where id = 99;
             update full_id set v = 'w' where a <= 2; update full_id set b = 'moved' where a = 3;
             delete from full_id where a = 4;
             update emptied set v = 'new' where id = 1; insert into emptied values (6, 'six');
             insert into keyless values ('b'), ('c'); delete from keyless where v = 'c';
-            update own set v = 10 where id = 1; update own set v = 0 where id = 5; update own set v = 7 where id = 6""",
+            update own set v = 10 where id = 1; update own set v = 0
+              where id = 5; update own set v = 7 where id = 6""",
         """update t set v = 'later' where id = 2; update t set id = 31 where id = 30; insert into t(id, v) values (3, 'again');
             delete from t where id = 21;
             alter table t add column late int default 5; update t set late = 6 where id = 12;
-            truncate emptied; insert into emptied values (1, 'after'), (7, 'seven'); update emptied set v = 'x' where id = 7""",
+            truncate emptied; insert into emptied values (1, 'after'), (7,
+              'seven'); update emptied set v = 'x' where id = 7""",  # noqa: E501
     ]
     for n, step in enumerate(steps):
         for statement in step.split(";"):
             database.execute(statement)
         run = replace(
-            job, run_id=f"run {n}", run_type="scheduled", interval_start=MONTHS[n], interval_end=MONTHS[n + 1]
+            job,
+            run_id=f"run {n}",
+            run_type="scheduled",
+            interval_start=MONTHS[n],
+            interval_end=MONTHS[n + 1],
         )
         consume(spark, run)
     return job
@@ -101,7 +115,15 @@ def versions(job):
 def backfill(spark, job, month=1, run_id="backfill", **details):
     start, end = MONTHS[month], MONTHS[month + 1]
     return consume(
-        spark, replace(job, run_id=run_id, run_type="backfill", interval_start=start, interval_end=end, **details)
+        spark,
+        replace(
+            job,
+            run_id=run_id,
+            run_type="backfill",
+            interval_start=start,
+            interval_end=end,
+            **details,
+        ),
     )
 
 
@@ -112,14 +134,22 @@ DAMAGE = {
         "insert into {} (id, v) values (30, 'phantom'), (21, 'phantom'), (4, 'phantom')",
     ],
     "full_id": [
-        "delete from {} where a in (1, 3)", "update {} set v = 'damaged' where a = 2",
+        "delete from {} where a in (1, 3)",
+        "update {} set v = 'damaged' where a = 2",
         "insert into {} (a, b, v) values (3, 'b3', 'phantom')",
     ],
-    "emptied": ["update {} set v = 'damaged' where id = 1", "insert into {} (id, v) values (2, 'phantom')",
-                "delete from {} where id = 7"],
+    "emptied": [
+        "update {} set v = 'damaged' where id = 1",
+        "insert into {} (id, v) values (2, 'phantom')",
+        "delete from {} where id = 7",
+    ],
     "keyless": ["delete from {} where v = 'a'", "insert into {} (v) values ('b')"],
-    "own": ["delete from {} where id = 6", "update {} set v = 5 where id = 1", "insert into {} (id, v) values (5, 5)"],
-}  # fmt: skip
+    "own": [
+        "delete from {} where id = 6",
+        "update {} set v = 5 where id = 1",
+        "insert into {} (id, v) values (5, 5)",
+    ],
+}
 
 
 def damage(spark, job, names=DAMAGE):
@@ -135,8 +165,12 @@ def stands(database):
 
 
 def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, monkeypatch):
-    """Another one has mended it by the time it wakes up: what it had found to differ then isn't so any more."""
-    database.execute("create table t(id int primary key, v text); insert into t values (1, 'a'), (2, 'a')")
+    """Another one has mended it by the time it wakes up: what it had found to differ then isn't so
+    any more.
+    """
+    database.execute(
+        "create table t(id int primary key, v text); insert into t values (1, 'a'), (2, 'a')"
+    )
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": False}))
     sync(spark, job)
     database.execute("update t set v = 'b'")
@@ -148,7 +182,8 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
     def slept(*args, real=replay_module._commit):
         monkeypatch.setattr(replay_module, "_commit", real)
         database.execute(
-            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta lock public.t'"
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
+            " 'waldelta lock public.t'"
         )
         ended.append(replay_module.replay(spark, replace(job, run_id="the other"), span).failures)
         return real(*args)
@@ -169,12 +204,16 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
 
 @pytest.mark.soak
 def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch):
-    """Rows lost, changed and invented are as they were, and what is right isn't written; the slot stays where it is."""
+    """Rows lost, changed and invented are as they were, and what is right isn't written; the slot
+    stays where it is.
+    """
     right, before, slot = state(spark, job), versions(job), stands(database)
     database.execute("insert into full_id values (50, 'waits', 'in the slot')")
 
     interval = {"run_type": "backfill", "interval_start": MONTHS[1], "interval_end": MONTHS[2]}
-    some = replay(spark, replace(job, run_id="some", **interval), tables=["public.t", "public.keyless"])
+    some = replay(
+        spark, replace(job, run_id="some", **interval), tables=["public.t", "public.keyless"]
+    )
     assert (versions(job), set(some.tables)) == (before, {"public.t", "public.keyless"})
     assert not any(table.changed for table in some.tables.values())
 
@@ -190,35 +229,48 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     assert done.stages["apply"].detail.endswith(" keys of 5 tables, 22 rows mended")
     mended = {name: (t.inserted, t.updated, t.deleted) for name, t in done.tables.items()}
     assert mended == {
-        "public.t": (3, 3, 3), "public.full_id": (2, 1, 1), "public.emptied": (1, 1, 1), "public.own": (1, 1, 1),
+        "public.t": (3, 3, 3),
+        "public.full_id": (2, 1, 1),
+        "public.emptied": (1, 1, 1),
+        "public.own": (1, 1, 1),
         "public.keyless": (2, 0, 1),
-    }  # fmt: skip
+    }
     shown = read_changed(Bookkeeping(job.pipeline.target.root), began)
     assert {
-        name: (of.operations.inserted, of.operations.updated, of.operations.deleted) for name, of in shown.items()
+        name: (of.operations.inserted, of.operations.updated, of.operations.deleted)
+        for name, of in shown.items()
     } == mended
     # The large values of two weren't sent within the range, and a column of the third came later.
     assert done.tables["public.t"].reread == 3
 
-    # Clearing a run does the same: it has ended well, so it consumes no more. Its row stands in the log, but for
-    # the column that came later.
+    # Clearing a run does the same: it has ended well, so it consumes no more. Its row stands in the
+    # log, but for the column that came later.
     damage(spark, job, ["t"])
     cleared = consume(spark, replace(job, run_id="run 0", run_type="scheduled", again=True))
     assert (cleared.verb, list(cleared.tables)) == ("replay", ["public.t"])
     found = cleared.tables["public.t"]
     assert (found.inserted, found.updated, found.deleted, found.reread) == (1, 0, 0, 1)
     told = Quarantine(job.pipeline.target.root).rows("public.t", 1)
-    assert [(json.loads(row.key)["id"], row.columns) for row in told if row.run_id == "run 0"] == [("20", ["late"])]
+    assert [(json.loads(row.key)["id"], row.columns) for row in told if row.run_id == "run 0"] == [
+        ("20", ["late"])
+    ]
     assert len(told) == 4
     assert sum("'touched'" in row for row in rows(spark, job, "t")) == 1
     assert stands(database) == slot
 
     never = replace(
-        job, run_id="night", run_type="backfill", interval_start=MONTHS[3], interval_end=MONTHS[3] + timedelta(1)
+        job,
+        run_id="night",
+        run_type="backfill",
+        interval_start=MONTHS[3],
+        interval_end=MONTHS[3] + timedelta(1),
     )
     nothing = consume(spark, never)
     assert (nothing.status, nothing.tables) == ("succeeded", {})
-    assert "nothing to replay: the ledger knows no run of the interval" in nothing.stages["apply"].detail
+    assert (
+        "nothing to replay: the ledger knows no run of the interval"
+        in nothing.stages["apply"].detail
+    )
 
     log = job.change_log(job.slot_identity())
     log.prune(1, 168)
@@ -226,7 +278,8 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         backfill(spark, job, month=0)
     assert isinstance(failed.value.__cause__, StateError)
     assert "no longer reaches back" in str(failed.value)
-    # What is left can be replayed from its beginning: no transaction was between the run before and its own.
+    # What is left can be replayed from its beginning: no transaction was between the run before and
+    # its own.
     damage(spark, job, ["full_id"])
     backfill(spark, job, run_id="the first that is left")
     assert state(spark, job) == right

@@ -1,4 +1,6 @@
-"""Replay of targets that gather leaves: rows damaged in the lake are as the source has them, with the leaf that each is in."""
+"""Replay of targets that gather leaves: rows damaged in the lake are as the source has them, with
+the leaf that each is in.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def job_of(database, lake, roots, wheres=None):
     for root, where in (wheres or {}).items():
         tables[f"public.{root}"]["where"] = where
     target = {"root": lake, "tables": tables}
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", [f"public.{r}" for r in roots], target=target))
+    return bare_slot(
+        database,
+        pipeline_file(lake, f"s_{database.name}", [f"public.{r}" for r in roots], target=target),
+    )
 
 
 def run(spark, job, month, run_id=None, **details):
@@ -61,7 +66,8 @@ def versions(job, roots):
     return {root: DeltaTable(uri_of(job, f"public.{root}")).version() for root in roots}
 
 
-# --- each kind of change, by name ---------------------------------------------------------------------------------------
+# --- each kind of change, by name
+# ---------------------------------------------------------------------------------------
 
 DDL = """
 create table {0}(id int not null, v int{1}) partition by range (id);
@@ -71,38 +77,100 @@ create table {0}_3 partition of {0} default;
 insert into {0} select g, g from generate_series(1, 25) g where g <> 15
 """
 CUT = [
-    "update {0} set v = 50 where id in (1, 11)", "delete from {0} where id = 2", "truncate {0}_1", "insert into {0} values (3, 33)",
-    "update {0} set id = 15, v = 5 where id = 3", "insert into {0} values (3, 34), (6, 6)", "delete from {0} where id = 6",
+    "update {0} set v = 50 where id in (1, 11)",
+    "delete from {0} where id = 2",
+    "truncate {0}_1",
+    "insert into {0} values (3, 33)",
+    "update {0} set id = 15, v = 5 where id = 3",
+    "insert into {0} values (3, 34), (6, 6)",
+    "delete from {0} where id = 6",
     "update {0} set v = 51 where id = 12",
-]  # fmt: skip
+]
 # Rows that move to a new leaf under their key.
 SPLIT = [
     "update {0} set v = 100 where id = 21",
-    "create table kept as select * from {0} where id between 20 and 24", "delete from {0} where id between 20 and 24",
-    "create table {0}_4 partition of {0} for values from (20) to (25)", "insert into {0} select * from kept",
+    "create table kept as select * from {0} where id between 20 and 24",
+    "delete from {0} where id between 20 and 24",
+    "create table {0}_4 partition of {0} for values from (20) to (25)",
+    "insert into {0} select * from kept",
     "update {0} set v = 200 where id = 22",
-]  # fmt: skip
+]
 JOIN = [
-    "create table {0}_4(id int primary key, v int)", "insert into {0}_4 values (40, 1), (41, 1)",
-    "alter table {0} attach partition {0}_4 for values from (40) to (50)", "update {0} set v = 70 where id in (12, 40)",
-]  # fmt: skip
+    "create table {0}_4(id int primary key, v int)",
+    "insert into {0}_4 values (40, 1), (41, 1)",
+    "alter table {0} attach partition {0}_4 for values from (40) to (50)",
+    "update {0} set v = 70 where id in (12, 40)",
+]
 FULL = [f"alter table {{0}}_{n} replica identity full" for n in (1, 2, 3)]
 LEAF_KEYS = [f"alter table {{0}}_{n} add primary key (id)" for n in (1, 2, 3)]
-# Each root: its key, what else is done before the copy, in the range and after it; then what is damaged, by id: None for a row
-# that is lost, else what it says, with the number of its leaf.
+# Each root: its key, what else is done before the copy, in the range and after it; then what is
+# damaged, by id: None for a row that is lost, else what it says, with the number of its leaf.
 KINDS = {
-    "moved": ((", primary key (id)", [], SPLIT, ["update {0} set v = 300 where id = 23"]),
-              {20: {"leaf": 3}, 21: None, 22: {"leaf": 0}, 23: {"v": 0}, 24: {"v": 0, "leaf": 3}}),
-    "cut": ((", primary key (id)", [], CUT, ["truncate {0}_3", "insert into {0} values (30, 30)"]),
-            {1: {"leaf": 2}, 2: {"leaf": 0}, 3: None, 4: {"leaf": 1}, 6: {"leaf": 1}, 15: {"leaf": 1}, 11: {"v": 0}, 21: {"leaf": 3}, 30: None}),
-    "own": (("", LEAF_KEYS, CUT, ["truncate {0}_3", "insert into {0} values (30, 30)", "alter table {0} detach partition {0}_2"]),
-            {1: {"leaf": 1}, 3: None, 4: {"leaf": 1}, 6: {"leaf": 1}, 15: None, 11: {"v": 0}, 12: None, 21: {"leaf": 3}, 30: None}),
-    "filtered": ((", primary key (id)", FULL,
-                  ["update {0} set v = 5 where id = 12", "update {0} set v = 40 where id in (1, 2)", "delete from {0} where id = 13",
-                   "update {0} set id = 15, v = 60 where id = 3", "truncate {0}_3"], ["update {0} set v = 41 where id = 2"]),
-                 {1: None, 2: {"v": 0}, 12: {"leaf": 2, "v": 12}, 13: {"leaf": 2, "v": 13}, 15: {"v": 1}, 22: {"leaf": 3, "v": 22}}),
+    "moved": (
+        (", primary key (id)", [], SPLIT, ["update {0} set v = 300 where id = 23"]),
+        {20: {"leaf": 3}, 21: None, 22: {"leaf": 0}, 23: {"v": 0}, 24: {"v": 0, "leaf": 3}},
+    ),
+    "cut": (
+        (", primary key (id)", [], CUT, ["truncate {0}_3", "insert into {0} values (30, 30)"]),
+        {
+            1: {"leaf": 2},
+            2: {"leaf": 0},
+            3: None,
+            4: {"leaf": 1},
+            6: {"leaf": 1},
+            15: {"leaf": 1},
+            11: {"v": 0},
+            21: {"leaf": 3},
+            30: None,
+        },
+    ),
+    "own": (
+        (
+            "",
+            LEAF_KEYS,
+            CUT,
+            [
+                "truncate {0}_3",
+                "insert into {0} values (30, 30)",
+                "alter table {0} detach partition {0}_2",
+            ],
+        ),
+        {
+            1: {"leaf": 1},
+            3: None,
+            4: {"leaf": 1},
+            6: {"leaf": 1},
+            15: None,
+            11: {"v": 0},
+            12: None,
+            21: {"leaf": 3},
+            30: None,
+        },
+    ),
+    "filtered": (
+        (
+            ", primary key (id)",
+            FULL,
+            [
+                "update {0} set v = 5 where id = 12",
+                "update {0} set v = 40 where id in (1, 2)",
+                "delete from {0} where id = 13",
+                "update {0} set id = 15, v = 60 where id = 3",
+                "truncate {0}_3",
+            ],
+            ["update {0} set v = 41 where id = 2"],
+        ),
+        {
+            1: None,
+            2: {"v": 0},
+            12: {"leaf": 2, "v": 12},
+            13: {"leaf": 2, "v": 13},
+            15: {"v": 1},
+            22: {"leaf": 3, "v": 22},
+        },
+    ),
     "joined": ((", primary key (id)", [], JOIN, []), {12: None}),
-}  # fmt: skip
+}
 WHERE = {"filtered": "v > 10"}
 
 
@@ -116,12 +184,16 @@ def damage(database, job, root, changes):
             del rows[key]
             continue
         leaf = {"_wd_relid": oids[change["leaf"]]} if "leaf" in change else {}
-        rows[key] = rows.get(key, {"id": key}) | {k: v for k, v in change.items() if k != "leaf"} | leaf
+        rows[key] = (
+            rows.get(key, {"id": key}) | {k: v for k, v in change.items() if k != "leaf"} | leaf
+        )
     overwrite(job, root, list(rows.values()))
 
 
 def test_each_kind_of_change(spark, database, lake):
-    """Damaged rows are as they were, leaf by leaf; what the log can't tell is named and stays; nothing is written twice."""
+    """Damaged rows are as they were, leaf by leaf; what the log can't tell is named and stays;
+    nothing is written twice.
+    """
     for root, ((key, before, *_), _) in KINDS.items():
         for statement in (*DDL.strip().split(";"), *before):
             database.execute(statement.format(root, key))
@@ -135,7 +207,11 @@ def test_each_kind_of_change(spark, database, lake):
     right = {root: rows_of(job, root, "id", "v") for root in KINDS}
     for root in ("moved", "cut", "filtered"):
         assert_equal(
-            right[root], source_rows(database, root, "tableoid::bigint", "id", "v", where=WHERE.get(root, "true")), root
+            right[root],
+            source_rows(
+                database, root, "tableoid::bigint", "id", "v", where=WHERE.get(root, "true")
+            ),
+            root,
         )
     for root, (_, changes) in KINDS.items():
         damage(database, job, root, changes)
@@ -144,30 +220,40 @@ def test_each_kind_of_change(spark, database, lake):
     for root in KINDS:
         assert_equal(rows_of(job, root, "id", "v"), left if root == "joined" else right[root], root)
     (told,) = done.warnings
-    assert "public.joined gathers leaves, and changes since the beginning of the range are of public.joined_4" in told
+    assert (
+        "public.joined gathers leaves, and changes since the beginning of the range are of"
+        " public.joined_4" in told
+    )
     before = versions(job, KINDS)
     assert run(spark, job, 0, again=True).warnings == done.warnings
     assert versions(job, KINDS) == before
 
 
-# --- random changes, random damage to whatever they touched ------------------------------------------------------------
+# --- random changes, random damage to whatever they touched
+# ------------------------------------------------------------
 
 # Each root: its key, what its leaves have, the target's own filter.
 ROOTS = {
     "by_root": ("primary key (id, part)", "", None),
     "by_leaf": ("", "add primary key (id, part)", None),
     "by_full": ("", "replica identity full", None),
-    "filtered": ("primary key (id, part)", "replica identity full", "v collate \"C\" < '5' or big is null"),
+    "filtered": (
+        "primary key (id, part)",
+        "replica identity full",
+        "v collate \"C\" < '5' or big is null",
+    ),
 }
 VALUES = ["id", "part", "v", "big"]
 # A row that a filter doesn't let in isn't touched as the target knows it.
 TOUCH = """
 create table touched(root text, leaf bigint, id int, part int);
 create function touch() returns trigger language plpgsql as $$ begin
-    if tg_op <> 'INSERT' and (tg_argv[0] <> 'filtered' or old.v collate "C" < '5' or old.big is null) then
+    if tg_op <> 'INSERT' and (tg_argv[0] <> 'filtered' or old.v collate "C" < '5'
+      or old.big is null) then
         insert into touched values (tg_argv[0], tg_relid, old.id, old.part);
     end if;
-    if tg_op <> 'DELETE' and (tg_argv[0] <> 'filtered' or new.v collate "C" < '5' or new.big is null) then
+    if tg_op <> 'DELETE' and (tg_argv[0] <> 'filtered' or new.v collate "C" < '5'
+      or new.big is null) then
         insert into touched values (tg_argv[0], tg_relid, new.id, new.part);
     end if;
     return null;
@@ -176,19 +262,21 @@ end $$
 
 
 def create_roots(connection, names):
-    """Partitioned tables whose rows go from leaf to leaf with ``part``; each row that is written is told to ``touched``."""
+    """Partitioned tables whose rows go from leaf to leaf with ``part``; each row that is written is
+    told to ``touched``.
+    """
     connection.execute(TOUCH)
     for root in names:
         key, of_leaves, _ = ROOTS[root]
         listed = f", {key}" if key else ""
         connection.execute(
-            f"create table {root}(id int not null, part int not null, v text, big text{listed}) partition by list (part);"
-            f"create table {root}_1 partition of {root} for values in (0, 1);"
-            f"create table {root}_2 partition of {root} for values in (2, 4) partition by list (part);"
-            f"create table {root}_2_a partition of {root}_2 for values in (2);"
-            f"create table {root}_2_b partition of {root}_2 default;"
-            f"create table {root}_3 partition of {root} default;"
-            f"create trigger touch after insert or update or delete on {root} for each row execute function touch({root})".encode()
+            f"create table {root}(id int not null, part int not null, v text, big text{listed})"
+            f" partition by list (part);create table {root}_1 partition of {root} for values in (0,"
+            f" 1);create table {root}_2 partition of {root} for values in (2, 4) partition by list"
+            f" (part);create table {root}_2_a partition of {root}_2 for values in (2);create table"
+            f" {root}_2_b partition of {root}_2 default;create table {root}_3 partition of {root}"
+            f" default;create trigger touch after insert or update or delete on {root} for each row"
+            f" execute function touch({root})".encode()
         )
         for leaf in leaves_of(root):
             connection.execute(f"alter table {leaf} alter big set storage external".encode())
@@ -207,7 +295,10 @@ def leaves_of(root):
 def spoil(random_, rows, touched, leaves, *, of_leaf):
     """Rows with those at touched keys lost or changed, and new ones where there are none."""
     names = ["_wd_relid", "id", "part"] if of_leaf else ["id", "part"]
-    keys = {tuple(dict(zip(["_wd_relid", "id", "part"], key, strict=True))[n] for n in names) for key in touched}
+    keys = {
+        tuple(dict(zip(["_wd_relid", "id", "part"], key, strict=True))[n] for n in names)
+        for key in touched
+    }
     spoilt = []
     for row in rows:
         key = tuple(row[name] for name in names)
@@ -228,14 +319,18 @@ def spoil(random_, rows, touched, leaves, *, of_leaf):
 
 @pytest.mark.soak
 def test_whatever_was_touched_is_mended(spark, database, lake):
-    """Moves between leaves, of keys, TRUNCATEs of leaves and of the root, in and after the range; rows lost, changed, invented."""
+    """Moves between leaves, of keys, TRUNCATEs of leaves and of the root, in and after the range;
+    rows lost, changed, invented.
+    """
     random_ = random.Random(seed := chosen_seed())
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, list(ROOTS), create=create_roots)
         workload.truncate_share = 0.5
         for table in workload.tables:
             table.columns, table.leaves = ["v"], (*leaves_of(table.name), table.name)
-        job = job_of(database, lake, ROOTS, {root: where for root, (*_, where) in ROOTS.items() if where})
+        job = job_of(
+            database, lake, ROOTS, {root: where for root, (*_, where) in ROOTS.items() if where}
+        )
         for _ in range(20):
             workload.transaction()
         sync(spark, job)
@@ -246,7 +341,16 @@ def test_whatever_was_touched_is_mended(spark, database, lake):
                 workload.transaction()
             touched.append(database.execute("select root, leaf, id, part from touched"))
             run(spark, job, month)
-    leaves = {root: [oid for (oid,) in database.execute(f"select oid::bigint from pg_class where relname = any('{{{', '.join(leaves_of(root))}}}')")] for root in ROOTS}  # fmt: skip
+    leaves = {
+        root: [
+            oid
+            for (oid,) in database.execute(
+                "select oid::bigint from pg_class where relname ="
+                f" any('{{{', '.join(leaves_of(root))}}}')"
+            )
+        ]
+        for root in ROOTS
+    }
     right = {root: held(job, root).to_pylist() for root in ROOTS}
     month = 1  # with a run before it, and one behind it
     for root, rows in right.items():
@@ -255,7 +359,9 @@ def test_whatever_was_touched_is_mended(spark, database, lake):
         if root == "by_full":
             spoilt = random_.sample(rows, len(rows) // 2)
         else:
-            spoilt = spoil(random_, [dict(row) for row in rows], keys, leaves[root], of_leaf=root == "by_leaf")
+            spoilt = spoil(
+                random_, [dict(row) for row in rows], keys, leaves[root], of_leaf=root == "by_leaf"
+            )
         overwrite(job, root, spoilt)
     done = run(spark, job, month, "backfill", run_type="backfill")
     assert (done.verb, done.warnings) == ("replay", []), seed

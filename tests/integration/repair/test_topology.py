@@ -1,4 +1,6 @@
-"""What a look at the catalogs says of partitions: of which targets it tells, and that it waits for nobody."""
+"""What a look at the catalogs says of partitions: of which targets it tells, and that it waits for
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -38,57 +40,108 @@ SPLIT = {"public.r_1": {"from": "public.r"}, "public.r_2": {"from": "public.r"},
 # What is done, and which targets are told what.
 CASES = {
     "nothing": ([], {}),
-    "a partition is truncated": (["truncate r_1"], {"r_1": "public.r_1 was truncated", "r": "public.r_1 was truncated"}),
-    "one of a partition's own": (["truncate r_2b"], {"r_2": "public.r_2b was truncated", "r": "public.r_2b was truncated"}),
+    "a partition is truncated": (
+        ["truncate r_1"],
+        {"r_1": "public.r_1 was truncated", "r": "public.r_1 was truncated"},
+    ),
+    "one of a partition's own": (
+        ["truncate r_2b"],
+        {"r_2": "public.r_2b was truncated", "r": "public.r_2b was truncated"},
+    ),
     "one that no target takes": (["truncate r_3"], {"r": "public.r_3 was truncated"}),
     "one goes": (["alter table r detach partition r_3"], {"r": "1 partition went"}),
-    "one of a partition's own goes": (["alter table r_2 detach partition r_2a"], {"r_2": "1 partition went", "r": "1 partition went"}),
-    "one comes": (["alter table r attach partition other for values from (40) to (50)"], {"r": "other came"}),
+    "one of a partition's own goes": (
+        ["alter table r_2 detach partition r_2a"],
+        {"r_2": "1 partition went", "r": "1 partition went"},
+    ),
+    "one comes": (
+        ["alter table r attach partition other for values from (40) to (50)"],
+        {"r": "other came"},
+    ),
     "it goes and comes": (
-        ["alter table r detach partition r_1", "alter table r attach partition r_1 for values from (0) to (10)"],
-        {"r_1": "public.r_1 was detached and attached again", "r": "public.r_1 was detached and attached again"},
+        [
+            "alter table r detach partition r_1",
+            "alter table r attach partition r_1 for values from (0) to (10)",
+        ],
+        {
+            "r_1": "public.r_1 was detached and attached again",
+            "r": "public.r_1 was detached and attached again",
+        },
     ),
     "one is made": (["create table r_4 partition of r for values from (50) to (60)"], {}),
     "one with partitions of its own comes": (
-        ["create table m(id int primary key) partition by range (id)", "create table m_1 partition of m for values from (60) to (70)",
-         "insert into m values (61)", "alter table r attach partition m for values from (60) to (90)"],
+        [
+            "create table m(id int primary key) partition by range (id)",
+            "create table m_1 partition of m for values from (60) to (70)",
+            "insert into m values (61)",
+            "alter table r attach partition m for values from (60) to (90)",
+        ],
         {"r": "partition public.m_1 came"},
     ),
     "one comes, and partitions of its own are made then": (
-        ["create table m(id int primary key) partition by range (id)", "alter table r attach partition m for values from (60) to (90)",
-         "create table m_1 partition of m for values from (60) to (70)"],
+        [
+            "create table m(id int primary key) partition by range (id)",
+            "alter table r attach partition m for values from (60) to (90)",
+            "create table m_1 partition of m for values from (60) to (70)",
+        ],
         {},
     ),
     "one is made with partitions of its own": (
-        ["begin", "create table m(id int primary key) partition by range (id)", "alter table r attach partition m for values from (60) to (90)",
-         "create table m_1 partition of m for values from (60) to (70)", "commit"],
+        [
+            "begin",
+            "create table m(id int primary key) partition by range (id)",
+            "alter table r attach partition m for values from (60) to (90)",
+            "create table m_1 partition of m for values from (60) to (70)",
+            "commit",
+        ],
         {},
     ),
     "one is detached for good, and another takes its place": (
-        ["alter table r_2 detach partition r_2a", "create table r_2c partition of r_2 for values from (10) to (20)"],
+        [
+            "alter table r_2 detach partition r_2a",
+            "create table r_2c partition of r_2 for values from (10) to (20)",
+        ],
         {"r_2": "1 partition went", "r": "1 partition went"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def file(database, lake):
     database.execute(DDL)
-    source = {"conn_id": "test_source", "slot": "s", "publications": [{"name": "p", "manage": False}]}
-    return PipelineFile.model_validate({"pipeline": "s", "source": source, "target": {"root": lake, "tables": SPLIT}})
+    source = {
+        "conn_id": "test_source",
+        "slot": "s",
+        "publications": [{"name": "p", "manage": False}],
+    }
+    return PipelineFile.model_validate(
+        {"pipeline": "s", "source": source, "target": {"root": lake, "tables": SPLIT}}
+    )
 
 
 def copied(conn, file, *, whole_root=False):
-    """What the ledger says after a copy of each target; ``whole_root``: as earlier versions recorded it."""
+    """What the ledger says after a copy of each target; ``whole_root``: as earlier versions
+    recorded it.
+    """
     found = []
     for target in read_targets(conn, file):
         table, where = target.table, target.feed.where
         state = TableState(
-            now(), "r", str(target.id), 1, "synced", relation_ids=list(table.relation_ids), publishes=sorted(table.publishes),
-            columns=column_states(table.columns, table.key_columns, file.target.types_of(str(target.id))),
-            target_filter=to_text(RowFilter(where, where, ("id",)) if where else None), entries=to_texts(table.entries),
-            key_columns=list(table.key_columns), root_id=target.feed.root_id,
-        )  # fmt: skip
+            now(),
+            "r",
+            str(target.id),
+            1,
+            "synced",
+            relation_ids=list(table.relation_ids),
+            publishes=sorted(table.publishes),
+            columns=column_states(
+                table.columns, table.key_columns, file.target.types_of(str(target.id))
+            ),
+            target_filter=to_text(RowFilter(where, where, ("id",)) if where else None),
+            entries=to_texts(table.entries),
+            key_columns=list(table.key_columns),
+            root_id=target.feed.root_id,
+        )
         present = read_present(conn, [state])[state.table_name]
         kept = present if whole_root else of_partition(state, present, target.feed)[1]
         found.append(replace(state, storage=kept.storage))
@@ -100,9 +153,13 @@ def look(conn, file, states):
     feeds = read_feeds(conn, file)
     states = [with_leaves(state, feeds) for state in states]
     there = read_present(conn, states)
-    narrowed = [of_partition(state, there[state.table_name], feeds[state.table_name]) for state in states]
+    narrowed = [
+        of_partition(state, there[state.table_name], feeds[state.table_name]) for state in states
+    ]
     targets = {str(t.id): t for t in read_targets(conn, file, feeds, sizes=False)}
-    present = with_emptied(conn, [state for state, _ in narrowed], {s.table_name: p for s, p in narrowed})
+    present = with_emptied(
+        conn, [state for state, _ in narrowed], {s.table_name: p for s, p in narrowed}
+    )
     found, recorded = {}, []
     for state, _ in narrowed:
         known, target, now_there = state, targets[state.table_name], present[state.table_name]
@@ -130,7 +187,9 @@ def test_only_the_target_whose_rows_a_partition_holds_is_told(database, file, wh
             found = told(conn, file, states)
             assert found.keys() == expected.keys(), (name, found)
             assert all(text in found[target] for target, text in expected.items()), (name, found)
-            database.execute(f"drop publication p; drop table r; drop table if exists r_2a, r_3, other; {DDL}")
+            database.execute(
+                f"drop publication p; drop table r; drop table if exists r_2a, r_3, other; {DDL}"
+            )
 
 
 GATHERED = {"public.r": TargetTable(partition_root=True)}
@@ -141,14 +200,28 @@ drop table r_2b; create schema s; create publication p for table r_1, r_2a, tabl
 create table s.r_2b partition of r_2 for values from (20) to (30)
 """
 LEFT = {
-    "by its name": ("create publication p for table r_1, r_2a, r_2b", "alter publication p drop table r_2b", "alter publication p add table r_2b"),
-    "by its schema": (MADE_BEHIND_ITS_ENTRY, "alter table s.r_2b set schema public", "alter table r_2b set schema s"),
-    "by its root": ("create publication p for table r", "alter table r_2 detach partition r_2b", "alter table r_2 attach partition r_2b for values from (20) to (30)"),
-}  # fmt: skip
+    "by its name": (
+        "create publication p for table r_1, r_2a, r_2b",
+        "alter publication p drop table r_2b",
+        "alter publication p add table r_2b",
+    ),
+    "by its schema": (
+        MADE_BEHIND_ITS_ENTRY,
+        "alter table s.r_2b set schema public",
+        "alter table r_2b set schema s",
+    ),
+    "by its root": (
+        "create publication p for table r",
+        "alter table r_2 detach partition r_2b",
+        "alter table r_2 attach partition r_2b for values from (20) to (30)",
+    ),
+}
 
 
 @pytest.mark.parametrize("publication, leaves, returns", LEFT.values(), ids=LEFT)
-def test_a_gathered_leaf_that_leaves_its_publication_and_returns(database, file, publication, leaves, returns):
+def test_a_gathered_leaf_that_leaves_its_publication_and_returns(
+    database, file, publication, leaves, returns
+):
     """Each is told once; what the target recorded is what a snapshot of the source shows then."""
     file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
     database.execute(f"drop publication p; {publication}")
@@ -160,21 +233,27 @@ def test_a_gathered_leaf_that_leaves_its_publication_and_returns(database, file,
             told_now, (state,) = look(conn, file, [state])
             found.append(told_now.get("r", ""))
             (target,) = [t for t in read_targets(conn, file) if str(t.id) == "public.r"]
-            assert {file.oid for file in state.storage.files} == {leaf.oid for leaf in target.table.leaves}
+            assert {file.oid for file in state.storage.files} == {
+                leaf.oid for leaf in target.table.leaves
+            }
     assert found[:3] == ["", "1 partition went; rows of it stay", ""]
     assert "r_2b came; rows that it had before were not sent" in found[3]
     assert found[4] == ""
 
 
 def test_a_leaf_that_an_earlier_version_kept_on_record_comes_anew(database, file):
-    """It was told that it went, but its file stayed on record, so that nothing told when it was back."""
+    """It was told that it went, but its file stayed on record, so that nothing told when it was
+    back.
+    """
     file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
     database.execute("drop publication p; create publication p for table r_1, r_2a")
     with connect(database.conninfo, "test") as conn:
         (state,) = copied(conn, file)
         database.execute("alter publication p add table r_2b")
         feed = read_feeds(conn, file)["public.r"]
-        whole = read_present(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])["public.r"].storage
+        whole = read_present(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])[
+            "public.r"
+        ].storage
         assert "r_2b came" in told(conn, file, [replace(state, storage=whole)])["r"]
 
 

@@ -1,6 +1,8 @@
-"""The worked examples of PostgreSQL's chapter on row filters, with exactly the chapter's resulting rows.
+"""The worked examples of PostgreSQL's chapter on row filters, with exactly the chapter's resulting
+rows.
 
-Source: logical replication, row filters, examples. Each goes through the public surface: setup, sync, consume.
+Source: logical replication, row filters, examples. Each goes through the public surface: setup,
+sync, consume.
 """
 
 from __future__ import annotations
@@ -21,13 +23,21 @@ create table t3(g int, h int, i int, primary key(g));
 """
 P1 = {"name": "p1", "tables": [{"name": "public.t1", "where": "a > 5 AND c = 'NSW'"}]}
 P2 = {"name": "p2", "tables": [{"name": "public.t1"}, {"name": "public.t2", "where": "e = 99"}]}
-P3 = {"name": "p3", "tables": [{"name": "public.t2", "where": "d = 10"}, {"name": "public.t3", "where": "g = 10"}]}
+P3 = {
+    "name": "p3",
+    "tables": [{"name": "public.t2", "where": "d = 10"}, {"name": "public.t3", "where": "g = 10"}],
+}
 
 
 def subscribe(database, lake, *publications) -> Pipeline:
     slot = f"s_{database.name}"
     source = {"conn_id": "test_source", "slot": slot, "publications": list(publications)}
-    document = {"pipeline": slot, "source": source, "target": {"root": lake}, "quality": {"enabled": False}}
+    document = {
+        "pipeline": slot,
+        "source": source,
+        "target": {"root": lake},
+        "quality": {"enabled": False},
+    }
     return Pipeline(PipelineFile.model_validate(document))
 
 
@@ -48,8 +58,8 @@ def test_single_tables_with_several_publications(spark, database, lake):
         return rows(pipeline, "public.t1", ("a", "b", "c"))
 
     database.execute(
-        "insert into t1 values (2, 102, 'NSW'), (3, 103, 'QLD'), (4, 104, 'VIC'), (5, 105, 'ACT'), (6, 106, 'NSW'), "
-        "(7, 107, 'NT'), (8, 108, 'QLD'), (9, 109, 'NSW')"
+        "insert into t1 values (2, 102, 'NSW'), (3, 103, 'QLD'), (4, 104, 'VIC'), (5, 105, 'ACT'),"
+        " (6, 106, 'NSW'), (7, 107, 'NT'), (8, 108, 'QLD'), (9, 109, 'NSW')"
     )
     assert t1() == [(6, 106, "NSW"), (9, 109, "NSW")]
     database.execute("update t1 set b = 999 where a = 6")
@@ -61,7 +71,9 @@ def test_single_tables_with_several_publications(spark, database, lake):
 
 
 def test_a_second_publication_without_a_filter_makes_the_first_redundant(spark, database, lake):
-    """Filters are ORed; p2 publishes t1 whole. Its filter on e would break the application's updates of t2."""
+    """Filters are ORed; p2 publishes t1 whole. Its filter on e would break the application's
+    updates of t2.
+    """
     database.execute(TABLES)
     database.execute("insert into t1 values (1, 1, 'QLD'), (6, 6, 'NSW')")
     with pytest.raises(PreflightFailed, match=r"public\.t2.*\be\b"):
@@ -92,7 +104,10 @@ create table child partition of parent default;
     [
         pytest.param(
             True,
-            [{"name": "public.parent", "where": "a < 5"}, {"name": "public.child", "where": "a >= 5"}],
+            [
+                {"name": "public.parent", "where": "a < 5"},
+                {"name": "public.child", "where": "a >= 5"},
+            ],
             "public.parent",
             [(2,), (3,), (4,)],
             id="root",

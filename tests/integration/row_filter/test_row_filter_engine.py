@@ -1,4 +1,6 @@
-"""Row filters: PostgreSQL and Spark judge the same rows, and must agree row by row, errors included."""
+"""Row filters: PostgreSQL and Spark judge the same rows, and must agree row by row, errors
+included.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _TRY = """
 create function public.try(expression text, row_id int) returns text language plpgsql as $$
 declare found bool;
 begin
-    execute format('select (%s) is true from public.t where id = $1', expression) into found using row_id;
+    execute format('select (%s) is true from public.t where id = $1',
+      expression) into found using row_id;
     return found::text;
 exception when others then
     return 'error';
@@ -50,14 +53,18 @@ class Judges:
         database.execute(_TRY)
         self.pg, self.spark = connect(database.conninfo, "test"), spark
         names = list(generator.VALUES)
-        insert = f"insert into public.t (id, {', '.join(names)}) values ({', '.join(['%s'] * (len(names) + 1))})"
+        insert = (
+            f"insert into public.t (id, {', '.join(names)}) values"
+            f" ({', '.join(['%s'] * (len(names) + 1))})"
+        )
         for key, values in generator.rows(rng, ROWS):
             self.pg.execute(insert, [key, *values])
         self.columns, self.frame, self.raw = self._target()
 
     def _target(self):
         described = self.pg.execute(
-            "select attname, atttypid::int8, atttypmod from pg_attribute where attrelid = 'public.t'::regclass and attnum > 0 order by attnum"
+            "select attname, atttypid::int8, atttypmod from pg_attribute where attrelid ="
+            " 'public.t'::regclass and attnum > 0 order by attnum"
         ).fetchall()
         types = read_types(self.pg, [(oid, typmod) for _, oid, typmod in described])
         columns, arrays, raws = [], {}, {}
@@ -67,7 +74,8 @@ class Judges:
             texts = [
                 r[0]
                 for r in self.pg.execute(
-                    f'select case when "{name}" is distinct from null then concat("{name}") end from public.t order by id'
+                    f'select case when "{name}" is distinct from null then concat("{name}") end'
+                    " from public.t order by id"
                 )
             ]
             arrays[name], raw = target.from_text(pa.array(texts, pa.string()))
@@ -76,9 +84,14 @@ class Judges:
             columns.append(ColumnState(name, oid, typmod, kind.name, target.spark, not_null=False))
         table = pa.table(arrays).append_column("_wd_raw", raw_map(raws, ROWS))
         raw_rows = {
-            name: {k for k, text in enumerate(raw.to_pylist()) if text is not None} for name, raw in raws.items()
+            name: {k for k, text in enumerate(raw.to_pylist()) if text is not None}
+            for name, raw in raws.items()
         }
-        return columns, self.spark.createDataFrame(table, ddl(table.schema)).coalesce(1).cache(), raw_rows
+        return (
+            columns,
+            self.spark.createDataFrame(table, ddl(table.schema)).coalesce(1).cache(),
+            raw_rows,
+        )
 
     def postgres(self, text):
         """true, false or error for every row, in the order of their ids."""
@@ -88,7 +101,12 @@ class Judges:
             ).fetchall()
             return [str(r[0]).lower() for r in found]
         except psycopg.Error:
-            return [r[0] for r in self.pg.execute("select public.try(%s, id) from public.t order by id", (text,))]
+            return [
+                r[0]
+                for r in self.pg.execute(
+                    "select public.try(%s, id) from public.t order by id", (text,)
+                )
+            ]
 
     def translate(self, text):
         found = resolve_filter(self.pg, TABLE, text)
@@ -97,13 +115,19 @@ class Judges:
     def alone(self, condition, row):
         """What Spark says of one row: true, false, error or unjudged."""
         try:
-            found = self.frame.where(f"id = {row}").selectExpr(f"coalesce({condition}, false)").collect()[0][0]
+            found = (
+                self.frame.where(f"id = {row}")
+                .selectExpr(f"coalesce({condition}, false)")
+                .collect()[0][0]
+            )
         except Exception as err:
             return "unjudged" if UNJUDGED in str(err) else "error"
         return str(found).lower()
 
     def disagreeing(self, pairs, counts):
-        """Of conditions with one row each those where Spark fails and PostgreSQL doesn't, or the reverse."""
+        """Of conditions with one row each those where Spark fails and PostgreSQL doesn't, or the
+        reverse.
+        """
         wrong = []
         with ThreadPoolExecutor(4) as threads:
             said = list(threads.map(lambda pair: self.alone(pair[0][0], pair[1]), pairs))
@@ -114,7 +138,9 @@ class Judges:
         return wrong
 
     def batch(self, judged):
-        """Of many conditions at once those rows for which PostgreSQL raises no error and all values are held."""
+        """Of many conditions at once those rows for which PostgreSQL raises no error and all values
+        are held.
+        """
         selected = []
         for k, (condition, _, expected, odd) in enumerate(judged):
             left_out = {n for n, e in enumerate(expected) if e == "error"} | odd
@@ -149,7 +175,10 @@ class Judges:
 @contextmanager
 def compiled(spark, *, yes):
     """Interpreted and compiled expressions are two implementations; compiling takes far longer."""
-    before = {name: spark.conf.get(name) for name in ("spark.sql.codegen.factoryMode", "spark.sql.codegen.wholeStage")}
+    before = {
+        name: spark.conf.get(name)
+        for name in ("spark.sql.codegen.factoryMode", "spark.sql.codegen.wholeStage")
+    }
     spark.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY" if yes else "NO_CODEGEN")
     spark.conf.set("spark.sql.codegen.wholeStage", str(yes).lower())
     spark.sparkContext.setLogLevel("OFF")  # errors are wanted here
@@ -181,7 +210,8 @@ FOUND = [
     "coalesce(10 / a, 0) is null",
     "a + coalesce(10 / b, 0) > 3",
     "(10 / a) = any ('{}'::int[])",
-    # A range may begin with the bracket that ends none, and an escape is what it is before the pattern's letters are lowered.
+    # A range may begin with the bracket that ends none, and an escape is what it is before the
+    # pattern's letters are lowered.
     "('_' || t) ~ '^[]-a]'",
     "('-' || t) ~ '^[^]-a]'",
     "('abc' || t) ilike 'aBbC%' escape 'B'",
@@ -196,7 +226,8 @@ REFUSED = [
     "at + interval '1 day' > date_trunc('day', timestamp '12024-01-01')",
     "n + 'Infinity' > 1",
 ]
-# Of arrays whose first element isn't the first, or with more dimensions: what PostgreSQL says, or an error, but no other answer.
+# Of arrays whose first element isn't the first, or with more dimensions: what PostgreSQL says, or
+# an error, but no other answer.
 ARRAYS = [
     "ia = '{1,2}'::int[]",
     "ia <> '{1,2}'::int[]",
@@ -207,7 +238,11 @@ ARRAYS = [
     "ia is not null",
     "ia is null or ia is not null and a is distinct from 77",
 ]
-REFUSED_ARRAYS = ["ia = '[0:1]={1,2}'::int[]", "ia @> '[0:1]={1,2}'::int[]", "a = any ('[0:1]={1,2}'::int[])"]
+REFUSED_ARRAYS = [
+    "ia = '[0:1]={1,2}'::int[]",
+    "ia @> '[0:1]={1,2}'::int[]",
+    "a = any ('[0:1]={1,2}'::int[])",
+]
 
 
 def test_filters_that_were_wrong_once(database, spark):
@@ -215,7 +250,14 @@ def test_filters_that_were_wrong_once(database, spark):
     judged = []
     for text in FOUND:
         condition, _ = judges.translate(text)
-        judged.append((condition, text, judges.postgres(text), judges.raw.get("ia", set()) if "ia" in text else set()))
+        judged.append(
+            (
+                condition,
+                text,
+                judges.postgres(text),
+                judges.raw.get("ia", set()) if "ia" in text else set(),
+            )
+        )
     for yes in (False, True):
         with compiled(spark, yes=yes):
             assert judges.differences(judged) == []
@@ -223,11 +265,24 @@ def test_filters_that_were_wrong_once(database, spark):
             assert judges.disagreeing(failing, Counter()) == []
     with compiled(spark, yes=False):
         odd = sorted(judges.raw["ia"])
-        held = {text: [n for n, (v,) in enumerate(judges.pg.execute("select ia::text from public.t order by id")) if v == text]
-                for text in ("[0:1]={1,2}", "{{1,2},{3,4}}", "{1,2,3}")}  # fmt: skip
-        judged = [(judges.translate(text)[0], text, judges.postgres(text), set(odd)) for text in ARRAYS]
+        held = {
+            text: [
+                n
+                for n, (v,) in enumerate(
+                    judges.pg.execute("select ia::text from public.t order by id")
+                )
+                if v == text
+            ]
+            for text in ("[0:1]={1,2}", "{{1,2},{3,4}}", "{1,2,3}")
+        }
+        judged = [
+            (judges.translate(text)[0], text, judges.postgres(text), set(odd)) for text in ARRAYS
+        ]
         counts: Counter[str] = Counter()
-        assert judges.disagreeing([(j, rows[0]) for j in judged for rows in held.values()], counts) == []
+        assert (
+            judges.disagreeing([(j, rows[0]) for j in judged for rows in held.values()], counts)
+            == []
+        )
         assert counts.keys() >= {"alone: true", "alone: unjudged"}
     for text, why in [
         *((t, "constant that Spark doesn't hold") for t in REFUSED),
@@ -238,7 +293,9 @@ def test_filters_that_were_wrong_once(database, spark):
 
 
 def test_random_filters(database, spark, seed):
-    """Random expressions over rows with NULLs and special values: no difference, and few are refused."""
+    """Random expressions over rows with NULLs and special values: no difference, and few are
+    refused.
+    """
     rng = random.Random(seed)
     judges = Judges(database, spark, rng)
     rounds = int(os.environ.get("WALDELTA_ROUNDS") or 1)
@@ -247,8 +304,11 @@ def test_random_filters(database, spark, seed):
         is_compiled = number % 4 == 3
         with compiled(spark, yes=is_compiled):
             judged = _judged(judges, rng, 10 if is_compiled else BATCH, counts, reasons)
-            # Rows that fail in PostgreSQL must fail in Spark, one by one; those with verbatim values may be unjudged.
-            pairs = [(j, n) for j in judged for n, e in enumerate(j[2]) if e == "error" or n in j[3]]
+            # Rows that fail in PostgreSQL must fail in Spark, one by one; those with verbatim
+            # values may be unjudged.
+            pairs = [
+                (j, n) for j in judged for n, e in enumerate(j[2]) if e == "error" or n in j[3]
+            ]
             found = judges.differences(judged)
             found += judges.disagreeing(rng.sample(pairs, min(len(pairs), ALONE)), counts)
         wrong += found
@@ -256,7 +316,10 @@ def test_random_filters(database, spark, seed):
             print(f"round {number}: {text}: {how}", flush=True)
     print(dict(counts), reasons.most_common(12), sep="\n")
     assert not wrong, (f"WALDELTA_SEED={seed}", len(wrong), wrong[:5])
-    assert counts["refused"] < 0.2 * (counts["refused"] + counts["translated"]), (counts, reasons.most_common(10))
+    assert counts["refused"] < 0.2 * (counts["refused"] + counts["translated"]), (
+        counts,
+        reasons.most_common(10),
+    )
 
 
 def _judged(judges, rng, size, counts, reasons):
@@ -273,6 +336,10 @@ def _judged(judges, rng, size, counts, reasons):
             counts["rejected by PostgreSQL"] += 1
             continue
         counts["translated"] += 1
-        odd = set().union(*(judges.raw.get(c, set()) for c in found.columns)) if UNJUDGED in condition else set()
+        odd = (
+            set().union(*(judges.raw.get(c, set()) for c in found.columns))
+            if UNJUDGED in condition
+            else set()
+        )
         judged.append((condition, text, judges.postgres(text), odd))
     return judged

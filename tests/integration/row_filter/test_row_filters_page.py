@@ -1,4 +1,6 @@
-"""The examples of docs/row-filters.md: what the page shows is what PostgreSQL, Spark and setup do."""
+"""The examples of docs/row-filters.md: what the page shows is what PostgreSQL, Spark and setup
+do.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,16 @@ def rows_of(*header: str) -> list[list[str]]:
     """The cells of the table with this header, without the backquotes around them."""
     after = PAGE.split("| " + " | ".join(header) + " |\n")[1].split("\n\n")[0]
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in after.splitlines()[1:]]
-    return [[cell.strip().replace("\\|", "|").removeprefix("`").removesuffix("`") for cell in line] for line in lines]
+    return [
+        [cell.strip().replace("\\|", "|").removeprefix("`").removesuffix("`") for cell in line]
+        for line in lines
+    ]
 
 
-KEPT, REFUSED = rows_of("filter", "keeps", "because"), rows_of("filter", "the message says", "instead")
+KEPT, REFUSED = (
+    rows_of("filter", "keeps", "because"),
+    rows_of("filter", "the message says", "instead"),
+)
 UPDATES = rows_of("old row", "new row", "the target gets", "for example")
 ENTRIES = rows_of("the publication's entry", "setup says", "because")
 
@@ -49,7 +57,8 @@ def orders(database, conn, spark):
     """The page's table as a target holds it: its columns, and its rows as a Spark table."""
     database.execute(ORDERS)
     described = conn.execute(
-        "select attname, atttypid::int8, atttypmod from pg_attribute where attrelid = 'public.orders'::regclass and attnum > 0 order by attnum"
+        "select attname, atttypid::int8, atttypmod from pg_attribute where attrelid ="
+        " 'public.orders'::regclass and attnum > 0 order by attnum"
     ).fetchall()
     types = read_types(conn, [(oid, typmod) for _, oid, typmod in described])
     columns, arrays, raws = [], {}, {}
@@ -57,11 +66,14 @@ def orders(database, conn, spark):
         target = target_type(types[oid, typmod])
         # Not ::text, which strips the padding of char(n).
         texts = conn.execute(
-            f"select case when {name} is distinct from null then concat({name}) end from public.orders order by id"
+            f"select case when {name} is distinct from null then concat({name}) end from"
+            " public.orders order by id"
         )
         arrays[name], raw = target.from_text(pa.array([row[0] for row in texts], pa.string()))
         raws |= {} if raw is None else {name: raw}
-        columns.append(ColumnState(name, oid, typmod, types[oid, typmod].name, target.spark, not_null=False))
+        columns.append(
+            ColumnState(name, oid, typmod, types[oid, typmod].name, target.spark, not_null=False)
+        )
     held = pa.table(arrays)
     held = held.append_column("_wd_raw", raw_map(raws, len(held)))
     return columns, spark.createDataFrame(held, ddl(held.schema))
@@ -71,11 +83,21 @@ def test_filters_that_are_translated(conn, orders):
     """Those of both tables keep the rows that the page says, in PostgreSQL and in Spark."""
     columns, frame = orders
     assert len(KEPT) > 15
-    asked = [*((text, keeps) for text, keeps, _ in KEPT), *((text, None) for _, _, text in REFUSED if text)]
+    asked = [
+        *((text, keeps) for text, keeps, _ in KEPT),
+        *((text, None) for _, _, text in REFUSED if text),
+    ]
     conditions = [spark_condition(resolve_filter(conn, TABLE, text), columns) for text, _ in asked]
-    judged = frame.selectExpr("id", *(f"coalesce({c}, false) as k{n}" for n, c in enumerate(conditions))).collect()
+    judged = frame.selectExpr(
+        "id", *(f"coalesce({c}, false) as k{n}" for n, c in enumerate(conditions))
+    ).collect()
     for number, (text, keeps) in enumerate(asked):
-        theirs = [row[0] for row in conn.execute(f"select id from public.orders where {text} order by id".encode())]
+        theirs = [
+            row[0]
+            for row in conn.execute(
+                f"select id from public.orders where {text} order by id".encode()
+            )
+        ]
         ours = sorted(row["id"] for row in judged if row[f"k{number}"])
         assert (text, ours) == (text, theirs)
         assert keeps is None or (text, ", ".join(map(str, ours)) or "none") == (text, keeps)
@@ -95,26 +117,36 @@ CODES = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE", None: "nothing"}
 
 
 def test_updates(database, conn, spark):
-    """A publication with the filter sends what the page says, and routing makes the same of old row and new row."""
-    database.execute(f"{ORDERS}; create publication filtered for table orders where (state = 'open')")
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot := f"s_{database.name}",))
+    """A publication with the filter sends what the page says, and routing makes the same of old row
+    and new row.
+    """
+    database.execute(
+        f"{ORDERS}; create publication filtered for table orders where (state = 'open')"
+    )
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot := f"s_{database.name}",)
+    )
     routing = plan_routing(
-        resolve_filter(conn, TABLE, "state = 'open'"), [ColumnState("state", 25, -1, "text", "string", not_null=False)]
+        resolve_filter(conn, TABLE, "state = 'open'"),
+        [ColumnState("state", 25, -1, "text", "string", not_null=False)],
     )
     rows = []
     for _, _, gets, statement in UPDATES:
         (key,) = re.findall(r"id = (\d)", statement)
         before, after = (
-            database.execute(text) and database.execute(f"select state from orders where id = {key}")[0][0]
+            database.execute(text)
+            and database.execute(f"select state from orders where id = {key}")[0][0]
             for text in ("select 1", f"{statement} returning 1")
         )
         rows.append((UPDATE, SENT, after, before))
         sent = database.execute(
-            "select chr(get_byte(data, 0)) from pg_logical_slot_get_binary_changes(%s, null, null, 'proto_version', '1', "
-            "'publication_names', 'filtered')",
+            "select chr(get_byte(data, 0)) from pg_logical_slot_get_binary_changes(%s, null, null,"
+            " 'proto_version', '1', 'publication_names', 'filtered')",
             (slot,),
         )
-        assert [KINDS[kind] for (kind,) in sent if kind in KINDS] == ([] if gets == "nothing" else [gets]), statement
+        assert [KINDS[kind] for (kind,) in sent if kind in KINDS] == (
+            [] if gets == "nothing" else [gets]
+        ), statement
     events = spark.createDataFrame(rows, "op int, old_row int, n0 string, p0 string").coalesce(1)
     judged = [CODES[row[0]] for row in events.select(judgement(routing)).collect()]
     assert judged == [gets for _, _, gets, _ in UPDATES]
@@ -124,30 +156,41 @@ def test_what_setup_refuses(database, conn, lake):
     """By the words that the page shows; before anything is changed."""
     database.execute(ORDERS.replace("alter table orders replica identity full;", ""))
     database.execute(
-        "create table parts (id int primary key) partition by range (id); create table parts_1 partition of parts default"
+        "create table parts (id int primary key) partition by range (id); create table parts_1"
+        " partition of parts default"
     )
     for entry, says, _ in ENTRIES:
-        plan = plan_setup(conn, job_for(database.conninfo, lake, {"name": "p", **yaml.safe_load(f"{{{entry}}}")}))
+        plan = plan_setup(
+            conn, job_for(database.conninfo, lake, {"name": "p", **yaml.safe_load(f"{{{entry}}}")})
+        )
         assert says in "\n".join(plan.problems), entry
-    message = re.search(r"\n((?:    target\.tables\.public\.orders\.where uses.*\n)(?:    .*\n)+)", PAGE)[1]
+    message = re.search(
+        r"\n((?:    target\.tables\.public\.orders\.where uses.*\n)(?:    .*\n)+)", PAGE
+    )[1]
     target = {"root": lake, "tables": {"public.orders": {"where": "state = 'open'"}}}
-    plan = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.orders"], target=target)).check()
+    plan = Pipeline(
+        pipeline_file(lake, f"s_{database.name}", ["public.orders"], target=target)
+    ).check()
     assert " ".join(message.split()) in " ".join(" ".join(plan.problems).split())
     assert database.execute("select count(*) from pg_publication") == [(0,)]
 
 
 def on_one_line(pattern: str) -> str:
-    """The message that the page shows where this pattern's group begins, without its line breaks."""
+    """The message that the page shows where this pattern's group begins, without its line
+    breaks.
+    """
     return " ".join(re.search(pattern, PAGE, re.DOTALL)[1].split())
 
 
 def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
-    """In one run: of a DBA's publication, which stays, and of a target's own filter, which is repaired."""
+    """In one run: of a DBA's publication, which stays, and of a target's own filter, which is
+    repaired.
+    """
     database.execute(
-        "create table t (id int primary key, a int); insert into t select g, g from generate_series(1, 10) g;"
-        "create table u (id int primary key, a int); insert into u select g, g from generate_series(1, 40000) g; analyze u;"
-        "alter table t replica identity full; alter table u replica identity full;"
-        "create publication p for table t where (a > 5), u"
+        "create table t (id int primary key, a int); insert into t select g, g from"
+        " generate_series(1, 10) g;create table u (id int primary key, a int); insert into u select"
+        " g, g from generate_series(1, 40000) g; analyze u;alter table t replica identity full;"
+        " alter table u replica identity full;create publication p for table t where (a > 5), u"
     )
 
     def pipeline(where):
@@ -162,11 +205,17 @@ def test_what_a_run_says_when_a_filter_changed(spark, database, lake):
     pipeline("a > 30000").setup()
     pipeline("a > 30000").sync(spark)
     database.execute(
-        "alter publication p set table t where (a < 3), u;"
-        "insert into u select g, 1 from generate_series(50001, 50003) g; update u set a = -a where id > 50000"
+        "alter publication p set table t where (a < 3), u;insert into u select g, 1 from"
+        " generate_series(50001, 50003) g; update u set a = -a where id > 50000"
     )
-    repaired, told = sorted(pipeline("a <= 10000").consume(spark).warnings, key=lambda text: "drifted" in text)
+    repaired, told = sorted(
+        pipeline("a <= 10000").consume(spark).warnings, key=lambda text: "drifted" in text
+    )
     assert told == on_one_line(r"\n    (public\.t drifted .*?)\n\n")
     shown = on_one_line(r"`… (it was repaired as of [^`]*)`")
     ours, theirs = (re.sub(r"0/[0-9A-F]+", "LSN", text) for text in (repaired, shown))
-    assert ours == f"public.u: target.tables.public.u.where is a <= 10000, its copy was made by a > 30000: {theirs}"
+    assert (
+        ours
+        == "public.u: target.tables.public.u.where is a <= 10000, its copy was made by a > 30000:"
+        f" {theirs}"
+    )

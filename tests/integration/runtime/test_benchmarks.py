@@ -1,4 +1,6 @@
-"""`make bench` works: what it writes, measures and compares, at sizes that say nothing about speed."""
+"""`make bench` works: what it writes, measures and compares, at sizes that say nothing about
+speed.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,30 @@ from benchmarks.sources import (
     partitioned,
 )
 from benchmarks.stack import Stack
-from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WARM, WORKLOADS, Backlog, Changes, Variant, chosen
+from benchmarks.workloads import (
+    NATIVE,
+    PEEK,
+    RECVLOGICAL,
+    WARM,
+    WORKLOADS,
+    Backlog,
+    Changes,
+    Variant,
+    chosen,
+)
 
 pytestmark = pytest.mark.pg
 
 
 def test_baselines_beside_each_other(postgres):
-    """The raw drains and PostgreSQL's own subscription, which has applied what was written; no slot or database stays."""
+    """The raw drains and PostgreSQL's own subscription, which has applied what was written; no slot
+    or database stays.
+    """
     (workload,) = chosen(["backlog-1m-clustered"])
     with Stack(postgres) as stack:
-        measured = runners.run(stack, replace(workload, contenders=(PEEK, RECVLOGICAL, NATIVE)), runners.Plan(0.001, 1))
+        measured = runners.run(
+            stack, replace(workload, contenders=(PEEK, RECVLOGICAL, NATIVE)), runners.Plan(0.001, 1)
+        )
         left = """select slot_name::text from pg_replication_slots where slot_name like 'bench%'
                   union all select datname::text from pg_database where datname like 'bench%'"""
         assert stack.sql(left) == []
@@ -55,7 +71,9 @@ def test_baselines_beside_each_other(postgres):
     ]
     assert "source" in measured[0].rounds[0].cpu_s
     assert "subscriber" in measured[2].rounds[0].cpu_s
-    assert "backlog-1m-clustered/native subscriber ÷ pg_recvlogical" in {score.name for score in scores(measured)}
+    assert "backlog-1m-clustered/native subscriber ÷ pg_recvlogical" in {
+        score.name for score in scores(measured)
+    }
 
 
 def drained(there):
@@ -63,14 +81,18 @@ def drained(there):
     return dict(
         there.sql(f"""
             select chr(get_byte(data, 0)), count(*)::int
-              from pg_logical_slot_get_binary_changes('{RAW_SLOT}', null, null, 'proto_version', '1', 'publication_names', 'bench')
+              from pg_logical_slot_get_binary_changes('{RAW_SLOT}', null, null, 'proto_version',
+                '1', 'publication_names', 'bench')
              group by 1""")
     )
 
 
 def rows_of(there):
     """Where each row is, which an update changes."""
-    tables = ((name, there.sql(f"select id, tableoid::text || ctid::text from {name}")) for name in there.source.tables)
+    tables = (
+        (name, there.sql(f"select id, tableoid::text || ctid::text from {name}"))
+        for name in there.source.tables
+    )
     return {(name, key): at for name, found in tables for key, at in found}
 
 
@@ -87,10 +109,24 @@ def rows_of(there):
         (partitioned(3), 5000, Backlog(1000), 10),
         (many(3, large=1), 5000, Backlog(1000, busy(3)), 10),
     ],
-    ids=["random", "clustered", "few-rows", "one-transaction", "tiny", "wide", "uuid", "partitions", "busy"],
+    ids=[
+        "random",
+        "clustered",
+        "few-rows",
+        "one-transaction",
+        "tiny",
+        "wide",
+        "uuid",
+        "partitions",
+        "busy",
+    ],
 )
-def test_mixed_backlogs_touch_rows_that_were_there_before(postgres, source, rows, backlog, transactions):
-    """One after the other: half inserts, 40% updates, 10% deletes of older rows, and none is updated and deleted."""
+def test_mixed_backlogs_touch_rows_that_were_there_before(
+    postgres, source, rows, backlog, transactions
+):
+    """One after the other: half inserts, 40% updates, 10% deletes of older rows, and none is
+    updated and deleted.
+    """
     with Stack(postgres) as stack, place(stack, source, "mixed", rows) as there:
         for _ in range(3):
             before = rows_of(there)
@@ -102,11 +138,17 @@ def test_mixed_backlogs_touch_rows_that_were_there_before(postgres, source, rows
             deleted = before.keys() - after.keys()
             changed = {key for key in before.keys() & after.keys() if before[key] != after[key]}
             updated = (min(backlog.changes // 2, len(before)) - counts[2]) // 40 * 40
-            assert (len(after.keys() - before.keys()), len(changed), len(deleted)) == (counts[0], updated, counts[2])
+            assert (len(after.keys() - before.keys()), len(changed), len(deleted)) == (
+                counts[0],
+                updated,
+                counts[2],
+            )
             if backlog.clustered:
                 assert deleted | changed == set(sorted(before)[-500:])
             elif source is ORDERS and rows > 1000:
-                tenths = [{key * 10 // max(before)[1] for _, key in keys} for keys in (deleted, changed)]
+                tenths = [
+                    {key * 10 // max(before)[1] for _, key in keys} for keys in (deleted, changed)
+                ]
                 assert all(set(range(10)) <= found for found in tenths)  # all over the table
 
 
@@ -120,7 +162,9 @@ def test_long_values_are_of_rows_that_were_there_before(postgres):
         assert {key for key in before if before[key] != after[key]} == before.keys()
 
 
-@pytest.mark.parametrize(("source", "statement"), [(ORDERS, MIXED), (many(2), busy(2))], ids=["one", "many"])
+@pytest.mark.parametrize(
+    ("source", "statement"), [(ORDERS, MIXED), (many(2), busy(2))], ids=["one", "many"]
+)
 def test_backlogs_can_be_written_over_one_connection(postgres, source, statement):
     """As benchmarks.airflow_tasks does."""
     with (
@@ -139,7 +183,9 @@ def test_what_neighbours_write_is_nothing_for_us(postgres):
         there.sql(runners.NEIGHBOURS)
         before = there.flushed()
         runners.write_unpublished(there)
-        ((written,),) = there.sql(f"select pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '{before}')::bigint")
+        ((written,),) = there.sql(
+            f"select pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '{before}')::bigint"
+        )
         assert 16e6 < written < 20e6
         assert drained(there) == {}
 
@@ -148,24 +194,37 @@ def as_arrow(rows):
     """Rows with decimals as the source declares them."""
     found = pa.Table.from_pylist(rows)
     return found.cast(
-        pa.schema([(f.name, pa.decimal128(12, 2) if pa.types.is_decimal(f.type) else f.type) for f in found.schema])
+        pa.schema(
+            [
+                (f.name, pa.decimal128(12, 2) if pa.types.is_decimal(f.type) else f.type)
+                for f in found.schema
+            ]
+        )
     )
 
 
 @pytest.mark.parametrize(
-    "source", [ORDERS, WIDE, partitioned(3), DOCUMENTS], ids=["orders", "wide", "partitions", "toast"]
+    "source",
+    [ORDERS, WIDE, partitioned(3), DOCUMENTS],
+    ids=["orders", "wide", "partitions", "toast"],
 )
 def test_a_lake_that_is_not_what_its_source_is_counts_as_failed(postgres, source):
-    """Equal to begin with; then values of two rows are swapped, which leaves count and sums as they were, or a row is missing."""
+    """Equal to begin with; then values of two rows are swapped, which leaves count and sums as they
+    were, or a row is missing.
+    """
     (name,) = source.tables
     with Stack(postgres) as stack, place(stack, source, "verified", 20) as there:
         there.sql(f"insert into {name} select 1000")  # its other columns are null
         ours = Waldelta(there, WARM, Variant(), 0)
-        with psycopg.connect(there.conninfo, row_factory=dict_row, options="-c timezone=UTC") as connection:
+        with psycopg.connect(
+            there.conninfo, row_factory=dict_row, options="-c timezone=UTC"
+        ) as connection:
             rows = connection.execute(f"select * from {name} order by id".encode()).fetchall()
         write_deltalake(ours.target(name), as_arrow(rows))
         ours.verify()
-        column = list(rows[0])[-1] if source is DOCUMENTS else "amount" if "amount" in rows[0] else "c1"
+        column = (
+            list(rows[0])[-1] if source is DOCUMENTS else "amount" if "amount" in rows[0] else "c1"
+        )
         rows[0][column], rows[1][column] = rows[1][column], rows[0][column]
         for wrong, count in ((rows, 21), (rows[1:], 20)):
             write_deltalake(ours.target(name), as_arrow(wrong), mode="overwrite")
@@ -184,15 +243,33 @@ def test_every_backlog_can_be_written(postgres):
                 continue  # the same on a larger table
             lean = replace(workload, contenders=(PEEK,), variants=(Variant(),))
             measured = runners.run(stack, lean, plan)
-            assert [one.backlog for one in measured] == [backlog.name for backlog in workload.backlogs]
+            assert [one.backlog for one in measured] == [
+                backlog.name for backlog in workload.backlogs
+            ]
 
 
 @pytest.mark.soak
 @pytest.mark.spark
 def test_make_bench(tmp_path):
     """All kinds of contenders, as the command line runs them."""
-    command = [sys.executable, "-m", "benchmarks", "--scale", "0.001", "--rounds", "1", "--results", str(tmp_path), "--only",
-               "backlog-1m-random", "sync", "tables-20", "where", "drift", "idle"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--scale",
+        "0.001",
+        "--rounds",
+        "1",
+        "--results",
+        str(tmp_path),
+        "--only",
+        "backlog-1m-random",
+        "sync",
+        "tables-20",
+        "where",
+        "drift",
+        "idle",
+    ]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     result = results.read(tmp_path / "last.json")
@@ -203,9 +280,13 @@ def test_make_bench(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.spark
-@pytest.mark.parametrize(("who", "workload"), [(Waldelta, "tables-20"), (Waldelta, "sync"), (Naive, "sync")])
+@pytest.mark.parametrize(
+    ("who", "workload"), [(Waldelta, "tables-20"), (Waldelta, "sync"), (Naive, "sync")]
+)
 def test_a_row_that_differs_in_the_lake_fails_its_workload(tmp_path, monkeypatch, who, workload):
-    """Whoever is fast and wrong isn't published: a row is lost behind its back, after the last round."""
+    """Whoever is fast and wrong isn't published: a row is lost behind its back, after the last
+    round.
+    """
 
     verify = who.verify
 
@@ -225,6 +306,8 @@ def test_a_row_that_differs_in_the_lake_fails_its_workload(tmp_path, monkeypatch
 @pytest.mark.soak
 def test_pages_over_a_long_history_take_less_than_a_second():
     """100 tables, 10,000 runs, each page by itself."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.pages"], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.pages"], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
     assert done.stdout.count("/p/shop") > 5

@@ -1,4 +1,6 @@
-"""The process around the verbs: its exit code and its last words, whatever native threads do at its end."""
+"""The process around the verbs: its exit code and its last words, whatever native threads do at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tests.soak.listener import Listener
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.quarantine import (
+    DISCARDED,
+    QUARANTINED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+)
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.monitoring.status import read_status
 from waldelta.pgoutput.unread_message import UnreadMessage
@@ -38,10 +46,20 @@ ABORTS_AT_EXIT = (
 )
 
 ENDINGS = {
-    "a named error": (["status", "/nowhere.yml"], "", 1, "ConfigError: pipeline file /nowhere.yml can't be read"),
+    "a named error": (
+        ["status", "/nowhere.yml"],
+        "",
+        1,
+        "ConfigError: pipeline file /nowhere.yml can't be read",
+    ),
     "wrong usage": (["dance"], "", 2, "invalid choice: 'dance'"),
     "success": (["status", "x"], "command_line.main = lambda: print('said', end='') or 0", 0, ""),
-    "SIGTERM": (["status", "x"], "command_line.main = lambda: command_line._leave(15, None)", 143, ""),
+    "SIGTERM": (
+        ["status", "x"],
+        "command_line.main = lambda: command_line._leave(15, None)",
+        143,
+        "",
+    ),
     "Ctrl-C": (
         ["status", "x"],
         "command_line.Pipeline.load = lambda _: __import__('os').kill(os.getpid(), 2)",
@@ -61,7 +79,12 @@ ENDINGS = {
 
 def run(command, **environment):
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | environment,
     )
 
 
@@ -77,24 +100,43 @@ def test_the_exit_code_is_that_of_the_verb(arguments, before, code, told):
 
 @pytest.mark.pg
 def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
-    """All of the answer is out before the process ends; rows in quarantine are listed without Spark."""
+    """All of the answer is out before the process ends; rows in quarantine are listed without
+    Spark.
+    """
     database.execute("create table t(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
-    done = run([sys.executable, "-m", "spark_jobs", "status", str(path)], AIRFLOW_CONN_TEST_SOURCE=database.uri)
+    done = run(
+        [sys.executable, "-m", "spark_jobs", "status", str(path)],
+        AIRFLOW_CONN_TEST_SOURCE=database.uri,
+    )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["slot"]["name"] == job.pipeline.source.slot
     assert answer["slot"]["lag_bytes"] >= 0
     assert answer["slot"]["catalog_xmin_age"] >= 0
     row = IncompleteRow(
-        now(), "r", QUARANTINED, "public.t", 1, 1, '{"id": "7"}', ["big"], '{"id": "7"}', 24, None, "gone",
+        now(),
+        "r",
+        QUARANTINED,
+        "public.t",
+        1,
+        1,
+        '{"id": "7"}',
+        ["big"],
+        '{"id": "7"}',
+        24,
+        None,
+        "gone",
         [SentMessage(1, 3, 23, 9, b"I\x00\xff"), SentMessage(1, 2, 23, 9)],
-    )  # fmt: skip
+    )
     Quarantine(lake).add([row])
     job.ledger.append_state(
-        TableState(now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation), None
+        TableState(
+            now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation
+        ),
+        None,
     )
     assert main(["quarantine", str(path), "--tables=public.typo"]) == 1
     assert capsys.readouterr().out == ""
@@ -110,28 +152,40 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
         told = read_status(job)["targets"]["public.t"]
         assert (told["status"], told["quarantined"]) == (status, 1)
     copy_again(job, "synced")
-    assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == ([], 0)
+    assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == (
+        [],
+        0,
+    )
 
 
-TRACE = re.compile(r"Traceback \(most recent|^\s+at [\w.$]+\(|^\s+File \"|log4j|Exception in thread", re.MULTILINE)
+TRACE = re.compile(
+    r"Traceback \(most recent|^\s+at [\w.$]+\(|^\s+File \"|log4j|Exception in thread", re.MULTILINE
+)
 
 
 @pytest.mark.pg
 @pytest.mark.spark
 def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_path):
-    """Of what a Spark task fails by, and where there is no Java to start Spark with; in DEBUG the traces are there."""
+    """Of what a Spark task fails by, and where there is no Java to start Spark with; in DEBUG the
+    traces are there.
+    """
     database.execute("create table t(id int primary key, n int)")
     database.execute("insert into t values (1, 0)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     # The server raises for that row where a task reads it, as often as the task is tried.
-    database.execute(f"alter publication {job.pipeline.source.publications[0].name} set table t where (10 / n > 0)")
+    database.execute(
+        f"alter publication {job.pipeline.source.publications[0].name} set table t where (10 / n"
+        " > 0)"
+    )
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     sync = [sys.executable, "-m", "spark_jobs", "sync", str(path), "--stage", "sync"]
     environment = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "WALDELTA_DRIVER_MEMORY": "1g"}
     failed = run(sync, **environment)
     assert failed.returncode == 1, failed.stderr
-    assert failed.stderr.rpartition(" ERROR ")[2].startswith("SyncFailed: 1 of 1 table not synced:"), failed.stderr
+    assert failed.stderr.rpartition(" ERROR ")[2].startswith(
+        "SyncFailed: 1 of 1 table not synced:"
+    ), failed.stderr
     assert "division by zero" in failed.stderr.rpartition(" ERROR ")[2]
     assert failed.stderr.count("SyncFailed") == 1, failed.stderr
     assert TRACE.search(failed.stderr + failed.stdout) is None, failed.stderr
@@ -139,33 +193,48 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
     assert failed.returncode == 1, failed.stderr
     assert f" ERROR ConfigError: JAVA_HOME is {tmp_path}, which has no bin/java" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
-    assert "Traceback" in run(sync, **environment, JAVA_HOME=str(tmp_path), WALDELTA_LOG_LEVEL="DEBUG").stderr
+    assert (
+        "Traceback"
+        in run(sync, **environment, JAVA_HOME=str(tmp_path), WALDELTA_LOG_LEVEL="DEBUG").stderr
+    )
 
 
 def copy_again(job, status):
     """What the ledger says of a second copy."""
-    job.ledger.append(TableState(now(), "r", "public.t", 2, status, incarnation=job.slot_identity().incarnation))
+    job.ledger.append(
+        TableState(now(), "r", "public.t", 2, status, incarnation=job.slot_identity().incarnation)
+    )
 
 
 @pytest.fixture
 def quarantined(database, lake, tmp_path):
-    """A pipeline's job, its file, and two rows in quarantine, of a target that holds its copy alone."""
+    """A pipeline's job, its file, and two rows in quarantine, of a target that holds its copy
+    alone.
+    """
     database.execute("create table t(id int primary key)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     write_deltalake(uri_of(job, "public.t"), pa.table({"id": [1]}))
     job.ledger.append_state(
-        TableState(now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation), None
+        TableState(
+            now(), "r", "public.t", 1, "synced", incarnation=job.slot_identity().incarnation
+        ),
+        None,
     )
-    rows = [IncompleteRow(now(), "r", QUARANTINED, "public.t", 1, 0, f'{{"id": "{n}"}}', reason="why") for n in (7, 8)]
+    rows = [
+        IncompleteRow(now(), "r", QUARANTINED, "public.t", 1, 0, f'{{"id": "{n}"}}', reason="why")
+        for n in (7, 8)
+    ]
     Quarantine(lake).add(rows)
     return job, path, rows
 
 
 @pytest.mark.pg
 def test_rows_are_discarded(lake, capsys, quarantined):
-    """By id or by table, with who, when and why; all that are named or none; not while a run is at work on the target."""
+    """By id or by table, with who, when and why; all that are named or none; not while a run is at
+    work on the target.
+    """
     job, path, (seven, eight) = quarantined
 
     def discard(*arguments):
@@ -179,15 +248,28 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     assert len(list_quarantined(job)) == 2
     copy_again(job, "failed")  # which leaves the target as it was
     code, (done,) = discard("--row", eight.id, "--by", "Ann", "--reason", "test data")
-    assert (code, done["id"], done["key"], done["by"], done["reason"]) == (0, eight.id, {"id": "8"}, "Ann", "test data")
+    assert (code, done["id"], done["key"], done["by"], done["reason"]) == (
+        0,
+        eight.id,
+        {"id": "8"},
+        "Ann",
+        "test data",
+    )
     last = Quarantine(lake).rows("public.t", 1)[-1]
-    assert (last.key, last.status, last.by, last.reason) == (eight.key, DISCARDED, "Ann", "test data")
+    assert (last.key, last.status, last.by, last.reason) == (
+        eight.key,
+        DISCARDED,
+        "Ann",
+        "test data",
+    )
     assert last.at > eight.at
     assert [row["id"] for row in list_quarantined(job)] == [seven.id]
     assert discard("--row", eight.id) == (1, [])
     # A run that was killed before its commit will quarantine its rows anew.
     Quarantine(lake).add([replace(seven, batch=1, key='{"id": "9"}')])
-    with pytest.raises(StateError, match=r"public\.t: the run that quarantined these rows broke off"):
+    with pytest.raises(
+        StateError, match=r"public\.t: the run that quarantined these rows broke off"
+    ):
         discard_quarantined(job, tables=["public.t"], reason="noise")
     code, (done,) = discard("--tables=public.t", "--row", seven.id)
     assert (code, done["by"]) == (0, getpass.getuser())
@@ -218,23 +300,33 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
 @pytest.mark.spark
 @pytest.mark.parametrize("step", ["sync.reading", "sync.begun"])
 def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
-    """Under a task, and between two calls of the driver's: the last line says that Spark's JVM ended, and no stack trace is before it."""
+    """Under a task, and between two calls of the driver's: the last line says that Spark's JVM
+    ended, and no stack trace is before it.
+    """
     database.execute("create table t(id int primary key); insert into t values (1)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     path, result = tmp_path / "pipeline.yml", tmp_path / "result.json"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     listener = Listener(tmp_path / "faults", gates=False)
-    environment = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "WALDELTA_DRIVER_MEMORY": "1g", **listener.environment}
+    environment = {
+        "AIRFLOW_CONN_TEST_SOURCE": database.uri,
+        "WALDELTA_DRIVER_MEMORY": "1g",
+        **listener.environment,
+    }
     own = psutil.Process()
 
     def kill_jvm(_: int) -> None:
         for process in own.children(recursive=True):
             # The session that other tests share is another child.
-            if process.name() == "java" and any(str(path) in parent.cmdline() for parent in process.parents()):
+            if process.name() == "java" and any(
+                str(path) in parent.cmdline() for parent in process.parents()
+            ):
                 process.kill()
 
     listener.arm(step, kill_jvm)
-    failed = run([sys.executable, "-m", "spark_jobs", "sync", str(path), f"--result={result}"], **environment)
+    failed = run(
+        [sys.executable, "-m", "spark_jobs", "sync", str(path), f"--result={result}"], **environment
+    )
     listener.close()
     assert failed.returncode == 1, failed.stderr
     last = failed.stderr.rpartition(" ERROR ")[2]

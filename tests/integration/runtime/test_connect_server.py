@@ -1,4 +1,6 @@
-"""Why a Spark Connect server can't be reached: each cause has its remedy, soon, and no message holds the token."""
+"""Why a Spark Connect server can't be reached: each cause has its remedy, soon, and no message
+holds the token.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def silent():
 
 @contextmanager
 def swallowing():
-    """A port whose queue of connections is full: the kernel drops every further packet, as a firewall does."""
+    """A port whose queue of connections is full: the kernel drops every further packet, as a
+    firewall does.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))
@@ -62,7 +66,9 @@ def swallowing():
 
 @contextmanager
 def by_tls(folder):
-    """A port that speaks TLS, and HTTP/2 no further than its settings, with a certificate that nothing here trusts."""
+    """A port that speaks TLS, and HTTP/2 no further than its settings, with a certificate that
+    nothing here trusts.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*Authority(folder).issue("server", "localhost"))
     context.set_alpn_protocols(["h2"])
@@ -93,17 +99,49 @@ def ports(tmp_path):
 
 
 CASES = {
-    "nothing listens": ("127.0.0.1:{closed}", True, r"can't be reached \(Connection refused\): start it, or correct host"),
+    "nothing listens": (
+        "127.0.0.1:{closed}",
+        True,
+        r"can't be reached \(Connection refused\): start it, or correct host",
+    ),
     "nothing listens on localhost": ("localhost:{closed}", True, r"Connection refused"),
-    "unknown host": ("nowhere.invalid:15002/;use_ssl=true", True, r"nowhere.invalid:15002 can't be reached"),
-    "packets are swallowed": ("127.0.0.1:{swallowing}", True, r"didn't answer within 1 s: .*firewalls"),
-    "takes connections only": ("127.0.0.1:{silent}", True, r"takes connections and doesn't answer: check the port"),
+    "unknown host": (
+        "nowhere.invalid:15002/;use_ssl=true",
+        True,
+        r"nowhere.invalid:15002 can't be reached",
+    ),
+    "packets are swallowed": (
+        "127.0.0.1:{swallowing}",
+        True,
+        r"didn't answer within 1 s: .*firewalls",
+    ),
+    "takes connections only": (
+        "127.0.0.1:{silent}",
+        True,
+        r"takes connections and doesn't answer: check the port",
+    ),
     "another server": ("127.0.0.1:{http}/;", False, r"is something else that listens there"),
-    "not trusted": ("localhost:{tls}/;use_ssl=true;token=" + TOKEN, False, r"certificate that isn't trusted"),
-    "TLS at the server alone": ("localhost:{tls}", False, r"speaks TLS, and the address asks for none: add use_ssl"),
-    "TLS for nothing": ("localhost:{http}/;use_ssl=true", False, r"doesn't speak TLS: take use_ssl out"),
-    "a token by the address": ("127.0.0.1:{http}/;token=" + TOKEN, False, r"write localhost for the host"),
-}  # fmt: skip
+    "not trusted": (
+        "localhost:{tls}/;use_ssl=true;token=" + TOKEN,
+        False,
+        r"certificate that isn't trusted",
+    ),
+    "TLS at the server alone": (
+        "localhost:{tls}",
+        False,
+        r"speaks TLS, and the address asks for none: add use_ssl",
+    ),
+    "TLS for nothing": (
+        "localhost:{http}/;use_ssl=true",
+        False,
+        r"doesn't speak TLS: take use_ssl out",
+    ),
+    "a token by the address": (
+        "127.0.0.1:{http}/;token=" + TOKEN,
+        False,
+        r"write localhost for the host",
+    ),
+}
 
 
 @pytest.mark.parametrize("address, retryable, told", CASES.values(), ids=CASES)

@@ -1,4 +1,6 @@
-"""Sessions of a real Spark Connect server: a second run leaves a healthy first one alone, a dead one's work is ended."""
+"""Sessions of a real Spark Connect server: a second run leaves a healthy first one alone, a dead
+one's work is ended.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ with open_session("test", load_job(PipelineFile.model_validate(document)), "one 
     (folder / "session").write_text(spark.session_id)
     rows = spark.range(0, 1, 1, 1).mapInArrow(work, "id bigint").collect()
     print(f"done {len(rows)}", flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,11 @@ def client(server, database, lake, tmp_path):
 
 def until_working(process: subprocess.Popen, folder: Path) -> psutil.Process:
     """The worker that runs the client's task."""
-    wait_until(lambda: (folder / "working").exists() or process.poll() is not None, "the client's task", 120)
+    wait_until(
+        lambda: (folder / "working").exists() or process.poll() is not None,
+        "the client's task",
+        120,
+    )
     assert process.poll() is None, process.communicate()[1]
     return psutil.Process(int((folder / "working").read_text()))
 
@@ -105,9 +111,11 @@ def test_a_second_run_started_by_mistake_leaves_the_first_alone(client):
 
 
 def test_what_a_killed_run_left_behind_is_ended(client):
-    """Its lock went with it, its work on the server did not; the next run interrupts that, and works.
+    """Its lock went with it, its work on the server did not; the next run interrupts that, and
+    works.
 
-    In a session of its own: a run that only lost its lock would go on to set what tags the commits of the next one.
+    In a session of its own: a run that only lost its lock would go on to set what tags the commits
+    of the next one.
     """
     with client("killed") as (killed, folder):
         worker = until_working(killed, folder)
@@ -121,7 +129,11 @@ def test_what_a_killed_run_left_behind_is_ended(client):
         assert (following.returncode, output) == (0, "done 1\n"), error
         sessions.append((folder / "session").read_text())
     assert sessions[0] != sessions[1] == sessions[2]
-    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, "the worker's end", 60)
+    wait_until(
+        lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE,
+        "the worker's end",
+        60,
+    )
 
 
 COLUMNS = """
@@ -136,22 +148,28 @@ with open_session("test", load_job(PipelineFile.model_validate(json.loads(sys.ar
     for key in COMMIT_SETTINGS:
         spark.conf.set(key, "7")
     os._exit(0)
-"""
+"""  # noqa: E501
 
 
 def test_the_next_run_is_given_nothing_of_an_earlier_one(server, database, lake, tmp_path):
-    """The server keeps analysed plans for a session under numbers that each process counts from the same beginning.
+    """The server keeps analysed plans for a session under numbers that each process counts from the
+    same beginning.
 
-    A run that dies within a commit leaves its tag there, and Delta skips what it takes for the same commit.
+    A run that dies within a commit leaves its tag there, and Delta skips what it takes for the same
+    commit.
     """
     document = json.dumps(pipeline_file(lake, f"s_{database.name}").model_dump(mode="json"))
     target, seen = str(tmp_path / "target"), []
     for row in ({"id": 1}, {"id": 2, "later": 2}):
         write_deltalake(target, pa.Table.from_pylist([row]), mode="append", schema_mode="merge")
         done = subprocess.run(
-            [sys.executable, "-c", COLUMNS, document, target], env=os.environ | {"SPARK_REMOTE": server.remote},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", COLUMNS, document, target],
+            env=os.environ | {"SPARK_REMOTE": server.remote},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         seen.append(done.stdout.strip())
     assert seen == ["['id'] []", "['id', 'later'] []"], done.stderr
 
@@ -176,7 +194,7 @@ with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo,
     consume(spark, job)
     source.execute("select pg_logical_emit_message(true, 'p', 'second')")
     consume(spark, job)
-"""
+"""  # noqa: E501
 
 
 def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, lake):
@@ -185,16 +203,35 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
     pipeline = pipeline_file(lake, f"s_{database.name}", options={"messages": True})
     job = bare_slot(database, pipeline)
     document = json.dumps(pipeline.model_dump(mode="json"))
-    command, environment = [sys.executable, "-c", RESYNC, document], os.environ | {"SPARK_REMOTE": server.remote}
+    command, environment = (
+        [sys.executable, "-c", RESYNC, document],
+        os.environ | {"SPARK_REMOTE": server.remote},
+    )
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False, umask=0o022
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        umask=0o022,
     )
     assert done.returncode == 0, done.stderr
-    table = DeltaTable(uri_of(job, "public.t")).to_pyarrow_table().select(["id", "v", "w", "l", "x"])
-    rows = [{"id": 1, "v": "a", "w": "b", "l": ["c"], "x": "e"}, {"id": 2, "v": "z", "w": None, "l": None, "x": "d"}]
+    table = (
+        DeltaTable(uri_of(job, "public.t")).to_pyarrow_table().select(["id", "v", "w", "l", "x"])
+    )
+    rows = [
+        {"id": 1, "v": "a", "w": "b", "l": ["c"], "x": "e"},
+        {"id": 2, "v": "z", "w": None, "l": None, "x": "d"},
+    ]
     assert table.sort_by("id").to_pylist() == rows
-    messages = DeltaTable(messages_uri(job)).to_pyarrow_table(columns=["prefix", "content"]).to_pylist()
-    assert {(row["prefix"], row["content"]) for row in messages} == {("p", b"first"), ("p", b"second")}
+    messages = (
+        DeltaTable(messages_uri(job)).to_pyarrow_table(columns=["prefix", "content"]).to_pylist()
+    )
+    assert {(row["prefix"], row["content"]) for row in messages} == {
+        ("p", b"first"),
+        ("p", b"second"),
+    }
     assert open_to_others(Path(uri_of(job, "public.t").removeprefix("file://"))) == []
 
 
@@ -212,11 +249,18 @@ else:
 """
 
 
-@pytest.mark.parametrize("key", ["", "one run at a time"], ids=["any session", "a session by its key"])
+@pytest.mark.parametrize(
+    "key", ["", "one run at a time"], ids=["any session", "a session by its key"]
+)
 def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
-    """PySpark sends one without TLS to the host named localhost, and speaks TLS to every other, also of this machine."""
+    """PySpark sends one without TLS to the host named localhost, and speaks TLS to every other,
+    also of this machine.
+    """
     refused = f"False the Spark Connect server localhost:{server.port} refused the token"
-    by_tls = f"False the Spark Connect server 127.0.0.1:{server.port} doesn't speak TLS, and PySpark sends a token"
+    by_tls = (
+        f"False the Spark Connect server 127.0.0.1:{server.port} doesn't speak TLS, and PySpark"
+        " sends a token"
+    )
     addresses = {
         server.remote: "reached",
         server.remote.replace(server.token, "another"): refused,

@@ -1,4 +1,6 @@
-"""The demo's source after load and replay, against the same year computed from the CSV files by pandas alone."""
+"""The demo's source after load and replay, against the same year computed from the CSV files by
+pandas alone.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def year():
     """What happens to every flight of the CSV file, decided by the rules that replay.py states."""
     flights = read_csv("flights")
     flights["time_hour"] = pd.to_datetime(flights.time_hour)
-    lottery = (flights.flight * 7919 + flights.day * 104729 + flights.month * 1299709 + SEED * 15485863) % 1000
+    lottery = (
+        flights.flight * 7919 + flights.day * 104729 + flights.month * 1299709 + SEED * 15485863
+    ) % 1000
     alone = ~flights.duplicated(NUMBER, keep=False)
     flights["over"] = alone & lottery.between(12, 17)
     moves = alone & (lottery < 12)
@@ -38,11 +42,15 @@ def year():
     date = pd.to_datetime(flights[["year", "month", "day"]])
     tomorrow = date + pd.Timedelta(days=1)
     flown = set(zip(date, flights.carrier, flights.flight, strict=True))
-    free = pd.Series([key not in flown for key in zip(tomorrow, flights.carrier, flights.flight, strict=True)])
+    free = pd.Series(
+        [key not in flown for key in zip(tomorrow, flights.carrier, flights.flight, strict=True)]
+    )
     late = alone & lottery.between(100, 299) & (tomorrow.dt.day == 1) & (flights.month < 12) & free
     flights["to_month"] = flights.month.where(~late, flights.month + 1)
     flights["to_day"] = flights.day.where(~late, 1)
-    flights["to_time_hour"] = flights.time_hour.where(~late, flights.time_hour + pd.Timedelta(hours=24))
+    flights["to_time_hour"] = flights.time_hour.where(
+        ~late, flights.time_hour + pd.Timedelta(hours=24)
+    )
     flights["cancelled"] = flights.dep_time.isna()
     flights["again"] = flights.cancelled & (lottery % 20 == 5)
     return flights
@@ -67,7 +75,9 @@ def assert_same(actual, expected, key):
     columns = list(actual.columns)
     frames = []
     for frame in (actual, expected[columns]):
-        text = frame.astype(object).where(frame.notna(), None).sort_values(key).reset_index(drop=True)
+        text = (
+            frame.astype(object).where(frame.notna(), None).sort_values(key).reset_index(drop=True)
+        )
         for column in columns:
             if pd.api.types.is_numeric_dtype(expected[column]) or column in ACTUAL:
                 text[column] = pd.to_numeric(text[column]).astype(float)
@@ -77,10 +87,20 @@ def assert_same(actual, expected, key):
 
 @pytest.mark.soak
 def test_the_year_ends_as_the_csv_files_say(database, year):
-    """All flights with their actual times, minus the cancelled, moved as planned; in between, as scheduled."""
+    """All flights with their actual times, minus the cancelled, moved as planned; in between, as
+    scheduled.
+    """
     loaded = load(database.conninfo)
-    assert loaded.rows == {"airlines": 16, "airports": 1458, "planes": 3322, "weather": 13014, "flights": ALL_FLIGHTS}
-    assert database.execute("select count(*) from flights where num_nonnulls(" + ", ".join(ACTUAL) + ") > 0") == [(0,)]
+    assert loaded.rows == {
+        "airlines": 16,
+        "airports": 1458,
+        "planes": 3322,
+        "weather": 13014,
+        "flights": ALL_FLIGHTS,
+    }
+    assert database.execute(
+        "select count(*) from flights where num_nonnulls(" + ", ".join(ACTUAL) + ") > 0"
+    ) == [(0,)]
     prepare(database.conninfo)
     parts = [replay(database.conninfo, part) for part in plan_slices(3)]
 
@@ -94,8 +114,20 @@ def test_the_year_ends_as_the_csv_files_say(database, year):
     assert operations["airlines", "insert"] == 12
     assert operations["airlines", "delete"] == 10
 
-    columns = [name for name in year.columns if name not in
-               ("over", "to_origin", "to_month", "to_day", "to_time_hour", "cancelled", "again")]  # fmt: skip
+    columns = [
+        name
+        for name in year.columns
+        if name
+        not in (
+            "over",
+            "to_origin",
+            "to_month",
+            "to_day",
+            "to_time_hour",
+            "cancelled",
+            "again",
+        )
+    ]
     actual = read_table(database, "flights", columns)
     actual["time_hour"] = pd.to_datetime(actual.time_hour, utc=True)
     assert_same(actual, expected_flights(year), KEY)
@@ -113,7 +145,9 @@ def check_weather(database):
 
 
 def check_planes(database):
-    """Month by month: cabins, speeds, registrations; a remark grows only where an overhaul says so."""
+    """Month by month: cabins, speeds, registrations; a remark grows only where an overhaul
+    says so.
+    """
     planes = read_csv("planes")
     planes["overhauls"] = 0
     for month in range(1, 13):
@@ -124,7 +158,9 @@ def check_planes(database):
         planes.loc[new, "tailnum"] = "X" + planes.tailnum
     names = [name for name in planes.columns if name != "overhauls"]
     actual = read_table(database, "planes", names)
-    actual["overhauls"] = [n for (n,) in database.execute("select regexp_count(remarks, 'overhaul') from planes")]
+    actual["overhauls"] = [
+        n for (n,) in database.execute("select regexp_count(remarks, 'overhaul') from planes")
+    ]
     assert_same(actual, planes, ["tailnum"])
     assert planes.tailnum.str.startswith("X").sum() > 50
     assert database.execute("select count(*) from planes where length(remarks) < 2100") == [(0,)]
@@ -137,15 +173,20 @@ def test_flights_enter_leave_and_move_within_the_filter(database, year):
     published = "('JFK', 'EWR')"
     ways = database.execute(f"""
         select origin in {published}, coalesce(over_origin, to_origin) in {published}, count(*),
-               count(*) filter (where over_hour = move_hour), count(*) filter (where to_month <> month)
+               count(*) filter (where over_hour = move_hour),
+                 count(*) filter (where to_month <> month)
         from replay.plan where move_hour is not null group by 1, 2""")
-    assert {(before, after) for before, after, *_ in ways} == {(a, b) for a in (True, False) for b in (True, False)}
+    assert {(before, after) for before, after, *_ in ways} == {
+        (a, b) for a in (True, False) for b in (True, False)
+    }
     assert sum(count for _, _, _, count, _ in ways) > 10
     assert sum(count for _, _, _, _, count in ways) > 10
 
 
 def test_a_small_demo_covers_the_whole_year_and_repeats_itself(database):
-    """A thinned-out load keeps all twelve partitions, and the same seed makes the same operations."""
+    """A thinned-out load keeps all twelve partitions, and the same seed makes the same
+    operations.
+    """
     outcomes = []
     for _ in range(2):
         loaded = load(database.conninfo, 3000)

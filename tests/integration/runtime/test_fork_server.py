@@ -1,4 +1,6 @@
-"""Jobs forked from a process that has imported what they need: as a process of their own, but at once."""
+"""Jobs forked from a process that has imported what they need: as a process of their own, but at
+once.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def server():
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
         environment = {**os.environ, "WALDELTA_OF_THE_SERVER": "x"}
-        process = subprocess.Popen([sys.executable, "-m", "waldelta.cli.fork_server", str(path)], env=environment)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "waldelta.cli.fork_server", str(path)], env=environment
+        )
         wait(path.exists, process)
         yield path, process
         process.send_signal(signal.SIGTERM)
@@ -57,10 +61,13 @@ def silent():
 def pipeline(folder, port):
     file = folder / "p.yml"
     file.write_text(
-        "pipeline: p\nsource: {conn_id: far, slot: s, publications: [{name: p, tables: [{name: public.t}]}]}\n"
-        f"target: {{root: 'file://{folder}/lake'}}\n"
+        "pipeline: p\nsource: {conn_id: far, slot: s, publications: [{name: p, tables: [{name:"
+        f" public.t}}]}}]}}\ntarget: {{root: 'file://{folder}/lake'}}\n"
     )
-    return file, {"AIRFLOW_CONN_FAR": f"postgresql://u:w@127.0.0.1:{port}/d", "PATH": os.environ["PATH"]}
+    return file, {
+        "AIRFLOW_CONN_FAR": f"postgresql://u:w@127.0.0.1:{port}/d",
+        "PATH": os.environ["PATH"],
+    }
 
 
 def children(process):
@@ -68,7 +75,9 @@ def children(process):
 
 
 def test_a_job_runs_as_a_process_of_its_own_would(server, tmp_path, caplog, monkeypatch):
-    """Its output is the caller's, its environment and folder are those asked for, its exit code comes back."""
+    """Its output is the caller's, its environment and folder are those asked for, its exit code
+    comes back.
+    """
     path, _ = server
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO)
@@ -137,7 +146,9 @@ def test_the_socket_appears_when_connections_are_taken(tmp_path, monkeypatch):
     """Whoever waits for it connects at once."""
     path, there = tmp_path / "jobs.sock", []
     listen = socket.socket.listen
-    monkeypatch.setattr(socket.socket, "listen", lambda own: (there.append(path.exists()), listen(own)))
+    monkeypatch.setattr(
+        socket.socket, "listen", lambda own: (there.append(path.exists()), listen(own))
+    )
     first = ForkServer(path, "")
     assert there == [False]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -148,7 +159,9 @@ def test_the_socket_appears_when_connections_are_taken(tmp_path, monkeypatch):
 
 
 def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):
-    """A task that waited too long starts a process itself: the same job twice would be in each other's way."""
+    """A task that waited too long starts a process itself: the same job twice would be in each
+    other's way.
+    """
     path, process = server
     file, environment = pipeline(tmp_path, silent)
     process.send_signal(signal.SIGSTOP)
@@ -192,13 +205,15 @@ def test_no_other_user_is_answered(server, tmp_path):
     """Even where the file system lets another user in."""
     path, process = server
     program = (
-        "import os, socket, sys; s = socket.socket(socket.AF_UNIX); os.setuid(65534); s.settimeout(20); s.connect(sys.argv[1]); "
-        "os.write(1, s.recv(100) or b'closed')"
+        "import os, socket, sys; s = socket.socket(socket.AF_UNIX); os.setuid(65534);"
+        " s.settimeout(20); s.connect(sys.argv[1]); os.write(1, s.recv(100) or b'closed')"
     )
     path.parent.chmod(0o755)
     path.chmod(0o666)
     try:
-        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path)], capture_output=True, check=False
+        )
     finally:
         path.chmod(0o600)
         path.parent.chmod(0o700)
@@ -207,19 +222,26 @@ def test_no_other_user_is_answered(server, tmp_path):
 
 
 def test_without_a_server_nothing_is_lost(tmp_path):
-    """No socket, a dead server's socket, another thing at its path: the caller starts a process itself."""
+    """No socket, a dead server's socket, another thing at its path: the caller starts a process
+    itself.
+    """
     assert ForkedJob.ask(str(tmp_path / "none.sock"), ["status"], {}) is None
     (tmp_path / "file").touch()
     assert ForkedJob.ask(str(tmp_path / "file"), ["status"], {}) is None
     left = tmp_path / "left.sock"
-    with tempfile.TemporaryDirectory(prefix="fork-") as folder, socket.socket(socket.AF_UNIX) as dead:
+    with (
+        tempfile.TemporaryDirectory(prefix="fork-") as folder,
+        socket.socket(socket.AF_UNIX) as dead,
+    ):
         dead.bind(f"{folder}/s")
         shutil.move(f"{folder}/s", left)
     assert ForkedJob.ask(str(left), ["status"], {}) is None
 
 
 def test_replaced_code_is_not_run(tmp_path, monkeypatch):
-    """A server that started before an upgrade starts itself anew instead of running what it once imported."""
+    """A server that started before an upgrade starts itself anew instead of running what it once
+    imported.
+    """
     source = Path(waldelta.__file__).parent
     shutil.copytree(source, tmp_path / "waldelta", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(forked_job, "package_folder", lambda name: tmp_path / name)
@@ -227,8 +249,9 @@ def test_replaced_code_is_not_run(tmp_path, monkeypatch):
         path = Path(folder) / "jobs.sock"
         process = subprocess.Popen(
             [sys.executable, "-m", "waldelta.cli.fork_server", str(path)],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        )  # fmt: skip
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        )
         wait(path.exists, process)
         (tmp_path / "waldelta" / "__init__.py").write_text('"""Newer."""\n')
         assert ForkedJob.ask(str(path), ["status", "p.yml"], {}) is None

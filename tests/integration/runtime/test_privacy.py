@@ -1,4 +1,6 @@
-"""Whoever else is on the machine reads nothing of a lake: it is its owner's alone, whichever process writes it."""
+"""Whoever else is on the machine reads nothing of a lake: it is its owner's alone, whichever
+process writes it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def staged(monkeypatch):
 
 
 def give_tasks_the_usual_umask(spark) -> None:
-    """As those of a server have that somebody else has started; the session's own are started as the lake wants them."""
+    """As those of a server have that somebody else has started; the session's own are started as
+    the lake wants them.
+    """
 
     def set_umask(parts):
         os.umask(0o022)
@@ -52,11 +56,15 @@ def give_tasks_the_usual_umask(spark) -> None:
 
 
 def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, staged):
-    """Spark's JVM and its Python tasks, delta-rs and pyarrow here: targets, change log, ledger, what is staged, reports."""
+    """Spark's JVM and its Python tasks, delta-rs and pyarrow here: targets, change log, ledger,
+    what is staged, reports.
+    """
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
     lake = tmp_path / "made_by_setup" / "lake"
     target = {"root": lake.as_uri(), "deletion_vectors": True}
-    pipeline = Pipeline(pipeline_file(lake.as_uri(), f"s_{database.name}", target=target, quality={}))
+    pipeline = Pipeline(
+        pipeline_file(lake.as_uri(), f"s_{database.name}", target=target, quality={})
+    )
     pipeline.setup()
     assert stat.S_IMODE(lake.stat().st_mode) == 0o700
     pipeline.sync(spark)
@@ -64,7 +72,10 @@ def test_a_lake_is_its_owners_alone(spark, database, tmp_path, monkeypatch, stag
     with monkeypatch.context() as by_spark:
         by_spark.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 0)
         by_spark.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
-        database.execute("insert into t select n, 'b' from generate_series(2, 50) n; update t set v = 'c' where id = 1")
+        database.execute(
+            "insert into t select n, 'b' from generate_series(2, 50) n; update t set v = 'c' where"
+            " id = 1"
+        )
         pipeline.consume(spark)
     database.execute("delete from t where id = 2")
     pipeline.consume(spark)

@@ -11,7 +11,9 @@ pytestmark = pytest.mark.spark
 
 
 def test_workers_that_are_started_ahead_are_those_of_every_task(spark):
-    """Spark keeps a daemon for each environment: one more would import everything once more, while the first tasks wait."""
+    """Spark keeps a daemon for each environment: one more would import everything once more, while
+    the first tasks wait.
+    """
 
     def told(_):
         yield pa.RecordBatch.from_pydict({"id": [os.getppid()]})

@@ -1,4 +1,6 @@
-"""The job operator with the real spark-submit: it starts the real application and brings its own error back."""
+"""The job operator with the real spark-submit: it starts the real application and brings its own
+error back.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,25 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]
 def land(write_pipeline, database, monkeypatch):
     """The task that submits the application, against a database without a slot."""
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
-    monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_WALDELTA_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"})
+    )
     monkeypatch.setenv("WALDELTA_DRIVER_MEMORY", "1g")
     path = write_pipeline("shop")
     return WaldeltaJobOperator(
-        task_id="land", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume", stage="land", first=True
+        task_id="land",
+        pipeline_path=path,
+        pipeline=load_pipeline_file(path),
+        verb="consume",
+        stage="land",
+        first=True,
     )
 
 
 def test_the_applications_error_is_the_tasks(land, make_context):
-    """A named error of the job in the JVM's driver is the task's failure, not spark-submit's command line."""
+    """A named error of the job in the JVM's driver is the task's failure, not spark-submit's
+    command line.
+    """
     with pytest.raises(AirflowFailException) as failure:
         land.execute(make_context())
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
@@ -39,13 +50,19 @@ def test_the_applications_error_is_the_tasks(land, make_context):
 def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     write_pipeline, database, make_context, land, monkeypatch, tmp_path
 ):
-    """``check`` is refused by Delta's default store, and not by one that the application's settings name."""
+    """``check`` is refused by Delta's default store, and not by one that the application's settings
+    name.
+    """
     path = write_pipeline("shop", text=PIPELINE.replace("{root}", "s3a://nowhere/lake"))
     pipeline = load_pipeline_file(path)
-    check = WaldeltaJobOperator(task_id="preflight", pipeline_path=path, pipeline=pipeline, verb="check")
+    check = WaldeltaJobOperator(
+        task_id="preflight", pipeline_path=path, pipeline=pipeline, verb="check"
+    )
     with pytest.raises(AirflowFailException, match=r"target\.accept_unsafe_store"):
         check.execute(make_context())
-    (tmp_path / "spark-defaults.conf").write_text("spark.delta.logStore.s3a.impl org.example.S3ConditionalLogStore\n")
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.delta.logStore.s3a.impl org.example.S3ConditionalLogStore\n"
+    )
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     with pytest.raises(AirflowException) as failure:
         check.execute(make_context())
@@ -61,7 +78,9 @@ def test_kill_ends_the_jvm_and_its_driver(land, make_context):
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_until(lambda: any("org.apache.spark.deploy.SparkSubmit" in " ".join(p) for p in arguments()))
+    wait_until(
+        lambda: any("org.apache.spark.deploy.SparkSubmit" in " ".join(p) for p in arguments())
+    )
     land.on_kill()
     thread.join(timeout=20)
     assert not thread.is_alive()

@@ -9,7 +9,11 @@ from waldelta.errors import SourceError
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import connect
 from waldelta.postgres.publication_tables import MEMBERS
-from waldelta.postgres.published_tables import _MEMBERSHIPS, read_published_relations, read_published_tables
+from waldelta.postgres.published_tables import (
+    _MEMBERSHIPS,
+    read_published_relations,
+    read_published_tables,
+)
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.type_catalog import fetch
 
@@ -17,9 +21,13 @@ pytestmark = pytest.mark.pg
 
 
 def published(conn, *publications):
-    """Read both ways: by all that is known of the tables, and by the short question for their oids."""
+    """Read both ways: by all that is known of the tables, and by the short question for their
+    oids.
+    """
     tables = {str(t.id): t for t in read_published_tables(conn, publications)}
-    short = [(r.id, r.oid, r.relkind, r.ancestors) for r in read_published_relations(conn, publications)]
+    short = [
+        (r.id, r.oid, r.relkind, r.ancestors) for r in read_published_relations(conn, publications)
+    ]
     assert sorted(short) == [(t.id, t.oid, t.relkind, t.ancestors) for t in tables.values()]
     return tables
 
@@ -27,9 +35,9 @@ def published(conn, *publications):
 def test_plain_table(database, conn):
     """Columns in attnum order, the column list honoured, key and filter as published."""
     database.execute(
-        'create table "Odd.Name" (a int, id int primary key, gone int, v numeric(10,2)[], hidden text);'
-        'alter table "Odd.Name" drop column gone;'
-        "create publication p for table \"Odd.Name\" (a, id, v) where (id > 5) with (publish = 'insert, update')"
+        'create table "Odd.Name" (a int, id int primary key, gone int, v numeric(10,2)[], hidden'
+        ' text);alter table "Odd.Name" drop column gone;create publication p for table "Odd.Name"'
+        " (a, id, v) where (id > 5) with (publish = 'insert, update')"
     )
     (table,) = published(conn, "p").values()
     assert str(table.id) == 'public."Odd.Name"'
@@ -89,7 +97,9 @@ PARTITIONED = (
 
 def test_partition_root(database, conn):
     """Published via root: the root, fed by its own oid, with all leaves down the tree."""
-    database.execute(PARTITIONED + "create publication p for table r with (publish_via_partition_root)")
+    database.execute(
+        PARTITIONED + "create publication p for table r with (publish_via_partition_root)"
+    )
     (table,) = published(conn, "p").values()
     assert (str(table.id), table.relkind, table.key_columns) == ("public.r", "p", ("id", "k"))
     assert [str(leaf.id) for leaf in table.leaves] == ["public.r1", "public.r2a"]
@@ -106,7 +116,8 @@ def test_partition_leaves(database, conn):
 def test_leaf_in_another_publication_counts_as_part_of_its_published_root(database, conn):
     """As in pgoutput, which publishes as the topmost ancestor."""
     database.execute(
-        PARTITIONED + "create publication p for table r where (id > 1) with (publish_via_partition_root);"
+        PARTITIONED
+        + "create publication p for table r where (id > 1) with (publish_via_partition_root);"
         "create publication q for table r1 where (id > 2)"
     )
     tables = published(conn, "p", "q")
@@ -116,7 +127,9 @@ def test_leaf_in_another_publication_counts_as_part_of_its_published_root(databa
 
 
 def test_filters_are_ored_whatever_is_published(database, conn):
-    """The copy takes what any publication lets through; one without filter makes the others redundant."""
+    """The copy takes what any publication lets through; one without filter makes the others
+    redundant.
+    """
     database.execute(
         "create table t (id int primary key);"
         "create publication p for table t where (id > 5) with (publish = 'delete');"
@@ -139,25 +152,32 @@ def test_filters_are_ored_whatever_is_published(database, conn):
     ],
 )
 def test_keys(database, conn, identity, key, covered):
-    """The identity index where one is set, since old tuples carry nothing else; else the primary key."""
+    """The identity index where one is set, since old tuples carry nothing else; else the primary
+    key.
+    """
     database.execute(
-        "create table t (id int primary key, u int not null, v int); create unique index t_u on t (u);"
-        f"alter table t replica identity {identity}; create publication p for table t"
+        "create table t (id int primary key, u int not null, v int); create unique index t_u on t"
+        f" (u);alter table t replica identity {identity}; create publication p for table t"
     )
     table = published(conn, "p")["public.t"]
     assert (table.key_columns, table.identity_columns) == (key, covered)
 
 
 def test_deferrable_primary_key_is_no_replica_identity(database, conn):
-    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published; nor do rows have keys of their own."""
-    database.execute("create table t (id int primary key deferrable); create publication p for table t")
+    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published; nor do rows
+    have keys of their own.
+    """
+    database.execute(
+        "create table t (id int primary key deferrable); create publication p for table t"
+    )
     table = published(conn, "p")["public.t"]
     assert (table.identity_columns, table.key_columns) == ((), ())
 
 
 def test_key_outside_the_column_list_is_no_key(database, conn):
     database.execute(
-        "create table t (id int primary key, v int); create publication p for table t (v) with (publish = 'insert')"
+        "create table t (id int primary key, v int); create publication p for table t (v) with"
+        " (publish = 'insert')"
     )
     assert published(conn, "p")["public.t"].key_columns == ()
 
@@ -188,12 +208,15 @@ def test_generated_columns_are_published_only_where_the_server_sends_them(any_da
 def test_column_lists_that_do_not_count_do_not_clash(database, conn):
     """A leaf published as part of its root by one publication is decoded by that one alone."""
     database.execute(
-        "create table r (id int primary key, v int) partition by range (id); create table r1 partition of r default;"
-        "create publication p for table r (id) with (publish_via_partition_root = true);"
-        "create publication q for table r1 (id); create publication s for table r1"
+        "create table r (id int primary key, v int) partition by range (id); create table r1"
+        " partition of r default;create publication p for table r (id) with"
+        " (publish_via_partition_root = true);create publication q for table r1 (id); create"
+        " publication s for table r1"
     )
     tables = published(conn, "p", "q", "s")
-    assert {name: [c.name for c in table.columns] for name, table in tables.items()} == {"public.r": ["id"]}
+    assert {name: [c.name for c in table.columns] for name, table in tables.items()} == {
+        "public.r": ["id"]
+    }
     with pytest.raises(SourceError, match="different column lists"):
         published(conn, "q", "s")
 
@@ -210,7 +233,10 @@ PUBLICATIONS = [
     "for tables in schema public, apart",
     "for tables in schema public, apart with (publish_via_partition_root)",
     "for tables in schema apart, table r, only plain where (id > 3)",
-    "for tables in schema apart, table r where (k > 0), r1 where (k < 0) with (publish_via_partition_root)",
+    (
+        "for tables in schema apart, table r where (k > 0), r1 where (k < 0) with"
+        " (publish_via_partition_root)"
+    ),
     "for table r, only plain (id, v) where (id > 0), child, mixed",
     "for table r, r1, deep, mixed, apart.m2 with (publish_via_partition_root)",
     "for table r1, deep1 where (k > 30) with (publish = 'insert')",
@@ -222,31 +248,36 @@ def test_what_is_published_is_what_postgresql_says(database, conn):
     """The catalogs are read without the view, which would lock each table."""
     database.execute(
         PARTITIONED
-        + "create table if not exists plain (id int primary key, gone int, v int, w int generated always as (v + 1) stored);"
-        "alter table plain drop column gone; create table child () inherits (plain); create unlogged table u (id int);"
-        "create view seen as select 1 as id; create materialized view kept as select 1 as id; create sequence counted;"
-        "create table deep partition of r for values from (30) to (50) partition by range (k);"
-        "create table deep1 partition of deep for values from (30) to (40);"
-        "create schema apart; create table apart.alone (id int);"
-        "create table mixed (id int, k int, primary key (id, k)) partition by range (k);"
-        "create table apart.m1 partition of mixed for values from (0) to (10);"
-        "create table apart.m2 partition of mixed for values from (10) to (20) partition by range (k);"
-        "create table m21 partition of apart.m2 for values from (10) to (15);"
+        + "create table if not exists plain (id int primary key, gone int, v int, w int generated"
+        " always as (v + 1) stored);alter table plain drop column gone; create table child ()"
+        " inherits (plain); create unlogged table u (id int);create view seen as select 1 as id;"
+        " create materialized view kept as select 1 as id; create sequence counted;create table"
+        " deep partition of r for values from (30) to (50) partition by range (k);create table"
+        " deep1 partition of deep for values from (30) to (40);create schema apart; create table"
+        " apart.alone (id int);create table mixed (id int, k int, primary key (id, k)) partition"
+        " by range (k);create table apart.m1 partition of mixed for values from (0) to"
+        " (10);create table apart.m2 partition of mixed for values from (10) to (20) partition by"
+        " range (k);create table m21 partition of apart.m2 for values from (10) to (15);"
     )
     for n, clause in enumerate(PUBLICATIONS):
         database.execute(f"create publication p{n} {clause}")
     if conn.info.server_version >= 180000:
-        database.execute("create publication generated for all tables with (publish_generated_columns = stored)")
+        database.execute(
+            "create publication generated for all tables with (publish_generated_columns = stored)"
+        )
     names = [name for (name,) in conn.execute("select pubname from pg_publication").fetchall()]
     told = conn.execute(
-        "select pubname, schemaname, tablename, (select array_agg(a order by a) from unnest(attnames) a), rowfilter"
-        " from pg_publication_tables order by 1, 2, 3"
+        "select pubname, schemaname, tablename, (select array_agg(a order by a) from"
+        " unnest(attnames) a), rowfilter from pg_publication_tables order by 1, 2, 3"
     ).fetchall()
     rows = fetch(conn, _MEMBERSHIPS, {"publications": names, "barred": []})
     read = [(r.publication, r.schema, r.name, sorted(r.column_names), r.row_filter) for r in rows]
-    assert sorted(read, key=lambda row: row[:3]) == [(*row[:3], [str(a) for a in row[3]], row[4]) for row in told]
+    assert sorted(read, key=lambda row: row[:3]) == [
+        (*row[:3], [str(a) for a in row[3]], row[4]) for row in told
+    ]
     members = conn.execute(
-        MEMBERS + " select p.pubname, m.relid from member m join pg_publication p on p.oid = m.publication",
+        MEMBERS
+        + " select p.pubname, m.relid from member m join pg_publication p on p.oid = m.publication",
         {"publications": names},
     ).fetchall()
     assert len(members) == len(set(members)) == len(told)
@@ -256,7 +287,8 @@ def test_a_locked_table_bars_only_its_own_filter(database, conn):
     """Nothing else that is read takes a lock on any table."""
     database.execute(
         PARTITIONED
-        + "create table t (id int primary key); create publication p for table t where (id > 0), r with (publish_via_partition_root)"
+        + "create table t (id int primary key); create publication p for table t where (id > 0), r"
+        " with (publish_via_partition_root)"
     )
     with database.connect() as locker:
         locker.execute("lock table t, r in access exclusive mode")
@@ -264,7 +296,10 @@ def test_a_locked_table_bars_only_its_own_filter(database, conn):
         with pytest.raises(LockNotAvailable):
             read_published_tables(conn, ["p"], sizes=False)
         (oid,) = conn.execute("select 'public.t'::regclass::oid::bigint").fetchone()
-        found = {t.id.name: t.unread for t in read_published_tables(conn, ["p"], sizes=False, barred=[oid])}
+        found = {
+            t.id.name: t.unread
+            for t in read_published_tables(conn, ["p"], sizes=False, barred=[oid])
+        }
         assert found == {"r": False, "t": True}
         assert {r.id.name for r in read_published_relations(conn, ["p"])} == {"r", "t"}
         assert refused_statements(conn, ["p"]) == []

@@ -1,4 +1,6 @@
-"""What a connection that fails is told as: its own error and remedy for each cause, by both drivers, without the password."""
+"""What a connection that fails is told as: its own error and remedy for each cause, by both
+drivers, without the password.
+"""
 
 from __future__ import annotations
 
@@ -27,45 +29,96 @@ SECRET = "secret-7x9"
 PLAIN = {"sslmode": "disable", "password": SECRET}
 
 CASES = {
-    "wrong password": (PLAIN, AuthenticationFailed, "refused user 'postgres': check login and password"),
-    "no password": ({"sslmode": "disable", "password": ""}, AuthenticationFailed, "refused user 'postgres'"),
-    "role missing": ({"user": "waldelta_no_such"}, AuthenticationFailed, "role 'waldelta_no_such' does not exist"),
+    "wrong password": (
+        PLAIN,
+        AuthenticationFailed,
+        "refused user 'postgres': check login and password",
+    ),
+    "no password": (
+        {"sslmode": "disable", "password": ""},
+        AuthenticationFailed,
+        "refused user 'postgres'",
+    ),
+    "role missing": (
+        {"user": "waldelta_no_such"},
+        AuthenticationFailed,
+        "role 'waldelta_no_such' does not exist",
+    ),
     "database missing": (
         {"user": "waldelta_trusted", "dbname": "waldelta_no_such"},
         AuthenticationFailed,
         "database 'waldelta_no_such' does not exist",
     ),
-    "rejected by pg_hba.conf": ({"user": "waldelta_rejected"}, AuthenticationFailed, "pg_hba.conf doesn't let user"),
+    "rejected by pg_hba.conf": (
+        {"user": "waldelta_rejected"},
+        AuthenticationFailed,
+        "pg_hba.conf doesn't let user",
+    ),
     "not in pg_hba.conf": (
         {"user": "waldelta_unlisted"},
         AuthenticationFailed,
-        "pg_hba.conf doesn't let user 'waldelta_unlisted' in from here (FATAL:  no pg_hba.conf entry",
+        (
+            "pg_hba.conf doesn't let user 'waldelta_unlisted' in from here (FATAL:  no pg_hba.conf"
+            " entry"
+        ),
     ),
-    "SSL wanted, not offered": ({"sslmode": "require"}, ConfigError, "asks for SSL, which this server doesn't offer"),
+    "SSL wanted, not offered": (
+        {"sslmode": "require"},
+        ConfigError,
+        "asks for SSL, which this server doesn't offer",
+    ),
     "sslrootcert missing": (
         {"sslmode": "verify-full", "sslrootcert": "/nowhere/root.crt", "port": "ssl"},
         ConfigError,
         'root certificate file "/nowhere/root.crt" does not exist: correct sslrootcert',
     ),
-    "sslmode misspelt": ({"sslmode": "requiered"}, ConfigError, 'invalid sslmode value: "requiered": correct'),
-    "refused": ({"port": "closed"}, SourceUnreachable, "can't be reached (Connection refused): check host, port"),
+    "sslmode misspelt": (
+        {"sslmode": "requiered"},
+        ConfigError,
+        'invalid sslmode value: "requiered": correct',
+    ),
+    "refused": (
+        {"port": "closed"},
+        SourceUnreachable,
+        "can't be reached (Connection refused): check host, port",
+    ),
     "unknown host": ({"host": "nowhere.invalid"}, SourceUnreachable, "nowhere.invalid"),
 }
 
 
 # What a server, or a pooler in its place, answers to the very beginning.
 ANSWERS = {
-    "a pooler": ("unsupported startup parameter: options", ConfigError, "point the connection at PostgreSQL itself"),
+    "a pooler": (
+        "unsupported startup parameter: options",
+        ConfigError,
+        "point the connection at PostgreSQL itself",
+    ),
     "a newer one": (
-        "unsupported startup parameter in options: tcp_keepalives_idle", ConfigError, "at PostgreSQL itself",
+        "unsupported startup parameter in options: tcp_keepalives_idle",
+        ConfigError,
+        "at PostgreSQL itself",
     ),
-    "full": ("sorry, too many clients already", SourceUnreachable, "no connection left for user 'postgres'"),
+    "full": (
+        "sorry, too many clients already",
+        SourceUnreachable,
+        "no connection left for user 'postgres'",
+    ),
     "full but for superusers": (
-        "remaining connection slots are reserved for roles with the SUPERUSER attribute", SourceUnreachable, "raise max_connections",
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+        SourceUnreachable,
+        "raise max_connections",
     ),
-    "the role's limit": ('too many connections for role "postgres"', SourceUnreachable, "or the limit named"),
-    "not yet up": ("the database system is starting up", SourceUnreachable, "takes no connections now"),
-}  # fmt: skip
+    "the role's limit": (
+        'too many connections for role "postgres"',
+        SourceUnreachable,
+        "or the limit named",
+    ),
+    "not yet up": (
+        "the database system is starting up",
+        SourceUnreachable,
+        "takes no connections now",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +197,9 @@ def test_what_a_server_answers_at_once_has_its_remedy(postgres, said, error, tol
         client.sendall(b"E" + (4 + len(fields)).to_bytes(4, "big") + fields)
 
     with listening(answer) as port:
-        conninfo = make_conninfo(postgres.conninfo(), host="127.0.0.1", port=port, sslmode="disable")
+        conninfo = make_conninfo(
+            postgres.conninfo(), host="127.0.0.1", port=port, sslmode="disable"
+        )
         with pytest.raises(error) as caught:
             open_connection(conninfo, "test")
     assert type(caught.value) is error
@@ -159,20 +214,30 @@ def test_what_a_server_answers_at_once_has_its_remedy(postgres, said, error, tol
     ids=["psycopg", "adbc", "makes up the backend's pid"],
 )
 def test_no_run_goes_through_a_pooler(postgres, open_connection, loses):
-    """It drops the settings that values are printed by, or hands a session's locks to others; setup may have been past it."""
+    """It drops the settings that values are printed by, or hands a session's locks to others; setup
+    may have been past it.
+    """
     plain = make_conninfo(postgres.conninfo(), sslmode="disable")
     where = psycopg.conninfo.conninfo_to_dict(plain)
 
     def pool(client: socket.socket) -> None:
         with socket.create_connection((where["host"], int(where["port"]))) as server:
             parts = client.recv(1 << 16)[8:].rstrip(b"\0").split(b"\0")
-            kept = [p for pair in zip(parts[::2], parts[1::2], strict=True) if loses != pair[0].decode() for p in pair]
+            kept = [
+                p
+                for pair in zip(parts[::2], parts[1::2], strict=True)
+                if loses != pair[0].decode()
+                for p in pair
+            ]
             body = (196608).to_bytes(4, "big") + b"\0".join(kept) + b"\0\0"
             server.sendall((4 + len(body)).to_bytes(4, "big") + body)
             threading.Thread(target=pass_on, args=(client, server), daemon=True).start()
             pass_on(server, client, b"K\0\0\0\x0c\0" if loses == "pid" else None)
 
-    told = r"a connection pooler answers instead of the server.* point the connection at PostgreSQL itself"
+    told = (
+        r"a connection pooler answers instead of the server.* point the connection at PostgreSQL"
+        r" itself"
+    )
     with listening(pool) as port, pytest.raises(ConfigError, match=told) as caught:
         open_connection(make_conninfo(plain, host="127.0.0.1", port=port), "test")
     assert postgres.password not in str(caught.value)
@@ -205,39 +270,64 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connection):
-    """Each stage sets the bound that it needs; a version that doesn't know a setting takes no offence."""
+    """Each stage sets the bound that it needs; a version that doesn't know a setting takes no
+    offence.
+    """
     for setting in ("statement_timeout", "transaction_timeout", "idle_session_timeout"):
         if any_database.execute("select 1 from pg_settings where name = %s", (setting,)):
             any_database.execute(f"alter database {any_database.name} set {setting} = '50ms'")
-    with open_connection(any_database.conninfo, "test") as connection, connection.cursor() as cursor:
+    with (
+        open_connection(any_database.conninfo, "test") as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("select 1 from pg_sleep(0.1)")
         assert cursor.fetchone() == (1,)
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_no_default_of_the_databases_changes_a_transaction(any_database, open_connection):
-    """A role that is read-only by default judges filters by a temporary table; a serializable reader can fail the application's writers."""
-    for setting, value in (("default_transaction_read_only", "on"), ("default_transaction_isolation", "serializable")):
+    """A role that is read-only by default judges filters by a temporary table; a serializable
+    reader can fail the application's writers.
+    """
+    for setting, value in (
+        ("default_transaction_read_only", "on"),
+        ("default_transaction_isolation", "serializable"),
+    ):
         any_database.execute(f"alter database {any_database.name} set {setting} = '{value}'")
-    shown = "select current_setting('transaction_read_only'), current_setting('transaction_isolation')"
-    with open_connection(any_database.conninfo, "test") as connection, connection.cursor() as cursor:
+    shown = (
+        "select current_setting('transaction_read_only'), current_setting('transaction_isolation')"
+    )
+    with (
+        open_connection(any_database.conninfo, "test") as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute(shown)
         assert cursor.fetchone() == ("off", "read committed")
 
 
 def test_a_silent_network_ends_a_wait(postgres):
-    """Packets that are dropped without a word are noticed in a minute; who knows better says so in the connection."""
+    """Packets that are dropped without a word are noticed in a minute; who knows better says so in
+    the connection.
+    """
     conninfo = postgres.conninfo()
-    with connect(conninfo, "test") as plain, connect(f"{conninfo} keepalives_idle=5", "test") as chosen:
+    with (
+        connect(conninfo, "test") as plain,
+        connect(f"{conninfo} keepalives_idle=5", "test") as chosen,
+    ):
         kept = [connection.info.get_parameters() for connection in (plain, chosen)]
-    assert [(k["keepalives_idle"], k["tcp_user_timeout"]) for k in kept] == [("30", "60000"), ("5", "60000")]
+    assert [(k["keepalives_idle"], k["tcp_user_timeout"]) for k in kept] == [
+        ("30", "60000"),
+        ("5", "60000"),
+    ]
 
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_connection_lost_in_use_has_its_error(postgres, lake, lost):
     """One that can be tried again; a statement that is cancelled keeps its own."""
     job = Job(pipeline_file(lake, "s"), postgres.conninfo(), "run")
-    error, ends = (SourceUnreachable, "terminate") if lost else (psycopg.errors.QueryCanceled, "cancel")
+    error, ends = (
+        (SourceUnreachable, "terminate") if lost else (psycopg.errors.QueryCanceled, "cancel")
+    )
     with pytest.raises(error) as caught, job.connect("test") as connection:
         connection.execute(f"select pg_{ends}_backend(pg_backend_pid()), pg_sleep(60)")
     if lost:
@@ -277,7 +367,9 @@ def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake
             # Twice the first, the second and the last.
             assert len(met) - len(set(met)) == 3, met
     told = "select count(*) from pg_stat_activity where application_name = 'waldelta share shared'"
-    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True)
+    wait = tenacity.Retrying(
+        stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True
+    )
     with connect(postgres.conninfo(), "looker") as looker:
         for attempt in wait:
             with attempt:
@@ -286,13 +378,20 @@ def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_a_query_is_one_statement_and_its_strings_are_standard(database, open_connection):
-    """The text of a filter is part of a statement: no server's setting and no second statement makes another of it."""
+    """The text of a filter is part of a statement: no server's setting and no second statement
+    makes another of it.
+    """
     database.execute(f"alter database {database.name} set standard_conforming_strings = off")
     database.execute("create table victim()")
     conninfo = make_conninfo(database.conninfo, options="-c standard_conforming_strings=off")
-    with closing(open_connection(conninfo, "test")) as connection, closing(connection.cursor()) as cursor:
+    with (
+        closing(open_connection(conninfo, "test")) as connection,
+        closing(connection.cursor()) as cursor,
+    ):
         cursor.execute("select length('\\')")
         assert cursor.fetchone() == (1,)
-        with pytest.raises(Exception, match="cannot insert multiple commands into a prepared statement"):
+        with pytest.raises(
+            Exception, match="cannot insert multiple commands into a prepared statement"
+        ):
             cursor.execute("select 1; drop table victim")
     assert database.execute("select count(*) from victim") == [(0,)]

@@ -1,4 +1,6 @@
-"""Names, values and paths that are SQL, shell, HTML or a way out of a folder stay what they are, through every verb."""
+"""Names, values and paths that are SQL, shell, HTML or a way out of a folder stay what they are,
+through every verb.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,16 @@ def quoted_name(name: str) -> str:
 
 NAME = f"{quoted_name(SCHEMA)}.{quoted_name(TABLE)}"
 FEW = f"{quoted_name(SCHEMA)}.{quoted_name(LABEL)}"
-# Where a backslash escapes the quote behind it, the rest of the filter ends the statement and drops a table.
+# Where a backslash escapes the quote behind it, the rest of the filter ends the statement and drops
+# a table.
 ESCAPES = (
     "or true)); commit; begin; drop table public.canary; commit; "
     "create publication another for table only public.other where ((n <> ' -- '"
 )
-FILTER = f"{quoted_name(VALUE)} <> 'it''s; drop table canary; -- ` $$ <script>' and (t <> 'a\\' or t = ' {ESCAPES}\n)"
+FILTER = (
+    f"{quoted_name(VALUE)} <> 'it''s; drop table canary; -- ` $$ <script>' and (t <> 'a\\' or t = '"
+    f" {ESCAPES}\n)"
+)
 
 
 @pytest.fixture
@@ -66,10 +72,15 @@ def root(tmp_path):
 def pipeline(database, root):
     kind = quoted_name(f"e{LABEL}")
     literal = "'" + LABEL.replace("'", "''") + "'"
-    database.execute("create table canary(id int); insert into canary values (1); create table other(n text)")
+    database.execute(
+        "create table canary(id int); insert into canary values (1); create table other(n text)"
+    )
     database.execute(f"alter database {database.name} set standard_conforming_strings = off")
     database.execute(f"create schema {quoted_name(SCHEMA)}; create type {kind} as enum ({literal})")
-    columns = f"{quoted_name(KEY)} int primary key, {quoted_name(VALUE)} text, e {kind} default {literal}, n numeric, t text default '\\\\'"
+    columns = (
+        f"{quoted_name(KEY)} int primary key, {quoted_name(VALUE)} text, e {kind} default"
+        f" {literal}, n numeric, t text default '\\\\'"
+    )
     database.execute(f"create table {NAME} ({columns})")
     database.execute(f"alter table {NAME} replica identity full")
     database.execute(f"create table {FEW} ({columns})")
@@ -78,17 +89,31 @@ def pipeline(database, root):
     table = {"name": NAME, "where": FILTER}
     few = {"name": FEW, "columns": [KEY, VALUE]}
     publication = {"name": PUBLICATION, "tables": [table, few]}
-    source = {"conn_id": "test_source", "slot": slot, "publications": [publication], "options": {"messages": True}}
-    target = {"root": f"file://{root}", "tables": {NAME: {"where": FILTER, "types": {"text": [VALUE]}}}}
-    return Pipeline(pipeline_file("", slot, pipeline=SLOTS_PIPELINE, source=source, target=target, quality={}))
+    source = {
+        "conn_id": "test_source",
+        "slot": slot,
+        "publications": [publication],
+        "options": {"messages": True},
+    }
+    target = {
+        "root": f"file://{root}",
+        "tables": {NAME: {"where": FILTER, "types": {"text": [VALUE]}}},
+    }
+    return Pipeline(
+        pipeline_file("", slot, pipeline=SLOTS_PIPELINE, source=source, target=target, quality={})
+    )
 
 
 def insert(database, first: int, texts: list[str]) -> None:
     for number, text in enumerate(texts, first):
         for table in (NAME, FEW):
             columns = f"{quoted_name(KEY)}, {quoted_name(VALUE)}, n"
-            values = sql.SQL(", ").join([sql.Literal(number), sql.Literal(text), sql.Literal("NaN")])
-            into = sql.SQL(f"insert into {table} ({columns}) values ") + sql.SQL("({})").format(values)
+            values = sql.SQL(", ").join(
+                [sql.Literal(number), sql.Literal(text), sql.Literal("NaN")]
+            )
+            into = sql.SQL(f"insert into {table} ({columns}) values ") + sql.SQL("({})").format(
+                values
+            )
             database.connection.execute(into)
 
 
@@ -105,7 +130,9 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     pipeline.setup(RUN_ID)
     assert pipeline.sync(spark, reason=TEXTS[0], run_id=RUN_ID).status == "succeeded"
     insert(database, 100, TEXTS)
-    database.execute(f"update {NAME} set {quoted_name(KEY)} = 1000, n = 1 where {quoted_name(KEY)} = 100".encode())
+    database.execute(
+        f"update {NAME} set {quoted_name(KEY)} = 1000, n = 1 where {quoted_name(KEY)} = 100".encode()  # noqa: E501
+    )
     database.execute("select pg_logical_emit_message(true, %s, %s)", (TEXTS[0], TEXTS[1]))
     job = pipeline.job(RUN_ID, run_type="scheduled", interval_start=JANUARY, interval_end=FEBRUARY)
     assert consume(spark, job).status == "succeeded"
@@ -113,7 +140,9 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
 
     state = pipeline.job().table_states()[NAME]
     key = f'{{"{KEY}": "1"}}'.replace('k"', 'k\\"')
-    lacking = IncompleteRow(now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone")
+    lacking = IncompleteRow(
+        now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
+    )
     Quarantine(pipeline.file.target.root).add([lacking])
     assert run_retry(spark, pipeline.job(), [NAME]).status == "succeeded"
     named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
@@ -124,7 +153,9 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     assert pipeline.status()["targets"][NAME]["status"] == "synced"
 
     for name in (NAME, FEW):
-        difference = compare_target(spark, job.conninfo, pipeline.file, pipeline.job().table_states()[name])
+        difference = compare_target(
+            spark, job.conninfo, pipeline.file, pipeline.job().table_states()[name]
+        )
         assert difference.rows == 0, difference
         target = spark.read.format("delta").load(pipeline.target_path(name))
         assert sorted(row[0] for row in target.select(quote(VALUE)).collect()) == sorted(TEXTS * 2)
@@ -137,4 +168,6 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     assert not list(Path.cwd().glob("x"))
     pages = list((root / "_waldelta" / "data_docs").rglob("*.html"))
     assert len(pages) >= 3
-    assert [(page.name, text) for page in pages for text in MARKUP if text in page.read_text()] == []
+    assert [
+        (page.name, text) for page in pages for text in MARKUP if text in page.read_text()
+    ] == []

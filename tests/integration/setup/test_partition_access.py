@@ -1,4 +1,6 @@
-"""SELECT on a partitioned table alone: every verb that reads rows does so through it, and says which partitions it may not read."""
+"""SELECT on a partitioned table alone: every verb that reads rows does so through it, and says
+which partitions it may not read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ insert into sales.r select g, 'k', 'v' || g from generate_series(1, 150) g;
 insert into sales.l select g, 'v' || g from generate_series(1, 150) g;
 insert into sales.g select g, 'v' || g from generate_series(1, 150) g;
 reset role;
-create publication by_root for table sales.r where (id > 5) with (publish_via_partition_root = true);
+create publication by_root for table sales.r where (id > 5) with (publish_via_partition_root =
+  true);
 create publication as_leaves for table sales.l, sales.g;
 create role {reader} login replication password 'p';
 grant usage on schema sales to {reader};
@@ -50,8 +53,14 @@ reset role
 
 @pytest.fixture
 def shop(database, lake, monkeypatch):
-    """Three partitioned tables, published via the root, as leaves, and as leaves that one target gathers."""
-    names = {"owner": f"owner_{database.name}", "reader": f"reader_{database.name}", "database": database.name}
+    """Three partitioned tables, published via the root, as leaves, and as leaves that one target
+    gathers.
+    """
+    names = {
+        "owner": f"owner_{database.name}",
+        "reader": f"reader_{database.name}",
+        "database": database.name,
+    }
     database.execute(TABLES.format(**names))
     uri = database.server.uri(database.name, names["reader"], "p")
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", uri)
@@ -61,15 +70,24 @@ def shop(database, lake, monkeypatch):
         "publications": [{"name": name, "manage": False} for name in ("by_root", "as_leaves")],
     }  # fmt: skip
     tables = {"sales.g": {"partition_root": True}, "parts.l2": {"where": "id <> 101"}}
-    yield Pipeline(pipeline_file(lake, slot, source=source, target={"root": lake, "tables": tables})), names
-    # One after the other: default privileges belong to both, and PostgreSQL would look for them twice.
+    yield (
+        Pipeline(pipeline_file(lake, slot, source=source, target={"root": lake, "tables": tables})),
+        names,
+    )
+    # One after the other: default privileges belong to both, and PostgreSQL would look for them
+    # twice.
     database.execute(f"drop owned by {names['reader']} cascade")
     database.execute(f"drop owned by {names['owner']} cascade")
     database.execute(f"drop role {names['owner']}, {names['reader']}")
 
 
 def held(spark, pipeline, table):
-    return {row["id"] for row in spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()}
+    return {
+        row["id"]
+        for row in (
+            spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()
+        )
+    }
 
 
 def targets(spark, pipeline, *tables):
@@ -81,7 +99,9 @@ def grants(text):
 
 
 def test_select_on_the_root_alone(spark, database, shop):
-    """Copies, repairs, comparisons and values read again; a partition that comes later makes no difference."""
+    """Copies, repairs, comparisons and values read again; a partition that comes later makes no
+    difference.
+    """
     pipeline, names = shop
     plan = pipeline.check()
     assert plan.problems == ()
@@ -107,14 +127,17 @@ def test_select_on_the_root_alone(spark, database, shop):
     assert held(spark, pipeline, "sales.g") == low | high | set(range(200, 221))
     pipeline.sync(spark)  # of the partition that is a target of its own
     database.execute(
-        "update sales.r set k = 'moved' where id in (20, 101, 210); update sales.l set id = 151 where id = 101"
+        "update sales.r set k = 'moved' where id in (20, 101, 210); update sales.l set id = 151"
+        " where id = 101"
     )
     result = pipeline.consume(spark)
     assert (result.status, result.tables["parts.l2"].reread) == ("succeeded", 1)
     assert held(spark, pipeline, "parts.l2") == high - {101} | {151}
 
     # A filter that lets more rows in is mended by the rows that enter.
-    repairing = pipeline.file.model_copy(update={"target": pipeline.file.target.model_copy(update={"drift": "repair"})})
+    repairing = pipeline.file.model_copy(
+        update={"target": pipeline.file.target.model_copy(update={"drift": "repair"})}
+    )
     pipeline = Pipeline(repairing)
     database.execute("alter publication by_root set table sales.r where (id > 2)")
     result = pipeline.consume(spark)
@@ -133,18 +156,26 @@ def test_select_on_the_root_alone(spark, database, shop):
     result = pipeline.resync(spark)
     assert (result.status, held(spark, pipeline, "sales.r")) == ("succeeded", r)
 
-    # Reported with what can be pasted; once it is, nothing is left to report, of partitions to come either.
+    # Reported with what can be pasted; once it is, nothing is left to report, of partitions to come
+    # either.
     listed = pipeline.status()["unreadable_partitions"]
     assert [text.partition(":")[0] for text in listed] == ["sales.g", "sales.l", "sales.r"]
     assert set(listed) <= set(result.warnings)
-    assert f"grant select on parts.r1, parts.r2, parts.r3 to {names['reader']};" in grants(listed[2])
-    default = f"alter default privileges for role {names['owner']} in schema parts grant select on tables to {names['reader']};"
+    assert f"grant select on parts.r1, parts.r2, parts.r3 to {names['reader']};" in grants(
+        listed[2]
+    )
+    default = (
+        f"alter default privileges for role {names['owner']} in schema parts grant select on tables"
+        f" to {names['reader']};"
+    )
     assert default in grants(listed[2])
     for text in listed:
         for statement in grants(text):
             database.execute(statement)
     assert pipeline.status()["unreadable_partitions"] == []
-    database.execute(f"set role {names['owner']}; create table parts.r4 partition of sales.r default; reset role")
+    database.execute(
+        f"set role {names['owner']}; create table parts.r4 partition of sales.r default; reset role"
+    )
     assert pipeline.status()["unreadable_partitions"] == []
     assert not any("may not read partition" in text for text in pipeline.check().warnings)
 
@@ -161,10 +192,12 @@ def test_neither_root_nor_partition(database, shop):
     assert f"grant select on sales.r, sales.l to {names['reader']};" in problem
     database.execute(f"grant usage on schema parts to {names['reader']}")
     database.execute(
-        f"grant select on parts.l1, parts.l2 to {names['reader']}; grant select on sales.r to {names['reader']}"
+        f"grant select on parts.l1, parts.l2 to {names['reader']}; grant select on sales.r to"
+        f" {names['reader']}"
     )
     database.execute(
-        f"alter default privileges for role {names['owner']} in schema parts grant select on tables to {names['reader']}"
+        f"alter default privileges for role {names['owner']} in schema parts grant select on tables"
+        f" to {names['reader']}"
     )
     # Partitions that are published as themselves may be read as themselves.
     assert pipeline.check().problems == ()

@@ -1,7 +1,7 @@
 """Bad sources: each ends with a named error and its remedy, and nothing was changed.
 
-PostgreSQL itself is the oracle: where preflight refuses for the application's sake, the publication is made by hand
-and the application's UPDATE really fails.
+PostgreSQL itself is the oracle: where preflight refuses for the application's sake, the publication
+is made by hand and the application's UPDATE really fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.pg
 T = {"name": "public.t"}
 PLAIN = "create table t (id int primary key, v int)"
 NO_KEY = "create table t (id int, v int)"
-INDEXED = "create table t (id int primary key, u int not null, v int); create unique index t_u on t (u);"
+INDEXED = (
+    "create table t (id int primary key, u int not null, v int); create unique index t_u on t (u);"
+)
 ROOT = (
     "create table t (id int primary key, v int) partition by range (id);"
     "create table t1 partition of t for values from (0) to (10);"
@@ -46,28 +48,64 @@ def refused(database, conn, job):
 # Tables whose own UPDATE fails once they are published.
 BREAKING = [
     pytest.param((NO_KEY, {}, {}, "no primary key or replica identity"), id="no key"),
-    pytest.param((PLAIN + "; alter table t replica identity nothing", {}, {}, "no primary key or"), id="nothing"),
-    pytest.param(("create table t (id int primary key deferrable, v int)", {}, {}, "no primary key or"), id="deferrable key"
+    pytest.param(
+        (PLAIN + "; alter table t replica identity nothing", {}, {}, "no primary key or"),
+        id="nothing",
     ),
-    pytest.param((INDEXED + "alter table t replica identity using index t_u; drop index t_u",
-        {}, {}, "no primary key or"), id="identity index dropped",
+    pytest.param(
+        ("create table t (id int primary key deferrable, v int)", {}, {}, "no primary key or"),
+        id="deferrable key",
     ),
-    pytest.param((PLAIN, {"where": "v > 0"}, {}, "filter uses v, which the replica identity (id)"), id="filter outside"),
-    pytest.param((PLAIN, {"where": "v > 0", "columns": ["id", "v"]}, {}, "filter uses v,"), id="filter outside, in the list"
+    pytest.param(
+        (
+            INDEXED + "alter table t replica identity using index t_u; drop index t_u",
+            {},
+            {},
+            "no primary key or",
+        ),
+        id="identity index dropped",
     ),
-    pytest.param((INDEXED + "alter table t replica identity using index t_u",
-        {"where": "id > 0"}, {}, "filter uses id, which the replica identity (u)"), id="filter outside the index",
+    pytest.param(
+        (PLAIN, {"where": "v > 0"}, {}, "filter uses v, which the replica identity (id)"),
+        id="filter outside",
+    ),
+    pytest.param(
+        (PLAIN, {"where": "v > 0", "columns": ["id", "v"]}, {}, "filter uses v,"),
+        id="filter outside, in the list",
+    ),
+    pytest.param(
+        (
+            INDEXED + "alter table t replica identity using index t_u",
+            {"where": "id > 0"},
+            {},
+            "filter uses id, which the replica identity (u)",
+        ),
+        id="filter outside the index",
     ),
     pytest.param((PLAIN, {"columns": ["v"]}, {}, "column list lacks id"), id="list outside"),
-    pytest.param((PLAIN + "; alter table t replica identity full",
-        {"columns": ["id", "v"]}, {}, "can't stand beside REPLICA IDENTITY FULL"), id="list with full",
+    pytest.param(
+        (
+            PLAIN + "; alter table t replica identity full",
+            {"columns": ["id", "v"]},
+            {},
+            "can't stand beside REPLICA IDENTITY FULL",
+        ),
+        id="list with full",
     ),
-    pytest.param((ROOT + "alter table t1 replica identity nothing",
-        {}, {"publish_via_partition_root": True}, "partition public.t1: it has no primary key"), id="leaf without",
+    pytest.param(
+        (
+            ROOT + "alter table t1 replica identity nothing",
+            {},
+            {"publish_via_partition_root": True},
+            "partition public.t1: it has no primary key",
+        ),
+        id="leaf without",
     ),
-    pytest.param((ROOT, {"where": "v > 0"}, {"publish_via_partition_root": True}, "filter uses v,"), id="root's filter"
+    pytest.param(
+        (ROOT, {"where": "v > 0"}, {"publish_via_partition_root": True}, "filter uses v,"),
+        id="root's filter",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", BREAKING)
@@ -82,7 +120,9 @@ def test_publications_that_would_break_the_application(database, conn, lake, cas
     plan = plan_setup(conn, job)
     for statement in plan.statements:
         database.execute(statement.text())
-    with pytest.raises((psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)):
+    with pytest.raises(
+        (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
+    ):
         database.execute("update t set v = 1" if operation == "update" else "delete from t")
     database.execute("drop publication p")
     harmless = job_for(database.conninfo, lake, entry | {"publish": ["insert", "truncate"]})
@@ -97,7 +137,10 @@ def test_publications_that_would_break_the_application(database, conn, lake, cas
         (PLAIN, {"where": "id % 2 = 0", "columns": ["id"]}),
         (PLAIN + "; alter table t replica identity full", {"where": "v > 0"}),
         (NO_KEY + "; alter table t replica identity full", {"where": "v > 0"}),
-        (INDEXED + "alter table t replica identity using index t_u", {"where": "u > 0", "columns": ["u", "v"]}),
+        (
+            INDEXED + "alter table t replica identity using index t_u",
+            {"where": "u > 0", "columns": ["u", "v"]},
+        ),
     ],
 )
 def test_publications_that_are_accepted_break_nothing(database, conn, lake, ddl, table):
@@ -133,37 +176,37 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
     "ddl, entry, problem",
     [
         (PLAIN, {"tables": [{"name": "public.absent"}]}, "table public.absent: it does not exist"),
-        (PLAIN, {"tables": [{"name": "public.absent", "where": "id > 1"}]}, "public.absent: it does not exist"),
-        (PLAIN, {"tables": [T | {"columns": ["id", "nope"]}]}, "column nope does not exist; it has id, v"),
+        (PLAIN, {"tables": [{"name": "public.absent", "where": "id > 1"}]}, "public.absent: it does not exist"),  # noqa: E501
+        (PLAIN, {"tables": [T | {"columns": ["id", "nope"]}]}, "column nope does not exist; it has id, v"),  # noqa: E501
         (PLAIN, {"tables": [T | {"where": "nope = 1"}]}, 'column "nope" does not exist'),
         (PLAIN, {"tables": [T | {"where": "id ="}]}, "can't be read at line 1, column 4"),
         (PLAIN, {"tables": [T | {"where": "id > 1); drop table t; --"}]}, "can't be read at"),
-        (PLAIN, {"tables": [T | {"where": "id > random()"}]}, "PostgreSQL rejects the filter 'id > random()'"),
+        (PLAIN, {"tables": [T | {"where": "id > random()"}]}, "PostgreSQL rejects the filter 'id > random()'"),  # noqa: E501
         (PLAIN, {"tables": [T | {"where": "id"}]}, "must be type boolean"),
         (PLAIN, {"tables": [T | {"where": "ctid is not null"}]}, "PostgreSQL rejects the filter"),
         ("create view t as select 1 as id", {"tables": [T]}, "it is a view"),
-        ("create materialized view t as select 1 as id", {"tables": [T]}, "it is a materialized view"),
+        ("create materialized view t as select 1 as id", {"tables": [T]}, "it is a materialized view"),  # noqa: E501
         ("create unlogged table t (id int primary key)", {"tables": [T]}, "it is unlogged"),
-        (ROOT, {"tables": [T | {"where": "id > 1"}]}, "counts only when it is published via its root"),
+        (ROOT, {"tables": [T | {"where": "id > 1"}]}, "counts only when it is published via its root"),  # noqa: E501
         (
             ROOT + "alter table t1 replica identity full",
             {"tables": [T], "publish_via_partition_root": True},
             "partition public.t1: its replica identity (id, v) differs from the root's (id)",
         ),
-        ('create table t (id int primary key, v int, "V" int)', {"tables": [T]}, "can't keep column 'V' and column 'v' apart"),
-        ("create table t (id int primary key, _wd_LSN int)", {"tables": [T]}, "column '_wd_lsn' and a column of waldelta's own"),
+        ('create table t (id int primary key, v int, "V" int)', {"tables": [T]}, "can't keep column 'V' and column 'v' apart"),  # noqa: E501
+        ("create table t (id int primary key, _wd_LSN int)", {"tables": [T]}, "column '_wd_lsn' and a column of waldelta's own"),  # noqa: E501
         (PLAIN, {"all_tables": True}, "accept_future_tables: true"),
         (PLAIN, {"schemas": ["public"]}, "accept_future_tables: true"),
-        (NO_KEY, {"all_tables": True, "accept_future_tables": True}, "table public.t: it has no primary key"),
-        (NO_KEY, {"schemas": ["public"], "accept_future_tables": True}, "table public.t: it has no primary key"),
-        (PLAIN, {"schemas": ["nowhere"], "accept_future_tables": True}, "schema nowhere does not exist"),
+        (NO_KEY, {"all_tables": True, "accept_future_tables": True}, "table public.t: it has no primary key"),  # noqa: E501
+        (NO_KEY, {"schemas": ["public"], "accept_future_tables": True}, "table public.t: it has no primary key"),  # noqa: E501
+        (PLAIN, {"schemas": ["nowhere"], "accept_future_tables": True}, "schema nowhere does not exist"),  # noqa: E501
         (
             PLAIN,
-            {"tables": [T | {"columns": ["id"]}], "schemas": ["public"], "accept_future_tables": True},
+            {"tables": [T | {"columns": ["id"]}], "schemas": ["public"], "accept_future_tables": True},  # noqa: E501
             "can't stand beside schemas",
         ),
         (PLAIN, {"manage": False}, "does not exist, and manage: false"),
-        (PLAIN + "; create publication p for table t", {"tables": [T]}, "wasn't made by this pipeline"),
+        (PLAIN + "; create publication p for table t", {"tables": [T]}, "wasn't made by this pipeline"),  # noqa: E501
         (
             PLAIN + "; create publication p for table t;"
             "comment on publication p is 'waldelta pipeline other, definition 0123456789ab'",
@@ -174,13 +217,19 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
 )  # fmt: skip
 def test_bad_publications(database, conn, lake, ddl, entry, problem):
     database.execute(ddl)
-    assert problem in refused(database, conn, job_for(database.conninfo, lake, {"name": "p", **entry}))
+    assert problem in refused(
+        database, conn, job_for(database.conninfo, lake, {"name": "p", **entry})
+    )
 
 
 def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
-    """In another's publication, and in its own once the key was dropped: neither setup nor a resync is refused for it."""
+    """In another's publication, and in its own once the key was dropped: neither setup nor a resync
+    is refused for it.
+    """
     database.execute(
-        PLAIN + "; create table u (id int primary key, v int); create publication q for table u where (v > 1)"
+        PLAIN
+        + "; create table u (id int primary key, v int); create publication q for table u where (v"
+        " > 1)"
     )
     p, q = {"name": "p", "tables": [T]}, {"name": "q", "manage": False}
     job = job_for(database.conninfo, lake, p, q)
@@ -188,12 +237,21 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
     database.execute("alter table t drop constraint t_pkey")
     plan = plan_setup(conn, job)
     assert plan.problems == ()
-    for part in ("public.t: it has no primary key or replica identity, so its own UPDATEs and DELETEs fail on the source",
-                 "public.u: the filter uses v, which"):  # fmt: skip
+    for part in (
+        (
+            "public.t: it has no primary key or replica identity, so its own UPDATEs and DELETEs"
+            " fail on the source"
+        ),
+        "public.u: the filter uses v, which",
+    ):
         assert any(part in text for text in plan.warnings)
     # Whatever setup would change of the table brings it about anew.
     changed = job_for(
-        database.conninfo, lake, p | {"tables": [T | {"where": "id > 1"}]}, q, slot=job.pipeline.source.slot
+        database.conninfo,
+        lake,
+        p | {"tables": [T | {"where": "id > 1"}]},
+        q,
+        slot=job.pipeline.source.slot,
     )
     assert "public.t: it has no primary key" in refused(database, conn, changed)
     assert "public.u" not in refused(database, conn, changed)
@@ -202,10 +260,14 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
 def test_all_problems_at_once(database, conn, lake):
     database.execute(NO_KEY + "; create table u (id int primary key, v int)")
     job = job_for(
-        database.conninfo, lake,
-        {"name": "p", "tables": [T, {"name": "public.u", "where": "v > 1"}, {"name": "public.gone"}]},
+        database.conninfo,
+        lake,
+        {
+            "name": "p",
+            "tables": [T, {"name": "public.u", "where": "v > 1"}, {"name": "public.gone"}],
+        },
         {"name": "q", "manage": False},
-    )  # fmt: skip
+    )
     problems = refused(database, conn, job)
     for part in (
         "public.t: it has no",
@@ -232,7 +294,8 @@ def test_column_is_found_in_filter_though_it_is_in_the_list_too(database, conn, 
     apply_setup(conn, job_for(database.conninfo, lake, entry))
 
 
-# --- slots ----------------------------------------------------------------------------------------------------------
+# --- slots
+# ------------------------------------------------------------------------------------------------
 
 
 def test_slot_of_another_plugin_or_kind(database, conn, lake):
@@ -261,7 +324,8 @@ def test_slot_of_another_database(database, conn, lake, postgres):
             other.execute("select pg_drop_replication_slot(%s)", (slot,))
 
 
-# --- roles ----------------------------------------------------------------------------------------------------------
+# --- roles
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -290,13 +354,17 @@ def test_missing_privileges(database, lake, role):
             database, conn, job_for(conninfo, lake, {"name": "p", "tables": [T]})
         )
         whole = {"name": "p", "all_tables": True, "accept_future_tables": True}
-        assert "only a superuser may publish all tables" in refused(database, conn, job_for(conninfo, lake, whole))
+        assert "only a superuser may publish all tables" in refused(
+            database, conn, job_for(conninfo, lake, whole)
+        )
 
 
 def test_row_level_security(database, lake, role):
     """A policy would hide rows from the copy, silently."""
     name, conninfo = role
-    database.execute(PLAIN + "; alter table t enable row level security; create publication p for table t")
+    database.execute(
+        PLAIN + "; alter table t enable row level security; create publication p for table t"
+    )
     database.execute(f"grant select on t to {name}; alter role {name} replication")
     with connect(conninfo, "test") as conn:
         job = job_for(conninfo, lake, {"name": "p", "manage": False})
@@ -305,15 +373,22 @@ def test_row_level_security(database, lake, role):
         apply_setup(conn, job)
 
 
-# --- servers --------------------------------------------------------------------------------------------------------
+# --- servers
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def poor_server(tmp_path_factory, postgres):
     """A server as it comes, without room for slots."""
     folder = tmp_path_factory.mktemp("poor")
-    settings = {"wal_level": "replica", "max_replication_slots": "1", "max_slot_wal_keep_size": "-1",
-                "temp_file_limit": "1GB", "idle_in_transaction_session_timeout": "60s", "fsync": "off"}  # fmt: skip
+    settings = {
+        "wal_level": "replica",
+        "max_replication_slots": "1",
+        "max_slot_wal_keep_size": "-1",
+        "temp_file_limit": "1GB",
+        "idle_in_transaction_session_timeout": "60s",
+        "fsync": "off",
+    }
     server = EmbeddedPostgres(folder, version=postgres.version, settings=settings)
     try:
         yield server.start()
@@ -324,10 +399,15 @@ def poor_server(tmp_path_factory, postgres):
 def test_server_not_fit(poor_server, lake):
     with connect(poor_server.conninfo(), "test") as conn:
         conn.execute("create table if not exists public.t (id int primary key)")
-        job = job_for(poor_server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]})
+        job = job_for(
+            poor_server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]}
+        )
         with pytest.raises(PreflightFailed) as caught:
             apply_setup(conn, job)
-        problems, warnings = "\n".join(caught.value.problems), "\n".join(plan_setup(conn, job).warnings)
+        problems, warnings = (
+            "\n".join(caught.value.problems),
+            "\n".join(plan_setup(conn, job).warnings),
+        )
         assert "wal_level is 'replica': alter system set wal_level = 'logical'" in problems
         assert "replication slots: 0 of 1 are used" in problems
         assert "max_replication_slots = 3" in problems
@@ -341,7 +421,9 @@ def test_server_not_fit(poor_server, lake):
 
 def test_standby(tmp_path_factory, postgres, lake):
     """Copies need the primary's snapshots."""
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("standby"), version=postgres.version, settings={"fsync": "off"})
+    server = EmbeddedPostgres(
+        tmp_path_factory.mktemp("standby"), version=postgres.version, settings={"fsync": "off"}
+    )
     try:
         server.start()
         with connect(server.conninfo(), "test") as conn:
@@ -350,8 +432,13 @@ def test_standby(tmp_path_factory, postgres, lake):
         (server.data / "standby.signal").touch()
         server.start()
         with connect(server.conninfo(), "test") as conn:
-            job = job_for(server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]})
-            with pytest.raises(PreflightFailed, match="the server is a standby: point the connection at the primary"):
+            job = job_for(
+                server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]}
+            )
+            with pytest.raises(
+                PreflightFailed,
+                match="the server is a standby: point the connection at the primary",
+            ):
                 apply_setup(conn, job)
     finally:
         server.delete()
@@ -360,7 +447,9 @@ def test_standby(tmp_path_factory, postgres, lake):
 def test_pooler(database, conn, lake, monkeypatch):
     """A pooler makes up the backend's pid."""
     database.execute(PLAIN)
-    monkeypatch.setattr("waldelta.stages.setup.facts.source_facts.is_pooled", lambda client_pid, server_pid: True)
+    monkeypatch.setattr(
+        "waldelta.stages.setup.facts.source_facts.is_pooled", lambda client_pid, server_pid: True
+    )
     assert "connection pooler" in refused(
         database, conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
     )
@@ -376,7 +465,9 @@ def test_settings_lost_on_the_way(database, lake):
 def test_target_not_writable(database, conn, tmp_path):
     database.execute(PLAIN)
     (tmp_path / "file").write_text("in the way")
-    job = job_for(database.conninfo, (tmp_path / "file" / "lake").as_uri(), {"name": "p", "tables": [T]})
+    job = job_for(
+        database.conninfo, (tmp_path / "file" / "lake").as_uri(), {"name": "p", "tables": [T]}
+    )
     before = state(database)
     with pytest.raises(TargetNotWritable, match=r"check target\.root"):
         apply_setup(conn, job)
@@ -384,17 +475,20 @@ def test_target_not_writable(database, conn, tmp_path):
 
 
 def test_partitions_that_are_never_published(database, conn, lake):
-    """Foreign and unlogged ones need no replica identity: PostgreSQL refuses none of their UPDATEs."""
+    """Foreign and unlogged ones need no replica identity: PostgreSQL refuses none of their
+    UPDATEs.
+    """
     database.execute(
-        "create table t (id int, v int) partition by range (id);"
-        "create table t1 partition of t for values from (0) to (10); alter table t1 add primary key (id);"
-        "create unlogged table t2 partition of t for values from (10) to (20);"
-        "create foreign data wrapper w; create server s foreign data wrapper w;"
-        "create foreign table t3 partition of t for values from (20) to (30) server s;"
-        "insert into t values (1, 1), (11, 1)"
+        "create table t (id int, v int) partition by range (id);create table t1 partition of t for"
+        " values from (0) to (10); alter table t1 add primary key (id);create unlogged table t2"
+        " partition of t for values from (10) to (20);create foreign data wrapper w; create server"
+        " s foreign data wrapper w;create foreign table t3 partition of t for values from (20) to"
+        " (30) server s;insert into t values (1, 1), (11, 1)"
     )
     plan = apply_setup(conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T]}))
-    assert "public.t2, public.t3 (foreign or unlogged) are never published" in "\n".join(plan.warnings)
+    assert "public.t2, public.t3 (foreign or unlogged) are never published" in "\n".join(
+        plan.warnings
+    )
     database.execute("update t set v = 2 where id < 20; delete from t where id < 20")
     assert refused_statements(conn, ["p"]) == []
     database.execute("alter table t1 drop constraint t1_pkey")
@@ -415,7 +509,10 @@ def test_warnings(database, conn, lake):
     )
     warnings = "\n".join(plan_setup(conn, job_for(database.conninfo, lake, *publications)).warnings)
     assert "public.t: REPLICA IDENTITY FULL writes the whole old row" in warnings
-    assert "public.k: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites" in warnings
+    assert (
+        "public.k: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites"
+        in warnings
+    )
     assert "public.t: it has no primary key" not in warnings
     assert "generated column d isn't published" in warnings
     assert "inheritance children aren't published" in warnings
@@ -426,32 +523,56 @@ def test_warnings(database, conn, lake):
 def test_values_that_would_be_lost(database, conn, lake):
     """Without metadata columns there is no place for what a type can't hold."""
     database.execute(
-        "create table t (id int primary key, n numeric(5,2), d date, k timestamp, v text, m numeric, a date[])"
+        "create table t (id int primary key, n numeric(5,2), d date, k timestamp, v text, m"
+        " numeric, a date[])"
     )
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
-    target = Target(root=lake, metadata_columns=False, tables={"public.t": {"types": {"text": ["d"]}}})
+    target = Target(
+        root=lake, metadata_columns=False, tables={"public.t": {"types": {"text": ["d"]}}}
+    )
     assert not [w for w in plan_setup(conn, job).warnings if "are lost" in w]
     job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
     assert ["are lost: n, k, a;" in w for w in plan_setup(conn, job).warnings] == [True]
 
 
 def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
-    """A gate that nobody can read, or that can't be, would keep its table's changes waiting from the first run on."""
-    database.execute("; ".join(f"create table {name} (id int primary key)" for name in ("t", "h", "ok", "twice")))
-    stop = "expectations: [{type: expect_column_values_to_not_be_null, kwargs: {column: id}, gate: stop}]"
+    """A gate that nobody can read, or that can't be, would keep its table's changes waiting from
+    the first run on.
+    """
+    database.execute(
+        "; ".join(f"create table {name} (id int primary key)" for name in ("t", "h", "ok", "twice"))
+    )
+    stop = (
+        "expectations: [{type: expect_column_values_to_not_be_null, kwargs: {column: id}, gate:"
+        " stop}]"
+    )
     for name, text in [
-        ("t.yml", stop.replace("stop", "halt")), ("h.yml", stop), ("public.ok.yml", stop), ("typo.yml", stop),
-        ("twice.yml", stop), ("public.twice.yml", stop),
-    ]:  # fmt: skip
+        ("t.yml", stop.replace("stop", "halt")),
+        ("h.yml", stop),
+        ("public.ok.yml", stop),
+        ("typo.yml", stop),
+        ("twice.yml", stop),
+        ("public.twice.yml", stop),
+    ]:
         (tmp_path / name).write_text(text)
     tables = [{"name": f"public.{name}"} for name in ("t", "h", "ok", "twice")]
     job = job_for(database.conninfo, lake, {"name": "p", "tables": tables})
     target = Target(root=lake, tables={"public.h": {"mode": "history"}})
     quality = job.pipeline.quality.model_copy(update={"suites": str(tmp_path)})
-    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target, "quality": quality}))
+    job = replace(
+        job, pipeline=job.pipeline.model_copy(update={"target": target, "quality": quality})
+    )
     problems = refused(database, conn, job).splitlines()
-    said = ["h.yml: expectations[0]: gate: stop", "expectations of public.t: ", "expectations of public.twice: "]
-    assert [text for line in problems for text in said if text in line] == [said[1], said[2], said[0]]
+    said = [
+        "h.yml: expectations[0]: gate: stop",
+        "expectations of public.t: ",
+        "expectations of public.twice: ",
+    ]
+    assert [text for line in problems for text in said if text in line] == [
+        said[1],
+        said[2],
+        said[0],
+    ]
     warnings = plan_setup(conn, job).warnings
     assert [w for w in warnings if "judge nothing" in w] == [
         f"expectations that judge nothing: {tmp_path / 'typo.yml'} fits no table of this pipeline"
@@ -461,7 +582,9 @@ def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
 
 
 def test_a_database_without_an_encoding(postgres, lake):
-    """SQL_ASCII takes any bytes: PostgreSQL can't convert them for us, and what they mean is anybody's guess."""
+    """SQL_ASCII takes any bytes: PostgreSQL can't convert them for us, and what they mean is
+    anybody's guess.
+    """
     name = f"ascii_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
@@ -472,7 +595,9 @@ def test_a_database_without_an_encoding(postgres, lake):
                 with pytest.raises(psycopg.errors.CharacterNotInRepertoire):
                     conn.execute("select v from public.t")
                 job = job_for(postgres.conninfo(name), lake, {"name": "p", "tables": [T]})
-                with pytest.raises(PreflightFailed, match=f"database {name} is in SQL_ASCII.* encoding 'UTF8'"):
+                with pytest.raises(
+                    PreflightFailed, match=f"database {name} is in SQL_ASCII.* encoding 'UTF8'"
+                ):
                     apply_setup(conn, job)
                 assert conn.execute("select count(*) from pg_publication").fetchone() == (0,)
         finally:
@@ -480,11 +605,15 @@ def test_a_database_without_an_encoding(postgres, lake):
 
 
 def test_encodings_with_bytes_that_utf_8_lacks(postgres, monkeypatch, lake):
-    """Those that preflight doesn't warn of have a character for each byte that the server stores; others of one byte lack some."""
+    """Those that preflight doesn't warn of have a character for each byte that the server stores;
+    others of one byte lack some.
+    """
 
     def converts(conn, encoding, byte):
         try:
-            return conn.execute("select convert(%s::bytea, %s, 'UTF8')", (bytes([byte]), encoding)).fetchone()
+            return conn.execute(
+                "select convert(%s::bytea, %s, 'UTF8')", (bytes([byte]), encoding)
+            ).fetchone()
         except psycopg.errors.UntranslatableCharacter:
             return None
 
@@ -492,11 +621,18 @@ def test_encodings_with_bytes_that_utf_8_lacks(postgres, monkeypatch, lake):
         select pg_encoding_to_char(n) from generate_series(0, 34) as n
         where pg_encoding_max_length(n) = 1 and pg_encoding_to_char(n) <> 'SQL_ASCII'
     """
-    with new_database(postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0") as database:
+    with new_database(
+        postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0"
+    ) as database:
         for (encoding,) in database.execute(of_one_byte):
-            complete = all(converts(database.connection, encoding, byte) for byte in range(0x80, 0x100))
+            complete = all(
+                converts(database.connection, encoding, byte) for byte in range(0x80, 0x100)
+            )
             assert complete is (encoding in WITHIN_UTF8), encoding
         database.execute("create table t (id int primary key, v text)")
         job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
         with connect(database.conninfo, "test") as conn:
-            assert any("is in WIN1252, which stores bytes" in text for text in plan_setup(conn, job).warnings)
+            assert any(
+                "is in WIN1252, which stores bytes" in text
+                for text in plan_setup(conn, job).warnings
+            )

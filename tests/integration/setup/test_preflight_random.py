@@ -1,4 +1,6 @@
-"""Random publications: preflight refuses those, and only those, that break the application's statements or the decoding."""
+"""Random publications: preflight refuses those, and only those, that break the application's
+statements or the decoding.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 
-# What we refuse though PostgreSQL doesn't: a leaf whose old rows have other columns than its root's can't be read.
+# What we refuse though PostgreSQL doesn't: a leaf whose old rows have other columns than its root's
+# can't be read.
 STRICTER = ("differs from the root's",)
 COLUMNS = ("id", "a", "b", "g")
 FILTERS = ("id > 3", "a = 1", "b is null", "id + a > 5", "a is null or b = 2")
@@ -24,12 +27,17 @@ IDENTITIES = ("default", "default", "full", "nothing", "using index {}_u")
 
 
 def ddl(pick, schema, version):
-    """A table, plain or partitioned, with a generated column now and then, and replica identities of all kinds."""
+    """A table, plain or partitioned, with a generated column now and then, and replica identities
+    of all kinds.
+    """
     kind = pick.choice(("stored", "virtual")) if version >= 180000 else "stored"
     generated = f", g int generated always as (id * 2) {kind}" if pick.random() < 0.4 else ""
     key = pick.choice((", primary key (id)", ", primary key (id)", ""))
     split = " partition by range (id)" if pick.random() < 0.5 else ""
-    yield f"create schema {schema}; create table {schema}.t (id int not null, a int not null, b int{generated}{key}){split}"
+    yield (
+        f"create schema {schema}; create table {schema}.t (id int not null, a int not null, b"
+        f" int{generated}{key}){split}"
+    )
     tables = ["t"]
     if split:
         yield f"create table {schema}.t_1 partition of {schema}.t for values from (0) to (10)"
@@ -49,7 +57,11 @@ def publications(pick, schema, tables, columns, version):
     for number in range(pick.choice((1, 1, 2, 3))):
         members = []
         for table in pick.sample(tables, pick.randint(1, len(tables))):
-            listed = sorted(pick.sample(columns, pick.randint(1, len(columns)))) if pick.random() < 0.35 else None
+            listed = (
+                sorted(pick.sample(columns, pick.randint(1, len(columns))))
+                if pick.random() < 0.35
+                else None
+            )
             where = pick.choice(FILTERS) if pick.random() < 0.35 else None
             members.append(
                 f"table {schema}.{table}"
@@ -58,22 +70,33 @@ def publications(pick, schema, tables, columns, version):
             )
         if pick.random() < 0.15:
             members = [f"tables in schema {schema}"]
-        operations = [o for o in ("insert", "update", "delete", "truncate") if pick.random() < 0.7] or ["insert"]
-        options = [f"publish = '{', '.join(operations)}'", f"publish_via_partition_root = {pick.random() < 0.5}"]
+        operations = [
+            o for o in ("insert", "update", "delete", "truncate") if pick.random() < 0.7
+        ] or ["insert"]
+        options = [
+            f"publish = '{', '.join(operations)}'",
+            f"publish_via_partition_root = {pick.random() < 0.5}",
+        ]
         if version >= 180000 and pick.random() < 0.3:
             options.append("publish_generated_columns = stored")
         yield (
             f"{schema}_{number}",
-            f"create publication {schema}_{number} for {', '.join(members)} with ({', '.join(options)})",
+            (
+                f"create publication {schema}_{number} for {', '.join(members)} with"
+                f" ({', '.join(options)})"
+            ),
         )
 
 
 def broken(database, schema, leaves, names, slot):
-    """What PostgreSQL says against the publications once rows are written: the application's errors and the decoding's."""
+    """What PostgreSQL says against the publications once rows are written: the application's errors
+    and the decoding's.
+    """
     found = []
     for number, table in enumerate(leaves):
         database.execute(
-            f"insert into {schema}.{table} (id, a, b) values ({10 * number + 1}, 1, 1), ({10 * number + 2}, 2, 2)"
+            f"insert into {schema}.{table} (id, a, b) values ({10 * number + 1}, 1, 1),"
+            f" ({10 * number + 2}, 2, 2)"
         )
         for statement in (f"update {schema}.{table} set b = 3", f"delete from {schema}.{table}"):
             try:
@@ -82,7 +105,8 @@ def broken(database, schema, leaves, names, slot):
                 found.append(str(err).splitlines()[0])
     try:
         database.execute(
-            "select count(*) from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', 'publication_names', %s)",
+            "select count(*) from pg_logical_slot_peek_binary_changes(%s, null, null,"
+            " 'proto_version', '1', 'publication_names', %s)",
             (slot, ",".join(names)),
         )
     except psycopg.Error as err:
@@ -118,12 +142,18 @@ def test_random_publications(any_database, lake):
                 plan = plan_setup(conn, job_for(database.conninfo, lake, *entries))
                 assert plan.statements == ()  # somebody else's publications are never altered
                 # The application's own statements fail already, which is nothing to refuse.
-                told = [text for text in plan.warnings if "so its own UPDATEs" in text or "so its own DELETEs" in text]
+                told = [
+                    text
+                    for text in plan.warnings
+                    if "so its own UPDATEs" in text or "so its own DELETEs" in text
+                ]
                 problems = [*plan.problems, *told]
                 says = broken(database, schema, leaves, list(made), slot)
                 judged = [p for p in problems if not any(text in p for text in STRICTER)]
                 refused = [p for p in judged if p not in told]
-                stops = [text for text in says if not text.startswith(("cannot update", "cannot delete"))]
+                stops = [
+                    text for text in says if not text.startswith(("cannot update", "cannot delete"))
+                ]
                 if (says and not problems) or (judged and not says) or (refused and not stops):
                     wrong.append(
                         (

@@ -1,4 +1,6 @@
-"""docs/privileges.md: roles with what the page grants, and nothing else, live through a whole pipeline."""
+"""docs/privileges.md: roles with what the page grants, and nothing else, live through a whole
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 PAGE = (Path(__file__).parents[3] / "docs/privileges.md").read_text()
 SETUP, READER, TEMPORARY, FUNCTIONS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 # What whoever hardens a server takes from everybody at once, whichever of it the page names.
-FAMILIES = "^pg_(control_|export_|terminate_|log_standby|xact_status|stat_force|.*(wal|slot|snapshot|advisory|filenode)|.*_size$)"
+FAMILIES = "^pg_(control_|export_|terminate_|log_standby|xact_status|stat_force|.*(wal|slot|snapshot|advisory|filenode)|.*_size$)"  # noqa: E501
 HARDENED = f"""
 do $$
 declare
@@ -51,13 +53,22 @@ YEARS = [datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2021)]
 # Granted for what doesn't happen here.
 ONLY_THEN = {
     ("lake_setup", "pg_stat_clear_snapshot"): "a table is locked",
-    ("lake_reader", "pg_replication_slot_advance"): "the slot stands behind what has landed, or nothing was for us",
+    (
+        "lake_reader",
+        "pg_replication_slot_advance",
+    ): "the slot stands behind what has landed, or nothing was for us",
     ("lake_reader", "pg_terminate_backend"): "a killed run's backend still reads the slot",
-    ("lake_reader", "pg_xact_status"): "a prepared transaction was rolled back while it was decoded",
+    (
+        "lake_reader",
+        "pg_xact_status",
+    ): "a prepared transaction was rolled back while it was decoded",
     ("lake_setup", "pg_current_wal_insert_lsn"): "the slot is a standby's",
 }
 AT_TIMES = {
-    ("lake_reader", "pg_stat_clear_snapshot"): "a copy takes long enough to tell how far it is, or a table is locked"
+    (
+        "lake_reader",
+        "pg_stat_clear_snapshot",
+    ): "a copy takes long enough to tell how far it is, or a table is locked"
 }
 PASSWORD, PAID = "Xy-42", "state = 'paid'"
 TABLES = """
@@ -66,7 +77,8 @@ set role shop_owner;
 create table sales.orders (id int primary key, state text not null, note text);
 create table sales.customers (id int primary key, name text);
 alter table sales.orders replica identity full;
-insert into sales.orders select n, case when n % 2 = 0 then 'open' else 'paid' end, 'n' || n from generate_series(1, 20) n;
+insert into sales.orders select n, case when n % 2 = 0 then 'open' else 'paid' end, 'n' || n
+  from generate_series(1, 20) n;
 insert into sales.customers select n, 'c' || n from generate_series(1, 5) n;
 reset role;
 """
@@ -85,12 +97,16 @@ class Shop:
 
     def named(self, text: str) -> str:
         own = self.database.name
-        text = re.sub(r"\b(lake_setup|lake_reader|shop_owner)\b", rf"\1_{own}", text.replace("…", PASSWORD))
+        text = re.sub(
+            r"\b(lake_setup|lake_reader|shop_owner)\b", rf"\1_{own}", text.replace("…", PASSWORD)
+        )
         return re.sub(r"\bshop\b", own, text)
 
     def run(self, text: str) -> None:
         if self.database.connection.info.server_version < 170000:
-            text = text.replace("(name, name, boolean, boolean, boolean)", "(name, name, boolean, boolean)")
+            text = text.replace(
+                "(name, name, boolean, boolean, boolean)", "(name, name, boolean, boolean)"
+            )
         self.database.execute(self.named(text))
 
     def pipeline(self, role: str, where: str = "state = 'open'") -> Pipeline:
@@ -99,7 +115,11 @@ class Shop:
         self.monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", uri)
         slot = f"s_{self.database.name}"
         tables = [{"name": "sales.orders", "where": where}, {"name": "sales.customers"}]
-        source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": f"{slot}_pub", "tables": tables}]}
+        source = {
+            "conn_id": "test_source",
+            "slot": slot,
+            "publications": [{"name": f"{slot}_pub", "tables": tables}],
+        }
         target = {"root": self.lake, "tables": {"sales.customers": {"where": "id > 1"}}}
         return Pipeline(pipeline_file(self.lake, slot, source=source, target=target))
 
@@ -112,7 +132,9 @@ class Shop:
         self.run(re.sub(r"^revoke (.*) from ", r"grant \1 to ", back))
 
     def unused(self) -> list[tuple[str, str]]:
-        """What the page grants by name and the role has never called; nobody else may call it here, so the rest was needed."""
+        """What the page grants by name and the role has never called; nobody else may call it here,
+        so the rest was needed.
+        """
         log = (self.database.server.data / "server.log").read_text(errors="replace")
         said = dict.fromkeys(("lake_setup", "lake_reader"), "")
         for user, text in re.findall(r"^@(\w+)@ (.*?)(?=^@|\Z)", log, re.DOTALL | re.MULTILINE):
@@ -129,8 +151,13 @@ class Shop:
 
     def _views(self, name: str) -> str:
         """As alternatives: the server's views that call a function, as whoever asks them."""
-        query = "select viewname from pg_views where schemaname = 'pg_catalog' and definition ~ %s order by 1"
-        return "".join(rf"|\b{view}\b" for (view,) in self.database.execute(query, (rf"\m{name}\(",)))
+        query = (
+            "select viewname from pg_views where schemaname = 'pg_catalog' and definition ~ %s"
+            " order by 1"
+        )
+        return "".join(
+            rf"|\b{view}\b" for (view,) in self.database.execute(query, (rf"\m{name}\(",))
+        )
 
 
 @pytest.fixture
@@ -145,7 +172,9 @@ def logged(database):
 
 @pytest.fixture
 def shop(database, lake, monkeypatch, logged):
-    """A server that grants nothing to everybody: neither on database and schema, nor on functions such as the page's."""
+    """A server that grants nothing to everybody: neither on database and schema, nor on functions
+    such as the page's.
+    """
     shop = Shop(database, lake, monkeypatch)
     roles = [shop.named(role) for role in ("lake_setup", "lake_reader", "shop_owner")]
     try:
@@ -154,7 +183,9 @@ def shop(database, lake, monkeypatch, logged):
         shop.run("revoke all on database shop from public; revoke all on schema public from public")
         shop.run(HARDENED)
         named = re.findall(r"^    (\w+)\(", FUNCTIONS, re.MULTILINE)
-        assert database.execute(OPEN_TO_ALL, (named,)) == [], "the families must have all that the page names"
+        assert database.execute(OPEN_TO_ALL, (named,)) == [], (
+            "the families must have all that the page names"
+        )
         yield shop
     finally:
         for role in roles:
@@ -171,11 +202,18 @@ def missing(shop, role, where="state = 'open'"):
 
 
 def held(spark, pipeline, table):
-    return {row["id"] for row in spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()}
+    return {
+        row["id"]
+        for row in (
+            spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()
+        )
+    }
 
 
 def set_up(shop):
-    """By the role for it. The reader, as whom Airflow runs it too, is refused before that and has nothing to do behind it."""
+    """By the role for it. The reader, as whom Airflow runs it too, is refused before that and has
+    nothing to do behind it.
+    """
     with pytest.raises(PreflightFailed, match=r"publication .* is to be made"):
         shop.pipeline("lake_reader").setup()
     assert shop.database.execute("select 1 from pg_publication") == []
@@ -184,7 +222,8 @@ def set_up(shop):
 
 
 def test_the_page(spark, shop):
-    """Setup and teardown by one role, everything else by the other; each grant that is taken away is named by check.
+    """Setup and teardown by one role, everything else by the other; each grant that is taken away
+    is named by check.
 
     Each function that is granted is called: nobody may who isn't granted it.
     """
@@ -192,7 +231,10 @@ def test_the_page(spark, shop):
     shop.run(READER)
     shop.run(TEMPORARY)
     shop.run(FUNCTIONS)
-    shop.run("alter role lake_setup set log_statement = 'all'; alter role lake_reader set log_statement = 'all'")
+    shop.run(
+        "alter role lake_setup set log_statement = 'all'; alter role lake_reader set log_statement"
+        " = 'all'"
+    )
     assert len(TAKEN_AWAY) == 10
     for revoke, says in TAKEN_AWAY:
         role = re.search(r"lake_\w+", revoke)[0]
@@ -202,11 +244,13 @@ def test_the_page(spark, shop):
     assert missing(shop, "lake_setup") == ""
     set_up(shop)
     shop.pipeline("lake_reader").sync(spark)
-    # A filter changed by setup is mended by the reader's run, from the source's rows; other changes come by the stream.
+    # A filter changed by setup is mended by the reader's run, from the source's rows; other changes
+    # come by the stream.
     shop.pipeline("lake_setup", PAID).setup()
     shop.run("alter role lake_setup nologin")
     shop.database.execute(
-        "insert into sales.orders values (21, 'paid'), (22, 'open'); delete from sales.customers where id = 2"
+        "insert into sales.orders values (21, 'paid'), (22, 'open'); delete from sales.customers"
+        " where id = 2"
     )
     mended = shop.pipeline("lake_reader", PAID)
     assert mended.consume(spark).status == "succeeded"
@@ -230,12 +274,18 @@ def test_the_page(spark, shop):
         "alter role lake_reader noreplication",
         *(f"revoke execute on function {name} from lake_reader" for name in LOOKED_BY),
     ):
-        with shop.without(revoke), pytest.raises(PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"):
+        with (
+            shop.without(revoke),
+            pytest.raises(PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"),
+        ):
             look(mended.job())
     assert mended.job().ledger.slot_moves() == before
     with (
         shop.without("revoke select on sales.orders from lake_reader"),
-        pytest.raises(RunFailed, match=r"PrivilegeMissing: sales\.orders can't be copied .*: grant select on it"),
+        pytest.raises(
+            RunFailed,
+            match=r"PrivilegeMissing: sales\.orders can't be copied .*: grant select on it",
+        ),
     ):
         mended.sync(spark, tables=["sales.orders"])
     assert held(spark, mended, "sales.orders") == paid
@@ -244,7 +294,9 @@ def test_the_page(spark, shop):
     lose(shop.database)
     with pytest.raises(RunFailed, match="may not execute pg_create_logical_replication_slot"):
         mended.resync(spark)
-    assert shop.database.execute("select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,))
+    assert shop.database.execute(
+        "select 1 from pg_replication_slots where slot_name = %s", (mended.file.source.slot,)
+    )
     shop.run("alter role lake_setup login")
     shop.pipeline("lake_setup", PAID).teardown()
     assert shop.database.execute("select 1 from pg_publication") == []

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.pg
 
 @pytest.mark.parametrize("how", ["created anew", "dropped", "listed too early"])
 def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, how):
-    """Behind our back, while changes wait: before 18 they can't be decoded, which has a name; 18 passes it over."""
+    """Behind our back, while changes wait: before 18 they can't be decoded, which has a name; 18
+    passes it over.
+    """
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     with connect(any_database.conninfo, "test") as conn:
         job = job_for(any_database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
@@ -30,7 +32,9 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
             entries.append({"name": "q", "manage": False})
         else:
             any_database.execute("drop publication p; insert into t values (2)")
-            any_database.execute("create publication p for table t" if how == "created anew" else "select")
+            any_database.execute(
+                "create publication p for table t" if how == "created anew" else "select"
+            )
         job = job_for(any_database.conninfo, lake, *entries, slot=job.pipeline.source.slot)
         if conn.info.server_version >= 180000 or how != "listed too early":
             assert look(job).has_work  # the first change that waits can be read
@@ -39,14 +43,25 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
                 look(job)
         if conn.info.server_version < 180000:
             with pytest.raises(PublicationGone, match="does not exist at the WAL position"):
-                list(peek(job.conninfo, job.pipeline.source, PeekBound(Lsn((1 << 63) - 1), None, 60.0, 1)))
+                list(
+                    peek(
+                        job.conninfo,
+                        job.pipeline.source,
+                        PeekBound(Lsn((1 << 63) - 1), None, 60.0, 1),
+                    )
+                )
 
 
 def test_setup_and_the_run_name_the_same_way_out(any_database, lake):
-    """Of a publication that setup is to make, on a slot that is read already: the way out of one is the other's too."""
+    """Of a publication that setup is to make, on a slot that is read already: the way out of one is
+    the other's too.
+    """
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     with connect(any_database.conninfo, "test") as conn:
-        ours, theirs = ({"name": name, "tables": [{"name": f"public.{of}"}]} for name, of in (("p", "t"), ("q", "u")))
+        ours, theirs = (
+            {"name": name, "tables": [{"name": f"public.{of}"}]}
+            for name, of in (("p", "t"), ("q", "u"))
+        )
         first = job_for(any_database.conninfo, lake, ours)
         apply_setup(conn, first)
         slot = first.pipeline.source.slot
@@ -67,7 +82,9 @@ def test_setup_and_the_run_name_the_same_way_out(any_database, lake):
 
 
 def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(any_database, lake):
-    """Before anything is changed, by trying a copy of the slot; the remedy is followed. 18 sends what came after it."""
+    """Before anything is changed, by trying a copy of the slot; the remedy is followed. 18 sends
+    what came after it.
+    """
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     with connect(any_database.conninfo, "test") as conn:
         ours = {"name": "p", "tables": [{"name": "public.t"}]}
@@ -78,17 +95,25 @@ def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(a
 
         def job(*names):
             return job_for(
-                any_database.conninfo, lake, ours, *({"name": name, "manage": False} for name in names), slot=slot
+                any_database.conninfo,
+                lake,
+                ours,
+                *({"name": name, "manage": False} for name in names),
+                slot=slot,
             )
 
-        any_database.execute("insert into u values (1); create publication q for table u; insert into u values (2)")
+        any_database.execute(
+            "insert into u values (1); create publication q for table u; insert into u values (2)"
+        )
         if conn.info.server_version >= 180000:
             assert apply_setup(conn, job("q")).problems == ()
             assert _inserted(any_database, job("q")) == ["2"]
             return
         (problem,) = plan_setup(conn, job("q")).problems
         assert "publication 'q' does not exist at the WAL position" in problem
-        with pytest.raises(PreflightFailed, match="take it out, let a run consume what waits, put it back"):
+        with pytest.raises(
+            PreflightFailed, match="take it out, let a run consume what waits, put it back"
+        ):
             apply_setup(conn, job("q"))
         assert plan_setup(conn, first).problems == ()
         _inserted(any_database, first)
@@ -98,14 +123,22 @@ def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(a
             any_database.execute("create publication later for table u")
             plan = plan_setup(conn, job("q", "later"))
             assert plan.problems == ()
-            assert "'later' is younger than transactions that are still open (pid " in " ".join(plan.warnings)
+            assert "'later' is younger than transactions that are still open (pid " in " ".join(
+                plan.warnings
+            )
             assert "'q' is younger" not in " ".join(plan.warnings)
-        assert "publication 'later' does not exist" in " ".join(plan_setup(conn, job("q", "later")).problems)
-        assert any_database.execute("select count(*) from pg_replication_slots where temporary") == [(0,)]
+        assert "publication 'later' does not exist" in " ".join(
+            plan_setup(conn, job("q", "later")).problems
+        )
+        assert any_database.execute(
+            "select count(*) from pg_replication_slots where temporary"
+        ) == [(0,)]
 
 
 def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, lake, monkeypatch):
-    """Setup tries again on its own connection; a server without the fix of its minor release could crash by it."""
+    """Setup tries again on its own connection; a server without the fix of its minor release could
+    crash by it.
+    """
     any_database.execute("create table t (id int primary key)")
     sessions, real = [], younger._read_all
 
@@ -120,10 +153,18 @@ def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, l
         if conn.info.server_version >= 180000:
             return  # such publications aren't tried
         # More than can be decoded in the time that it is given.
-        any_database.execute("insert into t select generate_series(1, 20000); create publication q for table t")
+        any_database.execute(
+            "insert into t select generate_series(1, 20000); create publication q for table t"
+        )
         monkeypatch.setattr(younger, "_read_all", reads)
         monkeypatch.setattr(younger, "TRIAL_S", 0.001)
-        job = job_for(any_database.conninfo, lake, ours, {"name": "q", "manage": False}, slot=job.pipeline.source.slot)
+        job = job_for(
+            any_database.conninfo,
+            lake,
+            ours,
+            {"name": "q", "manage": False},
+            slot=job.pipeline.source.slot,
+        )
         for _ in range(2):
             assert "couldn't be tried (canceling statement due to statement timeout)" in " ".join(
                 plan_setup(conn, job).warnings

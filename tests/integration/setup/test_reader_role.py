@@ -1,4 +1,6 @@
-"""What check says to a role that only reads: one finding with statements that can be pasted, and all real findings."""
+"""What check says to a role that only reads: one finding with statements that can be pasted, and
+all real findings.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ create table u (id int primary key);
 create table "order"."A" (id int primary key);
 alter table t owner to {owner}; alter table u owner to {owner}; alter table "order"."A" owner to {owner};
 revoke temporary on database {database} from public
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -53,13 +55,17 @@ def listed(text):
 
 
 def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
-    """Then nothing but the owner's part is left, which is the SQL of the plan; nobody's table changes its owner."""
+    """Then nothing but the owner's part is left, which is the SQL of the plan; nobody's table
+    changes its owner.
+    """
     owner, reader = shop
     tables = [{"name": "public.t", "where": "id > 1"}, {"name": "public.u"}, {"name": 'order."A"'}]
     info = make_conninfo(database.conninfo, user=reader, password="p")
     job = job_for(info, lake, {"name": "p", "tables": tables})
     own = {"public.u": TargetTable(where="id > 1")}
-    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": Target(root=lake, tables=own)}))
+    job = replace(
+        job, pipeline=job.pipeline.model_copy(update={"target": Target(root=lake, tables=own)})
+    )
     with connect(info, "test") as conn:
         plan = plan_setup(conn, job)
         (found,) = plan.problems
@@ -74,7 +80,10 @@ def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
             f'grant select on "order"."A", public.t, public.u to {role};',
             f"grant temporary on database {database.name} to {role};",
         ]
-        assert listed(owners) == [f"grant create on database {database.name} to {role};", f"grant {owner} to {role};"]
+        assert listed(owners) == [
+            f"grant create on database {database.name} to {role};",
+            f"grant {owner} to {role};",
+        ]
         assert "'p' is to be made" in owners
         assert "setup --sql" in owners
         for statement in listed(grants):
@@ -89,17 +98,26 @@ def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
 
 @pytest.mark.parametrize("theirs", ["the publication", "the table"])
 def test_what_belongs_to_a_superuser_is_the_dbas(database, lake, shop, theirs):
-    """Membership in that role would be everything: the SQL for the DBA is the way, and the one finding names it too."""
+    """Membership in that role would be everything: the SQL for the DBA is the way, and the one
+    finding names it too.
+    """
     owner, reader = shop
     role = sql_name(reader)
     info = make_conninfo(database.conninfo, user=reader, password="p")
     tables = [{"name": "public.t"}, {"name": "public.u"}]
     job = job_for(info, lake, {"name": "p", "tables": tables})
-    if theirs == "the publication":  # as setup --sql has made it before the file listed another table
-        mark = f"waldelta pipeline flights, definition 0123456789ab, slot {job.pipeline.source.slot}"
+    if (
+        theirs == "the publication"
+    ):  # as setup --sql has made it before the file listed another table
+        mark = (
+            f"waldelta pipeline flights, definition 0123456789ab, slot {job.pipeline.source.slot}"
+        )
         database.execute(f"create publication p for table t; comment on publication p is '{mark}'")
     else:
-        database.execute(f"alter table t owner to current_user; grant create on database {database.name} to {role}")
+        database.execute(
+            f"alter table t owner to current_user; grant create on database {database.name} to"
+            f" {role}"
+        )
     ((dba,),) = database.execute("select current_user")
     with connect(info, "test") as conn:
         plan = plan_setup(conn, job)
@@ -110,7 +128,9 @@ def test_what_belongs_to_a_superuser_is_the_dbas(database, lake, shop, theirs):
             f"grant select on public.t, public.u to {role};",
         ]
         assert (dba in owners, "setup --sql" in owners) == (True, True)
-        assert listed(owners) == [f"grant {owner} to {role};"]  # who owns the other table is no superuser
+        assert listed(owners) == [
+            f"grant {owner} to {role};"
+        ]  # who owns the other table is no superuser
         assert [f.text for f in plan.reported(for_dba=True) if f.severity == "problem"] == [grants]
 
 
@@ -135,7 +155,9 @@ TAKEN = (
 
 
 def about_filter(plan):
-    """Findings about a filter, but for the warning that it can raise, which it gets whether it is rejected or not."""
+    """Findings about a filter, but for the warning that it can raise, which it gets whether it is
+    rejected or not.
+    """
     return [f for f in plan.findings if "filter" in f.text and "can raise" not in f.text]
 
 
@@ -148,9 +170,15 @@ def test_a_filter_that_postgresql_rejects_is_shown_to_a_reader(database, lake, s
             if select:
                 database.execute(f"grant select on t to {sql_name(reader)}")
             for text, why in (REJECTED | dict.fromkeys(TAKEN)).items():
-                entry = {"name": "p", "publish": ["insert"], "tables": [{"name": "public.t", "where": text}]}
+                entry = {
+                    "name": "p",
+                    "publish": ["insert"],
+                    "tables": [{"name": "public.t", "where": text}],
+                }
                 job = job_for(info, lake, entry)
-                found, seen_by_owner = (about_filter(plan_setup(each, job)) for each in (conn, owner))
+                found, seen_by_owner = (
+                    about_filter(plan_setup(each, job)) for each in (conn, owner)
+                )
                 assert [f.severity for f in seen_by_owner] == ["problem"] * bool(why)
                 assert [why in f.text for f in found] == [True] * bool(why), (text, found)
                 assert all(f.severity == "problem" and f.lacks is None for f in found)
@@ -166,9 +194,13 @@ def as_role(monkeypatch, database, role):
 def test_findings_are_printed_once(database, lake, shop, tmp_path, monkeypatch, capsys, caplog):
     """By check, by setup and by setup --sql, which doesn't warn of what its SQL is for."""
     database.execute("create role plain login password 'p'")
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t", "where": "v > 1"}]})
+    job = job_for(
+        database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t", "where": "v > 1"}]}
+    )
     path = tmp_path / "p.yml"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True, by_alias=True)))
+    path.write_text(
+        yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True, by_alias=True))
+    )
 
     def said(*arguments):
         caplog.clear()
@@ -199,5 +231,7 @@ def test_findings_are_printed_once(database, lake, shop, tmp_path, monkeypatch, 
 
 def test_no_keyword_stands_bare(any_database):
     """A name is quoted wherever the server's own grammar wants it."""
-    words = any_database.execute("select word, quote_ident(word) from pg_get_keywords() where catcode <> 'U'")
+    words = any_database.execute(
+        "select word, quote_ident(word) from pg_get_keywords() where catcode <> 'U'"
+    )
     assert [(word, sql_name(word)) for word, _ in words] == words

@@ -1,4 +1,6 @@
-"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses since something changed under their publication."""
+"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses since something changed under their
+publication.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,32 @@ pytestmark = pytest.mark.pg
 def test_tables_that_lose_their_key_later(any_database, lake, caplog):
     """Or never had one, under FOR ALL TABLES: their own statements fail, and each look says so."""
     any_database.execute(
-        f"{PLAIN}; create table r (id int primary key) partition by range (id); create table r1 partition of r default"
+        f"{PLAIN}; create table r (id int primary key) partition by range (id); create table r1"
+        " partition of r default"
     )
     slot = f"s_{any_database.name}"
     with connect(any_database.conninfo, "test") as conn:
         job = job_for(
-            any_database.conninfo, lake, {"name": "p", "all_tables": True, "accept_future_tables": True}, slot=slot
+            any_database.conninfo,
+            lake,
+            {"name": "p", "all_tables": True, "accept_future_tables": True},
+            slot=slot,
         )
         apply_setup(conn, job)
         assert refused_statements(conn, ["p"]) == []
         any_database.execute(
-            "create table later (id int); create unique index u on t (v) nulls not distinct; alter table t alter v set not null;"
-            "alter table t replica identity using index u; drop index u; create table named (id int primary key deferrable);"
-            "alter table r replica identity full; alter table r1 replica identity nothing"
+            "create table later (id int); create unique index u on t (v) nulls not distinct; alter"
+            " table t alter v set not null;alter table t replica identity using index u; drop index"
+            " u; create table named (id int primary key deferrable);alter table r replica identity"
+            " full; alter table r1 replica identity nothing"
         )
         look(job)
         said = caplog.text
     for table in ("later", "t", "named", "r1"):
         assert f"public.{table} (p)" in said
-        any_database.execute(f"insert into {table} values (1)" if table != "t" else "insert into t values (1, 1)")
+        any_database.execute(
+            f"insert into {table} values (1)" if table != "t" else "insert into t values (1, 1)"
+        )
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
             any_database.execute(f"delete from {table}")
     assert "public.r (p)" not in said
@@ -46,23 +55,29 @@ SHRUNKEN = {
     "t1": "create table {0} (id int primary key, v int); alter table {0} replica identity full",
     "t2": "create table {0} (id int primary key, v int)",
     "t3": "create table {0} (id int primary key, v int)",
-    "t4": "create table {0} (id int primary key, v int not null unique, w int not null unique); alter table {0} replica identity using index {0}_v_key",
+    "t4": (
+        "create table {0} (id int primary key, v int not null unique, w int not null unique); alter"
+        " table {0} replica identity using index {0}_v_key"
+    ),
     "t5": "create table {0} (id int primary key, v int); alter table {0} replica identity full",
-}  # fmt: skip
+}
 
 
 def test_identities_that_shrink_later(any_database):
-    """Whether a filter and a column list still lie within them: PostgreSQL's own answer to an UPDATE is the judge."""
+    """Whether a filter and a column list still lie within them: PostgreSQL's own answer to an
+    UPDATE is the judge.
+    """
     for name, ddl in SHRUNKEN.items():
         any_database.execute(ddl.format(name))
     any_database.execute(
-        "create table r (id int primary key, v int) partition by range (id);"
-        "create table r0 (v int, id int primary key); alter table r attach partition r0 for values from (0) to (10);"
-        "create table r1 partition of r default; alter table r0 replica identity full; alter table r1 replica identity full;"
-        "create publication p for table t1 where (v > 1), t2 (id), t3 (id) where (id > 1), t4 (id, v), t5 where (v > 1), r where (v > 1)"
-        " with (publish_via_partition_root);"
-        "create publication leaves for table r1 (id, v) where (id > 1) with (publish = 'insert');"
-        "create publication q for table r where (id > 1), r1 where (v = 3) with (publish_via_partition_root)"
+        "create table r (id int primary key, v int) partition by range (id);create table r0 (v int,"
+        " id int primary key); alter table r attach partition r0 for values from (0) to (10);create"
+        " table r1 partition of r default; alter table r0 replica identity full; alter table r1"
+        " replica identity full;create publication p for table t1 where (v > 1), t2 (id), t3 (id)"
+        " where (id > 1), t4 (id, v), t5 where (v > 1), r where (v > 1) with"
+        " (publish_via_partition_root);create publication leaves for table r1 (id, v) where (id >"
+        " 1) with (publish = 'insert');create publication q for table r where (id > 1), r1 where (v"
+        " = 3) with (publish_via_partition_root)"
     )
     leaves = [*SHRUNKEN, "r0", "r1"]
 
@@ -82,8 +97,9 @@ def test_identities_that_shrink_later(any_database):
     with connect(any_database.conninfo, "test") as conn:
         assert told(conn) == refused_by_postgres() == set()
         any_database.execute(
-            "alter table t1 replica identity default; alter table t2 replica identity full;"
-            "alter table t4 replica identity using index t4_w_key; alter table r0 replica identity default"
+            "alter table t1 replica identity default; alter table t2 replica identity full;alter"
+            " table t4 replica identity using index t4_w_key; alter table r0 replica identity"
+            " default"
         )
         assert told(conn) == refused_by_postgres() == {"t1", "t2", "t4", "r0"}
 
@@ -92,28 +108,40 @@ GENERATED = {
     "g1": "create table {0} (id int primary key, g int generated always as (id * 2) stored)",
     "g2": "create table {0} (id int primary key, g int generated always as (id * 2) stored)",
     "g3": "create table {0} (id int primary key, g int generated always as (id * 2) virtual)",
-    "g4": "create table {0} (id int primary key, g int generated always as (id * 2) stored not null unique)",
-    "g5": "create table {0} (id int primary key, g int generated always as (id * 2) stored not null unique)",
+    "g4": (
+        "create table {0} (id int primary key, g int generated always as (id * 2) stored not null"
+        " unique)"
+    ),
+    "g5": (
+        "create table {0} (id int primary key, g int generated always as (id * 2) stored not null"
+        " unique)"
+    ),
     "g6": "create table {0} (id int primary key, g int generated always as (id * 2) stored)",
     "g7": "create table {0} (id int primary key)",
     "gs.g8": "create table {0} (id int primary key, g int generated always as (id * 2) virtual)",
-    "g9": "create table {0} (id int primary key, g int generated always as (id * 2) stored) partition by range (id);"
-    "create table g9_1 partition of g9 default",
-}  # fmt: skip
+    "g9": (
+        "create table {0} (id int primary key, g int generated always as (id * 2) stored) partition"
+        " by range (id);create table g9_1 partition of g9 default"
+    ),
+}
 
 
 def test_generated_columns_that_enter_an_identity_later(any_database):
-    """From 18 on the identity may hold no generated column that isn't published; before that it may."""
+    """From 18 on the identity may hold no generated column that isn't published; before that it
+    may.
+    """
     is_18 = any_database.connection.info.server_version >= 180000
     any_database.execute("create schema gs")
     for name, ddl in GENERATED.items():
-        any_database.execute(ddl.format(name) if is_18 else ddl.format(name).replace("virtual", "stored"))
+        any_database.execute(
+            ddl.format(name) if is_18 else ddl.format(name).replace("virtual", "stored")
+        )
     stored = " with (publish_generated_columns = stored)" if is_18 else ""
     any_database.execute(
-        "create publication p for table g1, g4, g7; create publication schema for tables in schema gs;"
-        f"create publication stored for table g2, g3{stored};"
-        "create publication inserts for table g6 with (publish = 'insert');"
-        "create publication root for table g9 with (publish_via_partition_root)"
+        "create publication p for table g1, g4, g7; create publication schema for tables in schema"
+        f" gs;create publication stored for table g2, g3{stored};create publication inserts for"
+        " table g6 with (publish = 'insert');create publication root for table g9 with"
+        " (publish_via_partition_root)"
         + ("; create publication listed for table g5 (id, g)" if is_18 else "")
     )
     leaves = ["g1", "g2", "g3", "g4", "g5", "g6", "g7", "gs.g8", "g9_1"]
@@ -134,10 +162,15 @@ def test_generated_columns_that_enter_an_identity_later(any_database):
 
     with connect(any_database.conninfo, "test") as conn:
         assert told(conn) == refused_by_postgres() == set()
-        full = "".join(f"alter table {leaf} replica identity full;" for leaf in leaves if leaf not in ("g4", "g5"))
+        full = "".join(
+            f"alter table {leaf} replica identity full;"
+            for leaf in leaves
+            if leaf not in ("g4", "g5")
+        )
         any_database.execute(
-            f"{full} alter table g4 replica identity using index g4_g_key; alter table g5 replica identity using index g5_g_key;"
-            "alter table g7 add g int generated always as (id * 2) stored"
+            f"{full} alter table g4 replica identity using index g4_g_key; alter table g5 replica"
+            " identity using index g5_g_key;alter table g7 add g int generated always as (id * 2)"
+            " stored"
         )
         expected = {"g1", "g3", "g4", "g7", "gs.g8", "g9_1"} if is_18 else set()
         assert told(conn) == refused_by_postgres() == expected

@@ -1,4 +1,6 @@
-"""Set-up and teardown on a real server: idempotent by difference, and only what the pipeline made is removed."""
+"""Set-up and teardown on a real server: idempotent by difference, and only what the pipeline made
+is removed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def job_for(conninfo, lake, *publications, name="flights", **source):
     slot = source.pop("slot", None) or f"s_{uuid.uuid4().hex[:10]}"
     document = {
         "pipeline": name,
-        "source": {"conn_id": "test_source", "slot": slot, "publications": list(publications), **source},
+        "source": {
+            "conn_id": "test_source",
+            "slot": slot,
+            "publications": list(publications),
+            **source,
+        },
         "target": {"root": lake},
     }
     return Job(PipelineFile.model_validate(document), conninfo, "run_1")
@@ -54,8 +61,9 @@ def job_for(conninfo, lake, *publications, name="flights", **source):
 @pytest.fixture
 def tables(database):
     database.execute(
-        "create table flights (id int, origin varchar(3), note text, delay int, primary key (id, origin));"
-        "create table planes (tail text primary key, year int); create table airlines (code text primary key)"
+        "create table flights (id int, origin varchar(3), note text, delay int, primary key (id,"
+        " origin));create table planes (tail text primary key, year int); create table airlines"
+        " (code text primary key)"
     )
 
 
@@ -69,7 +77,9 @@ PLANES = {"name": "public.planes"}
 
 @contextmanager
 def role_on(conn, *grants):
-    """A role that may log in and replicate, with what is granted to {role}; gone afterwards with all that it owns."""
+    """A role that may log in and replicate, with what is granted to {role}; gone afterwards with
+    all that it owns.
+    """
     role = f"role_{uuid.uuid4().hex[:8]}"
     conn.execute(f"create role {role} login replication password 'p'")
     try:
@@ -91,9 +101,13 @@ def events(lake):
 
 
 def test_setup_is_idempotent(database, conn, lake, tables):
-    """The second plan is empty, although PostgreSQL prints the filter in other words than the file."""
+    """The second plan is empty, although PostgreSQL prints the filter in other words than the
+    file.
+    """
     job = job_for(
-        database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, PLANES], "publish_via_partition_root": True}
+        database.conninfo,
+        lake,
+        {"name": "p", "tables": [FLIGHTS, PLANES], "publish_via_partition_root": True},
     )
     first = apply_setup(conn, job)
     assert len(first.statements) == 2
@@ -120,9 +134,15 @@ def changed(before, after):
     [
         changed({"tables": [FLIGHTS]}, {"tables": [FLIGHTS, PLANES]}),
         changed({"tables": [FLIGHTS, PLANES]}, {"tables": [PLANES]}),
-        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [{**FLIGHTS, "where": "id > 5 -- five"}, PLANES]}),
+        changed(
+            {"tables": [FLIGHTS, PLANES]},
+            {"tables": [{**FLIGHTS, "where": "id > 5 -- five"}, PLANES]},
+        ),
         changed({"tables": [FLIGHTS]}, {"tables": [{**FLIGHTS, "columns": None}]}),
-        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [{**FLIGHTS, "where": None}, {"name": "public.airlines"}]}),
+        changed(
+            {"tables": [FLIGHTS, PLANES]},
+            {"tables": [{**FLIGHTS, "where": None}, {"name": "public.airlines"}]},
+        ),
         changed({"tables": [PLANES]}, {"tables": [PLANES], "publish": ["insert"]}),
         changed({"tables": [PLANES]}, {"tables": [PLANES], "publish_via_partition_root": True}),
         changed({"tables": [PLANES]}, {"all_tables": True, "accept_future_tables": True}),
@@ -130,13 +150,22 @@ def changed(before, after):
         changed({"tables": [PLANES]}, {"schemas": ["public"], "accept_future_tables": True}),
         changed(
             {"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
-            {"tables": [{**PLANES, "where": "tail > 'x'"}], "schemas": ["other"], "accept_future_tables": True},
+            {
+                "tables": [{**PLANES, "where": "tail > 'x'"}],
+                "schemas": ["other"],
+                "accept_future_tables": True,
+            },
         ),
-        changed({"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True}, {"tables": [PLANES]}),
+        changed(
+            {"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
+            {"tables": [PLANES]},
+        ),
     ],
 )
 def test_alter_by_difference(database, conn, lake, tables, before, after):
-    """Whatever the step, the publication afterwards is the one a fresh set-up would make, and the slot stays."""
+    """Whatever the step, the publication afterwards is the one a fresh set-up would make, and the
+    slot stays.
+    """
     database.execute("create schema other")
     job = job_for(database.conninfo, lake, {"name": "p", **before})
     apply_setup(conn, job)
@@ -153,13 +182,19 @@ def test_alter_by_difference(database, conn, lake, tables, before, after):
 
 
 def test_partition_root_switched_on_and_off_with_its_filter(database, conn, lake):
-    """Filters on a root are allowed only while it publishes via root, so the order of the statements matters."""
+    """Filters on a root are allowed only while it publishes via root, so the order of the
+    statements matters.
+    """
     database.execute(
         "create table r (id int primary key) partition by range (id);"
         "create table r1 partition of r for values from (0) to (10)"
     )
     plain = {"name": "p", "tables": [{"name": "public.r"}]}
-    via_root = {"name": "p", "tables": [{"name": "public.r", "where": "id > 1"}], "publish_via_partition_root": True}
+    via_root = {
+        "name": "p",
+        "tables": [{"name": "public.r", "where": "id > 1"}],
+        "publish_via_partition_root": True,
+    }
     slot = "s_" + uuid.uuid4().hex[:8]
     for entry in (plain, via_root, plain):
         job = job_for(database.conninfo, lake, entry, slot=slot)
@@ -177,13 +212,17 @@ def test_change_behind_our_back_is_put_right(database, conn, lake, tables):
 
 
 def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
-    """A DBA runs the script; then a role that owns nothing sets up the rest, and nothing is left to do."""
+    """A DBA runs the script; then a role that owns nothing sets up the rest, and nothing is left to
+    do.
+    """
     with role_on(conn, READS) as role:
         info = database.server.conninfo(database.name, role, "p")
         job = job_for(info, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
         with connect(info, "test") as plain:
             plan = plan_setup(plain, job)
-            assert any(f"grant create on database {database.name} to {role}" in p for p in plan.problems)
+            assert any(
+                f"grant create on database {database.name} to {role}" in p for p in plan.problems
+            )
             assert any("doesn't own public.flights" in p for p in plan.problems)
             before = state(database)
             with pytest.raises(PreflightFailed):
@@ -204,11 +243,17 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
 
 
 def test_sql_for_a_dba_that_fails_makes_no_slot(database, conn, lake, tables):
-    """A slot without its publications would hold WAL for nobody; psql goes on after an error where nobody says otherwise."""
-    plan = plan_setup(conn, job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, PLANES]}))
+    """A slot without its publications would hold WAL for nobody; psql goes on after an error where
+    nobody says otherwise.
+    """
+    plan = plan_setup(
+        conn, job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
+    )
     database.execute("drop table planes")
     psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
-    done = subprocess.run(psql, input=plan.as_sql(), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        psql, input=plan.as_sql(), capture_output=True, text=True, check=False, timeout=60
+    )
     assert 'relation "public.planes" does not exist' in done.stderr
     assert read_publications(conn) == {}
     assert read_slot(conn, plan.slot) is None
@@ -216,16 +261,22 @@ def test_sql_for_a_dba_that_fails_makes_no_slot(database, conn, lake, tables):
 
 
 def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables):
-    """A role that owns nothing can't try the filter, and the DBA's role may do anything: the plan itself says no."""
+    """A role that owns nothing can't try the filter, and the DBA's role may do anything: the plan
+    itself says no.
+    """
     with role_on(conn, READS) as role:
         info = database.server.conninfo(database.name, role, "p")
         outside = {"name": "public.planes", "where": "Year > 1990"}
         with connect(info, "test") as plain:
             plan = plan_setup(plain, job_for(info, lake, {"name": "p", "tables": [outside]}))
-            with pytest.raises(PreflightFailed, match="the filter uses year, which the replica identity") as caught:
+            with pytest.raises(
+                PreflightFailed, match="the filter uses year, which the replica identity"
+            ) as caught:
                 plan.require_for_dba()
             assert not any("doesn't own" in text for text in caught.value.problems)
-            plan_setup(plain, job_for(info, lake, {"name": "p", "tables": [FLIGHTS]})).require_for_dba()
+            plan_setup(
+                plain, job_for(info, lake, {"name": "p", "tables": [FLIGHTS]})
+            ).require_for_dba()
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r", "\x0b", "\x85", "\u2028"], ids=ascii)
@@ -236,12 +287,16 @@ def test_no_name_ends_a_comment_of_the_script(ending):
 
 
 def test_least_privilege(database, conn, lake):
-    """LOGIN REPLICATION, CREATE on the database and ownership of the tables suffice; no superuser."""
+    """LOGIN REPLICATION, CREATE on the database and ownership of the tables suffice; no
+    superuser.
+    """
     with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
             plain.execute("create table app.t (id int primary key, v int)")
-            job = job_for(info, lake, {"name": "p", "tables": [{"name": "app.t", "where": "id > 1"}]})
+            job = job_for(
+                info, lake, {"name": "p", "tables": [{"name": "app.t", "where": "id > 1"}]}
+            )
             apply_setup(plain, job)
             assert plan_setup(plain, job).is_empty
             dropped = teardown(plain, job)
@@ -254,12 +309,17 @@ def state(database):
         database.execute("select to_jsonb(p) from pg_publication p order by 1"),
         database.execute("select to_jsonb(r) from pg_publication_rel r order by 1"),
         database.execute("select to_jsonb(n) from pg_publication_namespace n order by 1"),
-        database.execute("select slot_name, active from pg_replication_slots where database = %s", (database.name,)),
+        database.execute(
+            "select slot_name, active from pg_replication_slots where database = %s",
+            (database.name,),
+        ),
     )
 
 
 def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
-    """Restating a publication needs ownership of every table in it; the whole change is rolled back."""
+    """Restating a publication needs ownership of every table in it; the whole change is rolled
+    back.
+    """
     with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
@@ -273,7 +333,9 @@ def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
             before = state(database)
             both = [{"name": "app.t", "where": "id > 1"}, {"name": "app.u"}]
             job = job_for(info, lake, {"name": "p", "tables": both}, slot=job.pipeline.source.slot)
-            with pytest.raises(PrivilegeMissing, match="must be owner of table u; nothing was changed"):
+            with pytest.raises(
+                PrivilegeMissing, match="must be owner of table u; nothing was changed"
+            ):
                 apply_setup(plain, job)
             assert state(database) == before
             teardown(plain, job)
@@ -282,7 +344,12 @@ def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
 def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tables):
     database.execute("create publication theirs for table planes")
     before = state(database)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, {"name": "theirs", "manage": False})
+    job = job_for(
+        database.conninfo,
+        lake,
+        {"name": "p", "tables": [FLIGHTS]},
+        {"name": "theirs", "manage": False},
+    )
     apply_setup(conn, job)
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
     assert state(database) == before
@@ -293,21 +360,35 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
 
 
 def test_teardown_leaves_what_another_server_has(database, conn, lake, tables):
-    """A slot of that name there is read by somebody else, wherever it stands, and ours would go on holding WAL, unheard of."""
+    """A slot of that name there is read by somebody else, wherever it stands, and ours would go on
+    holding WAL, unheard of.
+    """
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     for _ in range(3):  # so that its position doesn't tell that it is another one
         database.execute("create table w (); drop table w; select pg_switch_wal()")
     apply_setup(conn, job)
     slot = job.pipeline.source.slot
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-    server = EmbeddedPostgres(folder, version=database.server.version, settings={"fsync": "off"}).start()
+    server = EmbeddedPostgres(
+        folder, version=database.server.version, settings={"fsync": "off"}
+    ).start()
     try:
         with connect(server.conninfo(), "test") as elsewhere:
-            elsewhere.execute("create table public.flights (id int, origin text, delay int, primary key (id, origin))")
-            other = job_for(server.conninfo(), f"{lake}_there", {"name": "p", "tables": [FLIGHTS]}, slot=slot)
+            elsewhere.execute(
+                "create table public.flights (id int, origin text, delay int, primary key (id,"
+                " origin))"
+            )
+            other = job_for(
+                server.conninfo(), f"{lake}_there", {"name": "p", "tables": [FLIGHTS]}, slot=slot
+            )
             apply_setup(elsewhere, other)
-            assert read_slot(elsewhere, slot).confirmed_flush_lsn < read_slot(conn, slot).confirmed_flush_lsn
-            with pytest.raises(SourceChanged, match="nothing was dropped: point the connection back"):
+            assert (
+                read_slot(elsewhere, slot).confirmed_flush_lsn
+                < read_slot(conn, slot).confirmed_flush_lsn
+            )
+            with pytest.raises(
+                SourceChanged, match="nothing was dropped: point the connection back"
+            ):
                 teardown(elsewhere, replace(job, conninfo=server.conninfo()))
             assert read_slot(elsewhere, slot) is not None
             assert set(read_publications(elsewhere)) == {"p"}
@@ -334,15 +415,21 @@ def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, ta
 
 
 @pytest.mark.parametrize("set_up_again", [False, True])
-def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(database, conn, lake, tables, set_up_again):
-    """Nothing tells any more that the slot is ours; left without a word it would fill the source's disk."""
+def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(
+    database, conn, lake, tables, set_up_again
+):
+    """Nothing tells any more that the slot is ours; left without a word it would fill the source's
+    disk.
+    """
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     shutil.rmtree(urlsplit(lake).path)
     if set_up_again:
         apply_setup(conn, job)
     slot = f"slot {job.pipeline.source.slot}"
-    if set_up_again:  # the publications' comments name it, it was made behind them, and nobody has read it
+    if (
+        set_up_again
+    ):  # the publications' comments name it, it was made behind them, and nobody has read it
         assert teardown(conn, job) == [slot, "publication p"]
         return
     dropped, stays = teardown(conn, job)
@@ -364,7 +451,9 @@ def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, lake, 
 
 
 @pytest.mark.parametrize("dies_after", ["creating", "slot"])
-def test_setup_that_died_half_way_is_finished_by_the_next(database, conn, lake, tables, monkeypatch, dies_after):
+def test_setup_that_died_half_way_is_finished_by_the_next(
+    database, conn, lake, tables, monkeypatch, dies_after
+):
     """A slot made by a run that died before it could record it counts as created, not adopted."""
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     real = setup_slot.create_slot
@@ -384,7 +473,9 @@ def test_setup_that_died_half_way_is_finished_by_the_next(database, conn, lake, 
 
 
 @pytest.mark.parametrize("stops_at", ["setup.creating", "setup.created"])
-def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(database, conn, lake, tables, monkeypatch, stops_at):
+def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(
+    database, conn, lake, tables, monkeypatch, stops_at
+):
     """Its life of the slot would begin at a position that runs have moved the slot from since."""
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
 
@@ -392,8 +483,13 @@ def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(database, conn,
         if point == stops_at:
             monkeypatch.undo()
             # As when its host was away for so long that the server gave its connections up.
-            ended = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = %s"
-            assert conn.execute(ended, (f"waldelta lock {job.pipeline.source.slot}",)).fetchall() == [(True,)]
+            ended = (
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where"
+                " application_name = %s"
+            )
+            assert conn.execute(
+                ended, (f"waldelta lock {job.pipeline.source.slot}",)
+            ).fetchall() == [(True,)]
             apply_setup(conn, job)
 
     monkeypatch.setattr(setup_slot, "fault_point", sleep)
@@ -431,22 +527,32 @@ def test_locked_table(database, conn, lake, tables, monkeypatch):
 
 
 def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkeypatch):
-    """Whoever waits for deadlock_timeout looks who is in the way, and ends an autovacuum worker: the trial has given up by then."""
+    """Whoever waits for deadlock_timeout looks who is in the way, and ends an autovacuum worker:
+    the trial has given up by then.
+    """
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 1)
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     looked = []
     conn.add_notice_handler(lambda notice: looked.append(notice.message_primary))
-    for setting in ("deadlock_timeout = '600ms'", "log_lock_waits = on", "client_min_messages = log"):
+    for setting in (
+        "deadlock_timeout = '600ms'",
+        "log_lock_waits = on",
+        "client_min_messages = log",
+    ):
         conn.execute(f"set {setting}")
     with database.connect(application_name="vacuum-like") as other, other.transaction():
         other.execute("lock table flights in share update exclusive mode")
-        with pytest.raises(TableBusy, match=r"1 attempts of 300 ms; .*\n.*vacuum-like\) on public.flights"):
+        with pytest.raises(
+            TableBusy, match=r"1 attempts of 300 ms; .*\n.*vacuum-like\) on public.flights"
+        ):
             plan_setup(conn, job)
     assert looked == []
 
 
 def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, lake, tables):
-    """A vacuum of hours keeps neither `check` nor a resync from what concerns other things: the server has judged that filter before."""
+    """A vacuum of hours keeps neither `check` nor a resync from what concerns other things: the
+    server has judged that filter before.
+    """
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     with database.connect(application_name="vacuum-like") as other, other.transaction():
@@ -456,11 +562,15 @@ def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, lake, tab
 
 
 def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch):
-    """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what nobody asked for isn't read."""
+    """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what
+    nobody asked for isn't read.
+    """
     monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
     database.execute("create publication theirs for table planes where (tail > 'A')")
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}]})
+    job = job_for(
+        database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}]}
+    )
     apply_setup(conn, job)
     wider = {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}], "publish": ["insert"]}
     changed = job_for(database.conninfo, lake, wider, slot=job.pipeline.source.slot)
@@ -506,11 +616,17 @@ def test_old_transactions_hold_up_slot_creation(database, conn, tables, prepared
                 database.execute(f"rollback prepared '{gid}'")
 
 
-def test_a_slot_that_could_not_be_created_is_nobodys_later(database, conn, lake, tables, monkeypatch):
-    """Somebody else makes one of that name afterwards: it isn't taken for ours, and teardown leaves it."""
+def test_a_slot_that_could_not_be_created_is_nobodys_later(
+    database, conn, lake, tables, monkeypatch
+):
+    """Somebody else makes one of that name afterwards: it isn't taken for ours, and teardown leaves
+    it.
+    """
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
     real = setup_slot.create_slot
-    monkeypatch.setattr(setup_slot, "create_slot", lambda *args, **kwargs: real(*args, **kwargs, timeout_s=0.2))
+    monkeypatch.setattr(
+        setup_slot, "create_slot", lambda *args, **kwargs: real(*args, **kwargs, timeout_s=0.2)
+    )
     with database.connect() as other:
         other.execute("insert into planes values ('a', 1)")
         with pytest.raises(TransactionsStillOpen):
@@ -527,7 +643,9 @@ def test_a_slot_that_could_not_be_created_is_nobodys_later(database, conn, lake,
 
 
 def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, lake, tables):
-    """Idle at the moment: adopted, its reader would lose what the pipeline consumes. Named explicitly, it is."""
+    """Idle at the moment: adopted, its reader would lose what the pipeline consumes. Named
+    explicitly, it is.
+    """
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
     slot = job.pipeline.source.slot
     database.execute("create publication theirs for table planes")
@@ -535,10 +653,14 @@ def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, 
     database.execute("insert into planes values ('theirs', 1)")
     _get_as(conn, slot, "theirs")
     before = state(database)
-    with pytest.raises(PreflightFailed, match=r"somebody has read it: .* write source\.adopt_slot: true or drop it"):
+    with pytest.raises(
+        PreflightFailed, match=r"somebody has read it: .* write source\.adopt_slot: true or drop it"
+    ):
         apply_setup(conn, job)
     assert (state(database), events(lake)) == (before, [])
-    named = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]}, slot=slot, adopt_slot=True)
+    named = job_for(
+        database.conninfo, lake, {"name": "p", "tables": [PLANES]}, slot=slot, adopt_slot=True
+    )
     assert any("existed before" in w for w in apply_setup(conn, named).warnings)
     assert events(lake) == ["adopted"]
 
@@ -580,9 +702,16 @@ def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):
 
 
 def test_a_publication_dropped_from_the_file_is_pointed_out(database, conn, lake, tables):
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, {"name": "q", "tables": [PLANES]})
+    job = job_for(
+        database.conninfo,
+        lake,
+        {"name": "p", "tables": [FLIGHTS]},
+        {"name": "q", "tables": [PLANES]},
+    )
     apply_setup(conn, job)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, slot=job.pipeline.source.slot)
+    job = job_for(
+        database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, slot=job.pipeline.source.slot
+    )
     assert any("'q' was made by this pipeline" in w for w in plan_setup(conn, job).warnings)
 
 
@@ -594,13 +723,19 @@ def test_no_password_in_plan_or_log(database, conn, lake, tables, caplog):
 
 
 def test_a_publication_younger_than_the_slot(database, conn, lake, tables):
-    """Before 18 the changes that wait could not be decoded any more, so it is refused; 18 skips it there."""
+    """Before 18 the changes that wait could not be decoded any more, so it is refused; 18 skips it
+    there.
+    """
     job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
     apply_setup(conn, job)
     slot = job.pipeline.source.slot
     database.execute("insert into planes values ('waits', 1)")
     job = job_for(
-        database.conninfo, lake, {"name": "p", "tables": [PLANES]}, {"name": "q", "tables": [FLIGHTS]}, slot=slot
+        database.conninfo,
+        lake,
+        {"name": "p", "tables": [PLANES]},
+        {"name": "q", "tables": [FLIGHTS]},
+        slot=slot,
     )
     if conn.info.server_version < 180000:
         with pytest.raises(PreflightFailed, match="would be younger than slot"):

@@ -1,4 +1,6 @@
-"""TLS as a production source demands it: verify-full and a client certificate, through the Airflow connection's extra."""
+"""TLS as a production source demands it: verify-full and a client certificate, through the Airflow
+connection's extra.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,15 @@ def airflow_connection(server: EmbeddedPostgres, port: int, **extra: str) -> str
     """Airflow's JSON form of a connection, as AIRFLOW_CONN_… holds it."""
     return json.dumps(
         {
-            "conn_type": "postgres", "host": "localhost", "port": port, "login": "postgres", "password": server.password,
-            "schema": "postgres", "extra": {"sslmode": "verify-full", **extra},
+            "conn_type": "postgres",
+            "host": "localhost",
+            "port": port,
+            "login": "postgres",
+            "password": server.password,
+            "schema": "postgres",
+            "extra": {"sslmode": "verify-full", **extra},
         }
-    )  # fmt: skip
+    )
 
 
 def certificates(authority: Authority, user: str = "postgres") -> dict[str, str]:
@@ -44,7 +51,9 @@ def certificates(authority: Authority, user: str = "postgres") -> dict[str, str]
 
 
 def conninfo(server, port, **extra) -> str:
-    return conninfo_from_environment("it", {"AIRFLOW_CONN_IT": airflow_connection(server, port, **extra)})
+    return conninfo_from_environment(
+        "it", {"AIRFLOW_CONN_IT": airflow_connection(server, port, **extra)}
+    )
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
@@ -57,12 +66,22 @@ def test_each_cause_has_its_error(postgres, authority, tmp_path, open_connection
             cursor.execute("select 1")
             assert cursor.fetchone() == (1,)
         refused = {
-            "a foreign authority": (ours | {"sslrootcert": str(foreign.root)}, ConfigError, "certificate isn't trusted"),
-            "no client certificate": ({"sslrootcert": ours["sslrootcert"]}, ConfigError, "client certificate"),
-            "a client certificate of another": (
-                certificates(foreign) | {"sslrootcert": ours["sslrootcert"]}, ConfigError, "client certificate",
+            "a foreign authority": (
+                ours | {"sslrootcert": str(foreign.root)},
+                ConfigError,
+                "certificate isn't trusted",
             ),
-        }  # fmt: skip
+            "no client certificate": (
+                {"sslrootcert": ours["sslrootcert"]},
+                ConfigError,
+                "client certificate",
+            ),
+            "a client certificate of another": (
+                certificates(foreign) | {"sslrootcert": ours["sslrootcert"]},
+                ConfigError,
+                "client certificate",
+            ),
+        }
         for name, (extra, error, told) in refused.items():
             with pytest.raises((ConfigError, AuthenticationFailed, SourceUnreachable)) as caught:
                 open_connection(conninfo(postgres, port, **extra), "test")
@@ -84,7 +103,9 @@ def test_a_pipeline_over_tls(spark, database, lake, authority, monkeypatch):
     bare_slot(database, document)
     with tls_before(database.server.port, authority) as port:
         given = json.loads(airflow_connection(database.server, port, **certificates(authority)))
-        monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", json.dumps(given | {"schema": database.name}))
+        monkeypatch.setenv(
+            "AIRFLOW_CONN_TEST_SOURCE", json.dumps(given | {"schema": database.name})
+        )
         job = load_job(document)
         assert f"port={port}" in job.conninfo
         sync(spark, job)
@@ -93,7 +114,9 @@ def test_a_pipeline_over_tls(spark, database, lake, authority, monkeypatch):
         assert spark.read.format("delta").load(uri_of(job, "public.t")).count() == 2
 
 
-@pytest.mark.skipif(not INSTALLED, reason="the embedded server has no TLS of its own; Debian's packages have")
+@pytest.mark.skipif(
+    not INSTALLED, reason="the embedded server has no TLS of its own; Debian's packages have"
+)
 def test_a_server_that_asks_for_certificates(authority):
     """No password at all: hostssl with cert, where the certificate's name must be the user's."""
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
@@ -109,11 +132,17 @@ def test_a_server_that_asks_for_certificates(authority):
             shutil.chown(owned, server.data.owner(), server.data.group())
         names = dict(zip(("ssl_cert_file", "ssl_key_file", "ssl_ca_file"), _FILES, strict=True))
         with (server.data / "postgresql.conf").open("a") as conf:
-            conf.writelines(f"{name} = '{value}'\n" for name, value in {"ssl": "on", **names}.items())
+            conf.writelines(
+                f"{name} = '{value}'\n" for name, value in {"ssl": "on", **names}.items()
+            )
         (server.data / "pg_hba.conf").write_text("local all all trust\nhostssl all all all cert\n")
         server.start()
-        with connect(conninfo(server, server.port, **certificates(authority)), "test") as connection:
-            used = connection.execute("select ssl, client_dn from pg_stat_ssl where pid = pg_backend_pid()").fetchone()
+        with connect(
+            conninfo(server, server.port, **certificates(authority)), "test"
+        ) as connection:
+            used = connection.execute(
+                "select ssl, client_dn from pg_stat_ssl where pid = pg_backend_pid()"
+            ).fetchone()
             assert used == (True, "/CN=postgres")
         with pytest.raises(AuthenticationFailed):
             connect(conninfo(server, server.port, **certificates(authority, "somebody")), "test")

@@ -1,4 +1,6 @@
-"""Tables that the pipeline file lists and that fell out of their publication: each run says so, until that is put right."""
+"""Tables that the pipeline file lists and that fell out of their publication: each run says so,
+until that is put right.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ pytestmark = pytest.mark.pg
 
 @pytest.mark.spark
 def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake, caplog):
-    """As PostgreSQL's own hint has it. Green runs that say it once would leave a target that is behind for good."""
-    database.execute("create table a (id int primary key, v int, w int); create table b (id int primary key)")
+    """As PostgreSQL's own hint has it. Green runs that say it once would leave a target that is
+    behind for good.
+    """
+    database.execute(
+        "create table a (id int primary key, v int, w int); create table b (id int primary key)"
+    )
     entries = {"name": "public.a", "columns": ["id", "v"]}, {"name": "public.b"}
     pipeline = pipeline_on(database, lake, *entries)
     pipeline.setup()
@@ -38,7 +44,9 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
         assert result.unpublished == ["public.a"]
         assert [w for w in result.warnings if "not in its publication: public.a; " in w]
     assert pipeline.status()["unpublished"] == ["public.a"]
-    mended = pipeline_on(database, lake, {"name": "public.a", "columns": ["id", "w"]}, {"name": "public.b"})
+    mended = pipeline_on(
+        database, lake, {"name": "public.a", "columns": ["id", "w"]}, {"name": "public.b"}
+    )
     mended.setup()
     assert list(mended.sync(spark).tables) == ["public.a"]
     database.execute("insert into a values (2, 3)")
@@ -48,15 +56,22 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
 
 
 def test_what_counts_as_published(any_database, lake):
-    """By its own entry, its root's, its schema's, or with all tables; a DBA's publication is the DBA's matter."""
+    """By its own entry, its root's, its schema's, or with all tables; a DBA's publication is the
+    DBA's matter.
+    """
     any_database.execute(
-        "create table t (id int primary key); create table r (id int primary key) partition by range (id);"
-        "create table r1 partition of r default; create schema app; create table app.t (id int primary key);"
-        "create publication theirs for table t"
+        "create table t (id int primary key); create table r (id int primary key) partition by"
+        " range (id);create table r1 partition of r default; create schema app; create table app.t"
+        " (id int primary key);create publication theirs for table t"
     )
     tables = [{"name": f"public.{name}"} for name in ("t", "r", "r1")]
     with connect(any_database.conninfo, "test") as conn:
-        own = {"name": "p", "tables": [*tables, {"name": "app.t"}], "schemas": ["app"], "accept_future_tables": True}
+        own = {
+            "name": "p",
+            "tables": [*tables, {"name": "app.t"}],
+            "schemas": ["app"],
+            "accept_future_tables": True,
+        }
         job = job_for(any_database.conninfo, lake, own, {"name": "theirs", "manage": False})
 
         def lacking():
@@ -65,9 +80,13 @@ def test_what_counts_as_published(any_database, lake):
         assert lacking() == ["app.t", "public.r", "public.r1", "public.t"]
         apply_setup(conn, job)
         assert lacking() == []
-        any_database.execute("alter publication p drop table r1, app.t; alter publication theirs drop table t")
+        any_database.execute(
+            "alter publication p drop table r1, app.t; alter publication theirs drop table t"
+        )
         assert lacking() == []
-        any_database.execute("alter publication p drop tables in schema app; alter publication p drop table r")
+        any_database.execute(
+            "alter publication p drop tables in schema app; alter publication p drop table r"
+        )
         assert lacking() == ["app.t", "public.r", "public.r1"]
         any_database.execute("drop publication p; create publication p for all tables")
         assert lacking() == []

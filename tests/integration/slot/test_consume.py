@@ -1,4 +1,6 @@
-"""Consuming against a real server: what is given away is what has landed, and what becomes of the slot where it isn't."""
+"""Consuming against a real server: what is given away is what has landed, and what becomes of the
+slot where it isn't.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,18 @@ def job(database, lake):
 
 
 def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
-    """When what is consumed isn't what has landed, the changes are still there, in a copy, and the run is loud."""
+    """When what is consumed isn't what has landed, the changes are still there, in a copy, and the
+    run is loud.
+    """
     database.execute("insert into t values (1, 'a')")
     change_log = land_only(spark, job, 1)
     landed = change_log.landed(1)
     slot = job.pipeline.source.slot
     wrong = replace(landed.transactions, inserts=2)
-    with job.connect("test") as connection, pytest.raises(ConsumeMismatch, match=f"{slot}_mismatch"):
+    with (
+        job.connect("test") as connection,
+        pytest.raises(ConsumeMismatch, match=f"{slot}_mismatch"),
+    ):
         consume(
             connection,
             job.pipeline.source,
@@ -56,8 +63,8 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(spark, database, job):
             wrong,
         )
     kept = database.execute(
-        "select count(*) from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version', '1', "
-        "'publication_names', %s)",
+        "select count(*) from pg_logical_slot_peek_binary_changes(%s, null, null, 'proto_version',"
+        " '1', 'publication_names', %s)",
         (f"{slot}_mismatch", job.pipeline.source.publications[0].name),
     )
     assert kept == [(4,)]  # Begin, Relation, Insert, Commit
@@ -79,7 +86,9 @@ def counted(monkeypatch, worth_it=1):
         yield asked
 
 
-PLAIN = "create type mood as enum ('sad'); create domain money_like as numeric(9, 2) check (value > 0);"
+PLAIN = (
+    "create type mood as enum ('sad'); create domain money_like as numeric(9, 2) check (value > 0);"
+)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +108,12 @@ PLAIN = "create type mood as enum ('sad'); create domain money_like as numeric(9
 def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
     spark, database, lake, monkeypatch, column, how
 ):
-    """The same sums without the price of texts; types that may refuse it are told by the catalogs, before anything is decoded."""
-    database.execute(f"create extension vector; {PLAIN} create type composite as (a int, b aclitem)")
+    """The same sums without the price of texts; types that may refuse it are told by the catalogs,
+    before anything is decoded.
+    """
+    database.execute(
+        f"create extension vector; {PLAIN} create type composite as (a int, b aclitem)"
+    )
     database.execute(f"create table t(id int primary key, v {column})")
     database.execute("create table unpublished(v aclitem[])")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
@@ -110,18 +123,26 @@ def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
     assert asked == [how]
 
 
-def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, database, lake, monkeypatch, caplog):
-    """It is counted by its texts then, in another session, while the copy that is the way back stays; fewer changes aren't asked about."""
+def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(
+    spark, database, lake, monkeypatch, caplog
+):
+    """It is counted by its texts then, in another session, while the copy that is the way back
+    stays; fewer changes aren't asked about.
+    """
     caplog.set_level("INFO", "waldelta.slot.acknowledge")
     database.execute("create table t(id int primary key, acls aclitem[])")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    database.execute("insert into t select g, '{postgres=r/postgres}' from generate_series(1, 100) g")
+    database.execute(
+        "insert into t select g, '{postgres=r/postgres}' from generate_series(1, 100) g"
+    )
     database.execute("alter table t drop column acls")
     slot, copies = job.pipeline.source.slot, []
 
     def looked(name):
         if name == "consume.got":
-            copies.extend(database.execute("select slot_name from pg_replication_slots where temporary"))
+            copies.extend(
+                database.execute("select slot_name from pg_replication_slots where temporary")
+            )
 
     with counted(monkeypatch) as asked:
         monkeypatch.setattr(consume_module, "fault_point", looked)
@@ -129,9 +150,9 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, datab
     assert asked == ["binary", "text"]
     assert "no binary output function available for type aclitem" in caplog.text
     assert copies == [(f"{slot}_before_get",)]
-    assert database.execute("select slot_name from pg_replication_slots where slot_name like %s", (f"{slot}%",)) == [
-        (slot,)
-    ]
+    assert database.execute(
+        "select slot_name from pg_replication_slots where slot_name like %s", (f"{slot}%",)
+    ) == [(slot,)]
     database.execute("insert into t values (101)")
     with counted(monkeypatch, worth_it=2) as asked:
         assert drain(spark, job).changes == 1
@@ -141,12 +162,16 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(spark, datab
 def end_session_of(database, copy):
     """Whoever holds a temporary slot."""
     database.execute(
-        "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where slot_name = %s", (copy,)
+        "select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where slot_name"
+        " = %s",
+        (copy,),
     )
 
 
 def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypatch):
-    """The copy's session is lost while the one that consumes is opened: the changes stay with the slot."""
+    """The copy's session is lost while the one that consumes is opened: the changes stay with the
+    slot.
+    """
     database.execute("insert into t values (1, 'a')")
     slot, real = job.pipeline.source.slot, consume_module.is_plain
     before = confirmed_lsn(database.connection, slot)
@@ -157,7 +182,9 @@ def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypa
 
     with counted(monkeypatch) as asked, monkeypatch.context() as patched:
         patched.setattr(consume_module, "is_plain", lost)
-        with pytest.raises(SourceUnreachable, match="the way back, was lost before anything was consumed"):
+        with pytest.raises(
+            SourceUnreachable, match="the way back, was lost before anything was consumed"
+        ):
             drain(spark, job)
     assert asked == []
     assert confirmed_lsn(database.connection, slot) == before
@@ -165,7 +192,9 @@ def test_without_the_way_back_nothing_is_consumed(spark, database, job, monkeypa
     assert confirmed_lsn(database.connection, slot) > before
 
 
-def test_what_was_found_equal_stands_though_the_copys_session_is_lost(spark, database, job, monkeypatch):
+def test_what_was_found_equal_stands_though_the_copys_session_is_lost(
+    spark, database, job, monkeypatch
+):
     """No later run tells of a batch that nobody has compared."""
     database.execute("insert into t values (1, 'a')")
     slot = job.pipeline.source.slot
@@ -183,7 +212,9 @@ def test_what_was_found_equal_stands_though_the_copys_session_is_lost(spark, dat
     assert never_compared(database.connection, job, job.slot_identity()) == []
 
 
-def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(spark, database, lake, monkeypatch):
+def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(
+    spark, database, lake, monkeypatch
+):
     """A process that slept there would get nothing, and keep a copy that stops all later runs."""
     database.execute("create table t(id int primary key, acls aclitem[])")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
@@ -193,7 +224,9 @@ def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(spark,
 
     def slept(*args):
         assert real(*args) is None
-        database.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,))
+        database.execute(
+            "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (slot,)
+        )
 
     with counted(monkeypatch), monkeypatch.context() as patched:
         patched.setattr(consume_module, "_get_in_binary", slept)
@@ -206,9 +239,13 @@ def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(spark,
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
 def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatch, acknowledge):
-    """A run that had something to consume, and after which the slot stands where it stood, never ends well."""
+    """A run that had something to consume, and after which the slot stands where it stood, never
+    ends well.
+    """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge})
+    )
     database.execute("insert into t values (1, 'a')")
     monkeypatch.setattr("waldelta.slot.acknowledge._advance", lambda *_: None)
     monkeypatch.setattr("waldelta.slot.acknowledge._get_verified", lambda *_: None)
@@ -217,23 +254,32 @@ def test_a_slot_that_does_not_move_is_an_error(spark, database, lake, monkeypatc
 
 
 def test_a_run_that_wakes_up_behind_another_consumes_nothing(spark, database, job):
-    """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every later run."""
+    """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every
+    later run.
+    """
     database.execute("insert into t values (1, 'a')")
     landed = land_only(spark, job, 1).landed(1)
     late = slot_move(job.slot_identity(), "late", landed.end_lsn, 1)
     drain(spark, job)
-    with job.connect("test") as connection, pytest.raises(LateWriter, match="by another run meanwhile"):
+    with (
+        job.connect("test") as connection,
+        pytest.raises(LateWriter, match="by another run meanwhile"),
+    ):
         consume(connection, job.pipeline.source, job.ledger, late, landed.transactions)
     drain(spark, job)
 
 
 @pytest.mark.parametrize("differs", [False, True], ids=["agrees", "differs"])
 def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeypatch, differs):
-    """The backend is gone once it has given the changes away, and the copy with it: the next runs tell, until one consumes more.
+    """The backend is gone once it has given the changes away, and the copy with it: the next runs
+    tell, until one consumes more.
 
     Not where what it gave was found equal by then.
     """
-    copy = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where temporary and database = %s"
+    copy = (
+        "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where temporary"
+        " and database = %s"
+    )
 
     def lose_backend(step):
         if step == "consume.got":
@@ -244,7 +290,11 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
         patched.setattr("waldelta.slot.acknowledge.fault_point", lose_backend)
         if differs:
             wrongly_counted(patched)
-        lost = r"consumed .* but landed .* in batch 1; .* could not be kept" if differs else "ended a connection in use"
+        lost = (
+            r"consumed .* but landed .* in batch 1; .* could not be kept"
+            if differs
+            else "ended a connection in use"
+        )
         with pytest.raises(ConsumeMismatch if differs else SourceUnreachable, match=lost):
             drain(spark, job)
     told = []
@@ -255,14 +305,21 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
         land_stage(spark, job, result, StageResult("running", 0.0))
         told.append(result.warnings)
     if differs:
-        assert told[0][0].startswith("batch 1 was consumed, but the run that did so ended before it had recorded")
+        assert told[0][0].startswith(
+            "batch 1 was consumed, but the run that did so ended before it had recorded"
+        )
     assert told == ([told[0], told[0], []] if differs else [[], [], []])
 
 
 def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
-    """docs/consume.md: what it has somebody run, in its order; the copy is dropped before anything goes on."""
+    """docs/consume.md: what it has somebody run, in its order; the copy is dropped before anything
+    goes on.
+    """
     chapter = (DOCS / "consume.md").read_text().split("## What a ConsumeMismatch asks of you")[1]
-    steps = [step.replace("flights_cdc", f"s_{database.name}") for step in re.split(r"^\d\. ", chapter, flags=re.M)]
+    steps = [
+        step.replace("flights_cdc", f"s_{database.name}")
+        for step in re.split(r"^\d\. ", chapter, flags=re.M)
+    ]
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
     pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
     pipeline.setup()
@@ -279,22 +336,36 @@ def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
         pipeline.resync(spark)
     (drop,) = re.findall(r"`(select [^`]*)`", steps[4])
     database.execute(drop)
-    verbs = {"teardown": pipeline.teardown, "setup": pipeline.setup, "resync": partial(pipeline.resync, spark)}
+    verbs = {
+        "teardown": pipeline.teardown,
+        "setup": pipeline.setup,
+        "resync": partial(pipeline.resync, spark),
+    }
     told = [verb for verb in re.findall(r"`(\w+)`", steps[5]) if verb in verbs]
     assert told == list(verbs)
     for verb in told:
         verbs[verb]()
     database.execute("insert into t values (3, 'c')")
     pipeline.consume(spark, "after")
-    held = DeltaTable(pipeline.target_path("public.t")).to_pyarrow_table(columns=["id", "v"]).to_pylist()
+    held = (
+        DeltaTable(pipeline.target_path("public.t"))
+        .to_pyarrow_table(columns=["id", "v"])
+        .to_pylist()
+    )
     assert sorted(row["id"] for row in held) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek"])
-def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(spark, database, lake, monkeypatch, acknowledge):
-    """The slot still has it all, so a mismatch needs no copy; it stops runs and looks until somebody has seen to it."""
+def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
+    spark, database, lake, monkeypatch, acknowledge
+):
+    """The slot still has it all, so a mismatch needs no copy; it stops runs and looks until
+    somebody has seen to it.
+    """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge})
+    )
     database.execute("insert into t values (1, 'a')")
     land_only(spark, job, 1)
     slot = job.pipeline.source.slot
@@ -310,9 +381,13 @@ def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(spark, databas
 
 
 def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake, monkeypatch):
-    """It moves only over what was found to be the same, so there is nothing to go back to, whenever a run is killed."""
+    """It moves only over what was found to be the same, so there is nothing to go back to, whenever
+    a run is killed.
+    """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": "peek"}))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": "peek"})
+    )
     slot = job.pipeline.source.slot
     monkeypatch.setattr("waldelta.slot.acknowledge._copy_slot", None)
     database.execute("insert into t select g, 'x' from generate_series(1, 500) g")
@@ -325,7 +400,9 @@ def test_a_slot_that_is_verified_by_a_peek_is_never_copied(spark, database, lake
         with pytest.raises(ConsumeMismatch, match="nothing was consumed"):
             drain(spark, job)
     assert confirmed_lsn(database.connection, slot) == before
-    slots = database.execute("select slot_name from pg_replication_slots where database = %s", (database.name,))
+    slots = database.execute(
+        "select slot_name from pg_replication_slots where database = %s", (database.name,)
+    )
     assert slots == [(slot,)]
 
 

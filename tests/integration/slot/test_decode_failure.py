@@ -1,4 +1,6 @@
-"""What PostgreSQL itself can't decode: all in front of it reaches the targets, it is named, and a resync is the way past it."""
+"""What PostgreSQL itself can't decode: all in front of it reaches the targets, it is named, and a
+resync is the way past it.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +34,43 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def ids(spark, job, table):
-    return {row["id"] for row in spark.read.format("delta").load(uri_of(job, table)).select("id").collect()}
+    return {
+        row["id"]
+        for row in spark.read.format("delta").load(uri_of(job, table)).select("id").collect()
+    }
 
 
 def confirmed(database):
-    return Lsn.parse(database.execute("select confirmed_flush_lsn::text from pg_replication_slots")[0][0])
+    return Lsn.parse(
+        database.execute("select confirmed_flush_lsn::text from pg_replication_slots")[0][0]
+    )
 
 
 def filtered(database, lake):
     """A pipeline with a table whose row filter raises where n is 0, and another table; set up."""
     database.execute(
-        "create table f(id int primary key, n int); alter table f replica identity full; create table g(id int primary key);"
-        "insert into f values (1, 1); insert into g values (1)"
+        "create table f(id int primary key, n int); alter table f replica identity full; create"
+        " table g(id int primary key);insert into f values (1, 1); insert into g values (1)"
     )
     tables = [{"name": "public.f", "where": "10 / n > 0"}, {"name": "public.g"}]
-    source = {"conn_id": "test_source", "slot": f"s_{database.name}", "publications": [{"name": "p", "tables": tables}]}
+    source = {
+        "conn_id": "test_source",
+        "slot": f"s_{database.name}",
+        "publications": [{"name": "p", "tables": tables}],
+    }
     job = load_job(pipeline_file(lake, database.name, source=source), "first")
     with job.connect("setup") as connection:
-        assert any("10 / n" in text and "division" in text for text in apply_setup(connection, job).warnings)
+        assert any(
+            "10 / n" in text and "division" in text
+            for text in apply_setup(connection, job).warnings
+        )
     return job
 
 
 def write_around(database):
-    """Write a row for which the filter raises, and others before it, between it and its commit, and behind that; its xid."""
+    """Write a row for which the filter raises, and others before it, between it and its commit, and
+    behind that; its xid.
+    """
     database.execute("insert into g values (2)")
     with database.connect() as early, database.connect() as bad:
         early.execute("insert into g values (3)")
@@ -76,28 +92,47 @@ def failed(run):
 
 
 def test_a_row_filter_that_raises(spark, any_database, lake):
-    """Other tables get what was committed before, also between the row and its commit; every run, look and page names it."""
+    """Other tables get what was committed before, also between the row and its commit; every run,
+    look and page names it.
+    """
     database, job = any_database, filtered(any_database, lake)
     sync(spark, job)
     xid = write_around(database)
 
     error, result = failed(lambda: consume(spark, job))
-    assert (error, result.error["class"], result.error["retryable"]) == (SlotUnreadable, "SlotUnreadable", False)
+    assert (error, result.error["class"], result.error["retryable"]) == (
+        SlotUnreadable,
+        "SlotUnreadable",
+        False,
+    )
     assert {name: stage.status for name, stage in result.stages.items()} == {
         "land": "succeeded", "apply": "failed", "check": "succeeded", "report": "succeeded",
     }  # fmt: skip
     text = result.error["message"]
-    assert re.search(rf"can't be decoded at \w+/\w+ \(transaction {xid}, commit at \w+/\w+, .*public\.f\)", text)
+    assert re.search(
+        rf"can't be decoded at \w+/\w+ \(transaction {xid}, commit at \w+/\w+, .*public\.f\)", text
+    )
     assert "'division by zero' (SQLSTATE 22012)" in text
     assert "run resync" in text
     assert (ids(spark, job, "public.g"), ids(spark, job, "public.f")) == ({1, 2, 3, 4, 5, 6}, {1})
-    assert (result.not_applied, result.as_of, result.landed_as_of) == (["public.f", "public.g"], None, 0)
+    assert (result.not_applied, result.as_of, result.landed_as_of) == (
+        ["public.f", "public.g"],
+        None,
+        0,
+    )
     stuck = confirmed(database)
     (gap,) = read_status(job)["gaps"]
-    assert (gap["cause"], gap["detail"], Lsn.parse(gap["from_lsn"])) == ("SlotUnreadable", text, stuck)
+    assert (gap["cause"], gap["detail"], Lsn.parse(gap["from_lsn"])) == (
+        "SlotUnreadable",
+        text,
+        stuck,
+    )
     glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
     assert "gives nothing behind what can't be decoded" in glance.attention[0].text
-    assert {line.table_name: line.status for line in glance.tables} == {"public.f": "behind", "public.g": "behind"}
+    assert {line.table_name: line.status for line in glance.tables} == {
+        "public.f": "behind",
+        "public.g": "behind",
+    }
 
     # The WAL is decoded as it was written.
     database.execute("update f set n = 7 where id = 3")
@@ -115,7 +150,8 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     for name, state in job.table_states().items():
         assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0, name
 
-    # A slot that no run has read yet: a resync does, and finds the new row, which its own copy can't read either.
+    # A slot that no run has read yet: a resync does, and finds the new row, which its own copy
+    # can't read either.
     database.execute("insert into f values (6, 0); insert into g values (9)")
     assert failed(lambda: run_resync(spark, replace(job, run_id="again")))[0] is SyncFailed
     database.execute("delete from f where id = 6")
@@ -124,30 +160,51 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
 
 
 def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake):
-    """Alone in its transaction the row is found with its table; a streamed transaction that is open yet stops nothing."""
-    with new_database(postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0") as database:
-        database.execute("create table a(id int primary key, v text); create table b(id int primary key, v text)")
+    """Alone in its transaction the row is found with its table; a streamed transaction that is open
+    yet stops nothing.
+    """
+    with new_database(
+        postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0"
+    ) as database:
+        database.execute(
+            "create table a(id int primary key, v text); create table b(id int primary key, v text)"
+        )
         options = {"streaming": "on"}
-        job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"], options=options))
+        job = bare_slot(
+            database,
+            pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"], options=options),
+        )
         with database.connect(client_encoding="WIN1252") as session:
             session.execute("set logical_decoding_work_mem = '64kB'")
             session.execute(b"insert into a values (1, E'\\x81')")
-            session.execute("insert into a select g, repeat('x', 500) from generate_series(2, 2000) g")
+            session.execute(
+                "insert into a select g, repeat('x', 500) from generate_series(2, 2000) g"
+            )
             database.execute("insert into b values (1, 'before')")
             assert drain(spark, job).unreadable is None
         database.execute("insert into b values (2, 'after')")
         drained = drain(spark, job)
-        assert "table public.a): PostgreSQL says 'character with byte sequence 0x81" in str(drained.unreadable)
+        assert "table public.a): PostgreSQL says 'character with byte sequence 0x81" in str(
+            drained.unreadable
+        )
         assert re.search(r"transaction \d+, commit at", str(drained.unreadable))
         assert drained.changes == 0
 
 
 def test_an_answer_that_a_dba_cancels_is_no_such_thing(spark, database, lake, monkeypatch):
-    """Whatever it was that decoded a change at that moment: the run ends with an error that the next one may not meet."""
+    """Whatever it was that decoded a change at that moment: the run ends with an error that the
+    next one may not meet.
+    """
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
-    context = 'CONTEXT:  slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/1715780'
-    for words in ("canceling statement due to user request", "canceling statement due to lock timeout"):
+    context = (
+        'CONTEXT:  slot "s", output plugin "pgoutput", in the change callback, associated LSN'
+        " 0/1715780"
+    )
+    for words in (
+        "canceling statement due to user request",
+        "canceling statement due to lock timeout",
+    ):
         err = peek_error("s", f"ERROR:  {words}\n{context}")
         assert (type(err).__name__, err.retryable) == ("SourceUnreachable", True)
     # An error that is gone when the transaction is asked for again.
@@ -169,13 +226,19 @@ def test_an_answer_that_a_dba_cancels_is_no_such_thing(spark, database, lake, mo
 def test_a_row_that_is_too_large_to_print(spark, any_database, lake):
     """Half a gigabyte of bytes is a gigabyte of text, more than PostgreSQL holds in one value."""
     database = any_database
-    database.execute("create table t(id int primary key, v text); create table blob(id int primary key, b bytea)")
+    database.execute(
+        "create table t(id int primary key, v text); create table blob(id int primary key, b bytea)"
+    )
     database.execute("alter table blob alter b set storage external")
     database.execute("insert into blob values (3, decode(repeat('ab', 400000000), 'hex'))")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.blob"]))
+    job = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.blob"])
+    )
     database.execute("insert into t values (1, 'before')")
     database.execute("update blob set b = b || decode(repeat('ab', 150000000), 'hex')")
     database.execute("insert into t values (2, 'after')")
     drained = drain(spark, job)
-    assert "table public.blob): PostgreSQL says 'invalid memory alloc request size" in str(drained.unreadable)
+    assert "table public.blob): PostgreSQL says 'invalid memory alloc request size" in str(
+        drained.unreadable
+    )
     assert drained.changes == 1

@@ -1,4 +1,6 @@
-"""A standby becomes the primary: the pipeline goes on in its timeline where that is exact, and says by name where it isn't."""
+"""A standby becomes the primary: the pipeline goes on in its timeline where that is exact, and says
+by name where it isn't.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def newer(postgres):
 
 
 def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lake, lead_to):
-    """The slot it kept lags behind what has landed, and changes wait in it: all of them land, each once."""
+    """The slot it kept lags behind what has landed, and changes wait in it: all of them land, each
+    once.
+    """
     pipeline = pipeline_on(lake)
     with servers(newer) as (primary, standby):
         ask(primary.start(), SCHEMA)
@@ -122,8 +126,12 @@ def branch_off(one, other) -> None:
 
 
 def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
-    """The failed primary becomes the standby of the one that took over, and takes over from that."""
-    for socket in filter(Path.is_socket, now.data.iterdir()):  # pg_rewind would copy it; TCP is enough
+    """The failed primary becomes the standby of the one that took over, and takes over from
+    that.
+    """
+    for socket in filter(
+        Path.is_socket, now.data.iterdir()
+    ):  # pg_rewind would copy it; TCP is enough
         socket.unlink()
     failed._run("pg_rewind", "-D", str(failed.data), "--source-server", now.conninfo(), "-R")
     configure(failed, primary_slot_name="standby", hot_standby_feedback="on")
@@ -144,11 +152,16 @@ def go_back(spark, pipeline: Pipeline, now, failed, lead_to) -> None:
 
 @pytest.mark.soak
 def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to):
-    """A lake that is ahead is refused; one whose copy alone is ahead takes that table anew; both are exact in the end.
+    """A lake that is ahead is refused; one whose copy alone is ahead takes that table anew; both
+    are exact in the end.
 
-    ``synchronized_standby_slots`` keeps a lake from being ahead: nothing is given away that the standby hasn't received.
+    ``synchronized_standby_slots`` keeps a lake from being ahead: nothing is given away that the
+    standby hasn't received.
     """
-    pipeline, second = pipeline_on(lake, failover=True), pipeline_on((tmp_path / "second").as_uri(), failover=True)
+    pipeline, second = (
+        pipeline_on(lake, failover=True),
+        pipeline_on((tmp_path / "second").as_uri(), failover=True),
+    )
     with servers(newer, 3) as (primary, standby, late):
         ask(primary.start(), SCHEMA)
         lead_to(primary)
@@ -181,21 +194,30 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         where = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'flights'"
         before = ask(late, where)
         for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
-            with pytest.raises((SourceChanged, RunFailed), match=r"is ahead of it; run resync.*docs/failover\.md"):
+            with pytest.raises(
+                (SourceChanged, RunFailed), match=r"is ahead of it; run resync.*docs/failover\.md"
+            ):
                 verb()
         assert (ask(late, where), slot_moves(pipeline, "promoted")) == (before, [])
 
         second.consume(spark, "fifth")
         assert held(second.file.target.root) == there(late)
         (promoted,) = slot_moves(second, "promoted")
-        again = [state for state in second.job().table_rows() if state.table_name == "app.t" and state.reason]
+        again = [
+            state
+            for state in second.job().table_rows()
+            if state.table_name == "app.t" and state.reason
+        ]
         assert f"beyond the failover at {Lsn(promoted.lsn)}" in again[-1].reason
 
         go_back(spark, second, late, primary, lead_to)
         assert [move.timeline for move in slot_moves(second, "promoted")] == [2, 3]
 
-        # The runbook for the lake that was ahead; the other one has moved the slot meanwhile, as somebody else may have.
-        with pytest.raises(RunFailed, match=r"beyond .*, the furthest this pipeline ever moved it.*drop it"):
+        # The runbook for the lake that was ahead; the other one has moved the slot meanwhile, as
+        # somebody else may have.
+        with pytest.raises(
+            RunFailed, match=r"beyond .*, the furthest this pipeline ever moved it.*drop it"
+        ):
             accepted_resync(spark, pipeline)
         ask(primary, "select pg_drop_replication_slot('flights')")
         accepted_resync(spark, pipeline)

@@ -1,4 +1,6 @@
-"""A slot that standbys keep: made so by setup, altered, left alone, refused where PostgreSQL has none."""
+"""A slot that standbys keep: made so by setup, altered, left alone, refused where PostgreSQL has
+none.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,27 @@ pytestmark = pytest.mark.pg
 
 
 def test_failover_slot(any_database, lake):
-    """Made so, altered when the file says otherwise, left alone when it says nothing; refused by name before 17."""
+    """Made so, altered when the file says otherwise, left alone when it says nothing; refused by
+    name before 17.
+    """
     any_database.execute("create table planes (tail text primary key, year int)")
     publication = {"name": "p", "tables": [PLANES]}
     with connect(any_database.conninfo, "test") as conn:
         job = job_for(any_database.conninfo, lake, publication, failover=True)
         if conn.info.server_version < 170000:
-            with pytest.raises(PreflightFailed, match=r"source\.failover needs PostgreSQL 17 or later, this is 1[56]"):
+            with pytest.raises(
+                PreflightFailed,
+                match=r"source\.failover needs PostgreSQL 17 or later, this is 1[56]",
+            ):
                 apply_setup(conn, job)
             assert events(lake) == []
             return
         slot = job.pipeline.source.slot
         first = apply_setup(conn, job)
-        assert f"select pg_create_logical_replication_slot('{slot}', 'pgoutput', false, false, true);" in first.as_sql()
+        assert (
+            f"select pg_create_logical_replication_slot('{slot}', 'pgoutput', false, false, true);"
+            in first.as_sql()
+        )
         assert (first.alter_failover, plan_setup(conn, job).is_empty) == (None, True)
         for wanted, altered, there in (
             (None, None, True),

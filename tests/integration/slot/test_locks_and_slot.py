@@ -1,4 +1,6 @@
-"""Locks exclude other runs and end with their holder; the slot's state and health as the server has them."""
+"""Locks exclude other runs and end with their holder; the slot's state and health as the server has
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import tenacity
 
 from tests.integration.setup.test_setup import job_for
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
-from waldelta.pipeline.advisory_locks import LockSessions, slot_lock, slot_lock_name, target_lock, target_lock_name
+from waldelta.pipeline.advisory_locks import (
+    LockSessions,
+    slot_lock,
+    slot_lock_name,
+    target_lock,
+    target_lock_name,
+)
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import connect
 from waldelta.slot.slot import check_health, create_slot, drop_slot, read_slot
@@ -37,22 +45,37 @@ def test_keys_are_stable_and_differ():
     # printf 'waldelta slot flights' | sha256sum
     assert slot_lock_name("flights").fence == "de91839828ce363c"
     assert slot_lock_name("flights").key == int("de91839828ce363c", 16) - 2**64
-    names = {slot_lock_name("a"), slot_lock_name("b"), target_lock_name("file:///a", TableId("s", "t")),
-             target_lock_name("file:///b", TableId("s", "t")), target_lock_name("file:///a", TableId("s", "u"))}  # fmt: skip
+    names = {
+        slot_lock_name("a"),
+        slot_lock_name("b"),
+        target_lock_name("file:///a", TableId("s", "t")),
+        target_lock_name("file:///b", TableId("s", "t")),
+        target_lock_name("file:///a", TableId("s", "u")),
+    }
     assert len({n.key for n in names}) == 5
-    assert target_lock_name("file:///a/", TableId("s", "t")) == target_lock_name("file:///a", TableId("s", "t"))
+    assert target_lock_name("file:///a/", TableId("s", "t")) == target_lock_name(
+        "file:///a", TableId("s", "t")
+    )
 
 
 def test_second_run_is_told_who_holds_the_lock(job):
     with slot_lock(job) as held:
         held.check()
         with (
-            pytest.raises(LockHeld, match=rf"pid {held.pid} \(waldelta lock {job.pipeline.source.slot}\) since 20"),
+            pytest.raises(
+                LockHeld,
+                match=rf"pid {held.pid} \(waldelta lock {job.pipeline.source.slot}\) since 20",
+            ),
             slot_lock(job),
         ):
             pass
         again = target_lock(job, TableId("public", "t"))
-        with target_lock(job, "public.t"), target_lock(job, "public.u"), pytest.raises(LockHeld), again:
+        with (
+            target_lock(job, "public.t"),
+            target_lock(job, "public.u"),
+            pytest.raises(LockHeld),
+            again,
+        ):
             pass
     with slot_lock(job):
         pass
@@ -73,7 +96,9 @@ def test_a_lost_connection_is_noticed(database, job):
 
 
 def test_one_session_holds_one_lock_after_the_other(database, job):
-    """Each is told by its name; never two at once, as the session would be given again what it holds; a lost one is replaced."""
+    """Each is told by its name; never two at once, as the session would be given again what it
+    holds; a lost one is replaced.
+    """
     met = []
     with LockSessions(job.conninfo) as sessions:
 
@@ -114,31 +139,41 @@ def test_one_session_holds_one_lock_after_the_other(database, job):
 
 def _until_left(database, count):
     """A closed connection's backend is there for a moment longer."""
-    wait = tenacity.Retrying(stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True)
+    wait = tenacity.Retrying(
+        stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True
+    )
     for attempt in wait:
         with attempt:
             assert len(_lock_sessions(database)) == count
 
 
 def _lock_sessions(database):
-    of_ours = "select pid from pg_stat_activity where datname = current_database() and application_name like 'waldelta lock%%'"
+    of_ours = (
+        "select pid from pg_stat_activity where datname = current_database() and application_name"
+        " like 'waldelta lock%%'"
+    )
     return [pid for (pid,) in database.execute(of_ours)]
 
 
 def test_lock_ends_with_a_killed_process(job):
     """kill -9 leaves no lock behind."""
     program = (
-        "import os, time, psycopg; from waldelta.pipeline.advisory_locks import advisory_lock, LockName\n"
-        "with advisory_lock(os.environ['SOURCE'], LockName('x'), 'child'):\n"
-        "    print('held', flush=True); time.sleep(60)\n"
+        "import os, time, psycopg; from waldelta.pipeline.advisory_locks import advisory_lock,"
+        " LockName\nwith advisory_lock(os.environ['SOURCE'], LockName('x'), 'child'):\n   "
+        " print('held', flush=True); time.sleep(60)\n"
     )
     from waldelta.pipeline.advisory_locks import LockName, advisory_lock
 
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | {"SOURCE": job.conninfo}
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"SOURCE": job.conninfo},
     ) as child:
         assert child.stdout.readline() == b"held\n"
-        with pytest.raises(LockHeld, match=r"\(child\)"), advisory_lock(job.conninfo, LockName("x"), "test"):
+        with (
+            pytest.raises(LockHeld, match=r"\(child\)"),
+            advisory_lock(job.conninfo, LockName("x"), "test"),
+        ):
             pass
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -159,12 +194,17 @@ def test_slot_state(conn, database, name):
     assert (made.plugin, made.slot_type, made.database, made.in_this_database) == (
         "pgoutput", "logical", database.name, True,
     )  # fmt: skip
-    assert (made.active, made.two_phase, made.invalidation_reason, made.wal_status) == (False, False, None, "reserved")
+    assert (made.active, made.two_phase, made.invalidation_reason, made.wal_status) == (
+        False,
+        False,
+        None,
+        "reserved",
+    )
     assert made.retained_bytes >= 0
     assert made.timeline == 1
     ((system, lsn),) = database.execute(
-        "select system_identifier::text, confirmed_flush_lsn::text from pg_control_system(), pg_replication_slots"
-        " where slot_name = %s",
+        "select system_identifier::text, confirmed_flush_lsn::text from pg_control_system(),"
+        " pg_replication_slots where slot_name = %s",
         (name,),
     )
     assert (made.system_identifier, str(made.confirmed_flush_lsn)) == (system, lsn)
@@ -202,15 +242,29 @@ def test_health(conn, name):
         with pytest.raises(error, match=name):
             check_health(replace(healthy, **change), name)
     # The reader that an earlier attempt left behind is ended by whoever holds the lock.
-    check_health(replace(healthy, active=True, active_pid=1, active_by=f"waldelta read {name}"), name)
+    check_health(
+        replace(healthy, active=True, active_pid=1, active_by=f"waldelta read {name}"), name
+    )
 
 
 def test_slot_in_use_by_another_process(conn, database, postgres, name, tmp_path):
     """A real reader: pg_recvlogical."""
     create_slot(conn, name)
     conn.execute("create publication p")
-    command = [str(postgres.bin / "pg_recvlogical"), "-d", database.conninfo, "-S", name, "--start", "-f",
-               str(tmp_path / "out"), "-o", "proto_version=1", "-o", "publication_names=p"]  # fmt: skip
+    command = [
+        str(postgres.bin / "pg_recvlogical"),
+        "-d",
+        database.conninfo,
+        "-S",
+        name,
+        "--start",
+        "-f",
+        str(tmp_path / "out"),
+        "-o",
+        "proto_version=1",
+        "-o",
+        "publication_names=p",
+    ]
     with subprocess.Popen(command) as reader:
         try:
             slot = _until_active(conn, name)
@@ -235,8 +289,15 @@ def test_lost_slot(tmp_path_factory, postgres):
     """A server that really took the WAL away."""
     from demo.embedded_postgres import EmbeddedPostgres
 
-    settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB", "fsync": "off"}
-    server = EmbeddedPostgres(tmp_path_factory.mktemp("small"), version=postgres.version, settings=settings)
+    settings = {
+        "max_slot_wal_keep_size": "1MB",
+        "max_wal_size": "32MB",
+        "min_wal_size": "32MB",
+        "fsync": "off",
+    }
+    server = EmbeddedPostgres(
+        tmp_path_factory.mktemp("small"), version=postgres.version, settings=settings
+    )
     try:
         server.start()
         with connect(server.conninfo(), "test") as conn:

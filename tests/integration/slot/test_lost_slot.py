@@ -1,4 +1,6 @@
-"""After a slot is gone: the gap is recorded, and a resync mends the targets by the rows that differ."""
+"""After a slot is gone: the gap is recorded, and a resync mends the targets by the rows that
+differ.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ pytestmark = pytest.mark.pg
 
 TABLES = """
     create table kept(id int primary key, v text, f double precision, j jsonb, at timestamptz);
-    insert into kept select g, repeat('v', 20), g / 3.0, '{"b": 1, "a": [1, 2]}', '2026-01-01' from generate_series(1, 2000) g;
+    insert into kept select g, repeat('v', 20), g / 3.0, '{"b": 1, "a": [1, 2]}', '2026-01-01'
+      from generate_series(1, 2000) g;
     create table part(region int, id int, v text, primary key (region, id));
     insert into part select g % 5, g, 'v' from generate_series(1, 50) g;
     create table bag(v text);
@@ -76,25 +79,38 @@ def kill(*_):
 def pipeline_of(lake, slot):
     tables = [{"name": f"public.{name}"} for name in ("kept", "bag")]
     tables.append({"name": "public.part", "where": "region > 2"})
-    source = {"conn_id": "test_source", "slot": slot, "publications": [{"name": f"{slot}_pub", "tables": tables}]}
+    source = {
+        "conn_id": "test_source",
+        "slot": slot,
+        "publications": [{"name": f"{slot}_pub", "tables": tables}],
+    }
     return pipeline_file(lake, slot, source=source, target={"root": lake, "deletion_vectors": True})
 
 
 def merges(spark, job, table):
-    history = spark.sql(f"describe history delta.`{uri_of(job, table)}`").where("operation = 'MERGE'").collect()
-    return [{k: int(v) for k, v in row["operationMetrics"].items() if v.isdigit()} for row in history]
+    history = (
+        spark.sql(f"describe history delta.`{uri_of(job, table)}`")
+        .where("operation = 'MERGE'")
+        .collect()
+    )
+    return [
+        {k: int(v) for k, v in row["operationMetrics"].items() if v.isdigit()} for row in history
+    ]
 
 
 def differing(spark, job):
     found = {
-        name: compare_target(spark, job.conninfo, job.pipeline, state) for name, state in job.table_states().items()
+        name: compare_target(spark, job.conninfo, job.pipeline, state)
+        for name, state in job.table_states().items()
     }
     return {name: difference for name, difference in found.items() if difference.rows}
 
 
 @pytest.mark.spark
 def test_a_dropped_slot(spark, database, lake, monkeypatch):
-    """Rows that stayed as they were aren't written; killed thrice, once in a run that came before the retry, the next command goes on; the stream is exact behind it."""
+    """Rows that stayed as they were aren't written; killed thrice, once in a run that came before
+    the retry, the next command goes on; the stream is exact behind it.
+    """
     database.execute(TABLES)
     job = load_job(pipeline_of(lake, f"s_{database.name}"), "first")
     slot = job.pipeline.source.slot
@@ -109,7 +125,11 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     )
     database.execute("select pg_drop_replication_slot(%s)", (slot,))
     database.execute(MEANWHILE)
-    for run in (lambda: consume(spark, replace(job, run_id="a")), lambda: look(job), lambda: look(job)):
+    for run in (
+        lambda: consume(spark, replace(job, run_id="a")),
+        lambda: look(job),
+        lambda: look(job),
+    ):
         with pytest.raises((RunFailed, SlotMissing)):
             run()
     (gap,) = read_status(job)["gaps"]
@@ -123,8 +143,14 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
 
     again = replace(job, run_id="again")
     for step, run in (
-        ("waldelta.stages.setup.setup.fault_point", lambda: run_resync(spark, again, ["public.kept"])),
-        ("waldelta.stages.sync.sync._check_not_removed", lambda: run_resync(spark, again, ["public.kept"])),
+        (
+            "waldelta.stages.setup.setup.fault_point",
+            lambda: run_resync(spark, again, ["public.kept"]),
+        ),
+        (
+            "waldelta.stages.sync.sync._check_not_removed",
+            lambda: run_resync(spark, again, ["public.kept"]),
+        ),
         ("waldelta.stages.sync.sync._check_not_removed", lambda: consume(spark, again)),
     ):
         with monkeypatch.context() as patched:
@@ -134,25 +160,47 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     assert [g.status for g in job.ledger.gaps(slot)] == [OPEN]
     database.execute(LATER)
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.snapshot.publication_version.wait_for_old_transactions", write_and_stay_open)
+        patched.setattr(
+            "waldelta.snapshot.publication_version.wait_for_old_transactions", write_and_stay_open
+        )
         result = run_resync(spark, again)
-    database.execute(WRITES.format(4002).replace("in (10, 100)", "= 70").replace("id = {0}", "id = 9"))
+    database.execute(
+        WRITES.format(4002).replace("in (10, 100)", "= 70").replace("id = {0}", "id = 9")
+    )
     writer.commit()
     writer.close()
 
     # The killed one wrote what differed by then, the other what has differed since.
     last, first = merges(spark, job, "public.kept")[:2]
     for found, expected in ((first, (2, 3, 3, 0)), (last, (0, 1, 0, 0))):
-        assert tuple(found[f"numTargetRows{name}"] for name in ("Inserted", "Updated", "Deleted", "Copied")) == expected
+        assert (
+            tuple(
+                found[f"numTargetRows{name}"]
+                for name in ("Inserted", "Updated", "Deleted", "Copied")
+            )
+            == expected
+        )
     told = {
-        name.removeprefix("public."): (t.compared, t.inserted, t.updated, t.deleted, t.unchanged, t.rows)
+        name.removeprefix("public."): (
+            t.compared,
+            t.inserted,
+            t.updated,
+            t.deleted,
+            t.unchanged,
+            t.rows,
+        )
         for name, t in result.tables.items()
     }
     assert told == {
-        "kept": (1999, 0, 1, 0, 1998, None), "part": (13, 1, 0, 8, 12, None), "bag": (None, 0, 0, 0, None, 3),
-    }  # fmt: skip
+        "kept": (1999, 0, 1, 0, 1998, None),
+        "part": (13, 1, 0, 8, 12, None),
+        "bag": (None, 0, 0, 0, None, 3),
+    }
     assert "public.bag was copied as a whole: it has no key" in result.warnings
-    rows = {row["id"]: row["_wd_lsn"] for row in spark.read.format("delta").load(uri_of(job, "public.kept")).collect()}
+    rows = {
+        row["id"]: row["_wd_lsn"]
+        for row in spark.read.format("delta").load(uri_of(job, "public.kept")).collect()
+    }
     assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
     life = job.slot_identity()
     assert life.incarnation != former.incarnation
@@ -183,7 +231,10 @@ def dropped(conn, job):
 
 def advanced(conn, job):
     conn.execute("insert into public.t values (1)")
-    conn.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (job.pipeline.source.slot,))
+    conn.execute(
+        "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())",
+        (job.pipeline.source.slot,),
+    )
 
 
 def of_another_server(conn, job):
@@ -214,7 +265,8 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
                 renew_slot(job, accept_server=wrong)
         assert read_slot(conn, former.slot) is None
     if breaks is advanced:
-        # Nothing shows that it is the slot of before: it may be one that somebody else made under its name.
+        # Nothing shows that it is the slot of before: it may be one that somebody else made under
+        # its name.
         with pytest.raises(SlotForeign, match=r"beyond .* it may be somebody else's"):
             renew_slot(job)
         assert read_slot(conn, former.slot) is not None
@@ -243,7 +295,9 @@ def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
 
 
 def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
-    """It was dropped, and one of its name made: to this pipeline nothing but its place shows that."""
+    """It was dropped, and one of its name made: to this pipeline nothing but its place shows
+    that.
+    """
     apply_setup(conn, job)
     slot = job.pipeline.source.slot
     dropped(conn, job)
@@ -251,15 +305,22 @@ def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
     create_slot(conn, slot)
     said = teardown(conn, job)
     assert said[0] == "publication p"
-    assert re.match(rf"slot {slot} stays .* it stands beyond .* drop it: select pg_drop_replication_slot", said[1])
+    assert re.match(
+        rf"slot {slot} stays .* it stands beyond .* drop it: select pg_drop_replication_slot",
+        said[1],
+    )
     assert read_slot(conn, slot) is not None
 
 
 def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
-    """Publications whose comments name the slot, then the slot, which nobody has read: a resync replaces it."""
+    """Publications whose comments name the slot, then the slot, which nobody has read: a resync
+    replaces it.
+    """
     plan, slot = plan_setup(conn, job), job.pipeline.source.slot
     psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
-    subprocess.run(psql, input=plan.as_sql(), capture_output=True, text=True, check=True, timeout=60)
+    subprocess.run(
+        psql, input=plan.as_sql(), capture_output=True, text=True, check=True, timeout=60
+    )
     assert apply_setup(conn, job).findings == ()
     assert [move.event for move in job.ledger.slot_lives()] == ["created"]
     lose(database)
@@ -267,7 +328,8 @@ def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
     assert gap is not None
     assert gap.cause == "SlotLost"
     assert read_slot(conn, slot).wal_status == "reserved"
-    # One that was there before the publications isn't the script's, whatever their comments say by now.
+    # One that was there before the publications isn't the script's, whatever their comments say by
+    # now.
     teardown(conn, job)
     create_slot(conn, slot)
     assert any("existed before" in warning for warning in apply_setup(conn, job).warnings)
@@ -275,7 +337,9 @@ def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
 
 
 def test_what_is_not_ours_stays(conn, job):
-    """A slot that the pipeline adopted; and there is nothing to resync before setup, and after teardown."""
+    """A slot that the pipeline adopted; and there is nothing to resync before setup, and after
+    teardown.
+    """
     slot = job.pipeline.source.slot
     with pytest.raises(SlotMissing, match="run setup first"):
         renew_slot(job)

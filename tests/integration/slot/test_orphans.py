@@ -16,7 +16,9 @@ pytestmark = pytest.mark.pg
 
 @pytest.fixture
 def folder(database, tmp_path, lake):
-    """Three pipelines of one source, each set up by the command line; the file of one is gone since."""
+    """Three pipelines of one source, each set up by the command line; the file of one is gone
+    since.
+    """
     database.execute("create table t(id int primary key)")
     for name in ("kept", "gone", "other"):
         source = {
@@ -28,28 +30,44 @@ def folder(database, tmp_path, lake):
         (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(document))
         assert main(["setup", str(tmp_path / f"{name}.yml")]) == 0
     (tmp_path / "gone.yml").unlink()
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (f"nobody_{database.name}",))
-    database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (f"kept_{database.name}_mismatch",))
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput')", (f"nobody_{database.name}",)
+    )
+    database.execute(
+        "select pg_create_logical_replication_slot(%s, 'pgoutput')",
+        (f"kept_{database.name}_mismatch",),
+    )
     return tmp_path
 
 
 def slots(database):
     rows = database.execute(
-        "select slot_name::text from pg_replication_slots where database = current_database() order by 1"
+        "select slot_name::text from pg_replication_slots where database = current_database() order"
+        " by 1"
     )
-    return [name.removesuffix(database.name).rstrip("_") for (name,) in rows if not name.endswith("_mismatch")]
+    return [
+        name.removesuffix(database.name).rstrip("_")
+        for (name,) in rows
+        if not name.endswith("_mismatch")
+    ]
 
 
 def test_from_the_command_line(database, folder, capsys):
-    """Listing changes nothing; what is dropped was named, made by waldelta, and isn't in any file."""
-    file, gone, nobody = str(folder / "kept.yml"), f"gone_{database.name}", f"nobody_{database.name}"
+    """Listing changes nothing; what is dropped was named, made by waldelta, and isn't in any
+    file.
+    """
+    file, gone, nobody = (
+        str(folder / "kept.yml"),
+        f"gone_{database.name}",
+        f"nobody_{database.name}",
+    )
     capsys.readouterr()
     assert main(["teardown", file, "--orphans"]) == 0
     lines = dict(zip(("gone", "nobody"), capsys.readouterr().out.splitlines(), strict=True))
     assert lines["gone"].startswith(f"slot {gone} holds back ")
     assert (
-        f"made by pipeline 'gone', whose file isn't here; --drop {gone} drops it and publication gone_pub"
-        in lines["gone"]
+        f"made by pipeline 'gone', whose file isn't here; --drop {gone} drops it and publication"
+        " gone_pub" in lines["gone"]
     )
     assert f"ask before you run select pg_drop_replication_slot('{nobody}')" in lines["nobody"]
     assert slots(database) == ["gone", "kept", "nobody", "other"]
@@ -65,7 +83,10 @@ def test_from_the_command_line(database, folder, capsys):
     assert main(["teardown", file, "--drop", gone]) == 0
     assert capsys.readouterr().out.splitlines() == [f"slot {gone}", "publication gone_pub"]
     assert slots(database) == ["kept", "nobody", "other"]
-    assert database.execute("select pubname::text from pg_publication order by 1") == [("kept_pub",), ("other_pub",)]
+    assert database.execute("select pubname::text from pg_publication order by 1") == [
+        ("kept_pub",),
+        ("other_pub",),
+    ]
 
 
 def test_a_slot_at_work_stays(database, folder):
@@ -74,7 +95,10 @@ def test_a_slot_at_work_stays(database, folder):
     named = [f"kept_{database.name}", f"other_{database.name}"]
     with connect(database.conninfo, "test") as connection:
         orphans = find_orphans(connection, named)
-        with advisory_lock(database.conninfo, slot_lock_name(gone), "test"), pytest.raises(LockHeld):
+        with (
+            advisory_lock(database.conninfo, slot_lock_name(gone), "test"),
+            pytest.raises(LockHeld),
+        ):
             drop_orphans(connection, database.conninfo, orphans, [gone])
         with pytest.raises(ConfigError, match="none that waldelta made"):
             drop_orphans(connection, database.conninfo, orphans, [f"nobody_{database.name}"])

@@ -1,4 +1,6 @@
-"""The slot on a standby (source.read_from): read, consumed and moved there, while copies come from the primary."""
+"""The slot on a standby (source.read_from): read, consumed and moved there, while copies come from
+the primary.
+"""
 
 from __future__ import annotations
 
@@ -74,47 +76,65 @@ def writing(primary) -> Iterator[None]:
 
 
 def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
-    """Set up, copied and consumed under writers; nothing lost while it is stopped; refused by name once it is promoted."""
+    """Set up, copied and consumed under writers; nothing lost while it is stopped; refused by name
+    once it is promoted.
+    """
     primary, standby = pair
     pipeline = pipeline_on(lake, read_from="test_standby")
     read_from(primary)
-    with pytest.raises(PreflightFailed, match=r"source\.read_from leads to .*, which is no standby, or was promoted"):
+    with pytest.raises(
+        PreflightFailed,
+        match=r"source\.read_from leads to .*, which is no standby, or was promoted",
+    ):
         pipeline.setup()
     read_from(standby, dbname="template1")
-    with pytest.raises(PreflightFailed, match=r"to database 'template1' of .*, and conn_id to 'postgres'"):
+    with pytest.raises(
+        PreflightFailed, match=r"to database 'template1' of .*, and conn_id to 'postgres'"
+    ):
         pipeline.setup()
     read_from(standby)
     plan = pipeline.setup()
     assert not any("standby" in text for text in plan.warnings), plan.warnings
-    # Run on the primary as it stands, by whoever reads no comments, it makes no slot that nobody would read.
+    # Run on the primary as it stands, by whoever reads no comments, it makes no slot that nobody
+    # would read.
     assert "on the standby of connection 'test_standby'" in plan.as_sql()
     of_primary, _, of_standby = plan.as_sql().partition("\\endif\n")
     ask(primary, of_standby)
     # On the standby what is the primary's is passed over.
     psql = [str(standby.bin / "psql"), "-X", "-d", standby.conninfo()]
-    done = subprocess.run(psql, input=f"{of_primary}\\endif", capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        psql, input=f"{of_primary}\\endif", capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (ask(primary, SLOTS), ask(standby, SLOTS)) == ([(0,)], [(1,)])
     ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')")
     pause(standby)
     with writing(primary):
-        # Snapshots see what the standby will replay only later; u would show by its duplicates what was applied again.
+        # Snapshots see what the standby will replay only later; u would show by its duplicates what
+        # was applied again.
         pipeline.sync(spark)
-        # What it doesn't replay can't be read, and counts as lag; nothing is lost while it is stopped.
+        # What it doesn't replay can't be read, and counts as lag; nothing is lost while it is
+        # stopped.
         assert not look(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
         with pipeline.job().connect_slot("test") as connection:
             asked, server = now(), slot_position(connection, pipeline.job())
             assert committed_upto(connection, server, asked) < asked
-        # By what the standby has received, to the file; PostgreSQL itself says there what it would be at position 0/0.
+        # By what the standby has received, to the file; PostgreSQL itself says there what it would
+        # be at position 0/0.
         assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
-        assert any("the primary has a slot 'flights' too" in text for text in slot["warnings"]), slot["warnings"]
+        assert any("the primary has a slot 'flights' too" in text for text in slot["warnings"]), (
+            slot["warnings"]
+        )
         standby.stop()
         with pytest.raises(SourceUnreachable, match=f":{standby.port}/"):
             look(pipeline.job())
         standby.start()
-        assert any("the primary has a slot 'flights' too" in text for text in pipeline.consume(spark).warnings)
+        assert any(
+            "the primary has a slot 'flights' too" in text
+            for text in pipeline.consume(spark).warnings
+        )
     orphans(primary, standby)
     ask(primary, "select pg_drop_replication_slot('flights')")
     insert(primary, 3, "after")
@@ -123,10 +143,14 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
     assert pipeline.consume(spark).changes > 0
     assert held(lake) == there(primary)
 
-    # Of another database, so no orphan of this one; still, whoever drops the other leaves the publication.
+    # Of another database, so no orphan of this one; still, whoever drops the other leaves the
+    # publication.
     ask(primary, "create database other")
     ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')", "other")
-    assert orphans(primary, standby) == ["slot flights", "publication p stays: another server has a slot flights too"]
+    assert orphans(primary, standby) == [
+        "slot flights",
+        "publication p stays: another server has a slot flights too",
+    ]
 
     promote(standby)
     with pytest.raises(NotStandby, match=r"read_from leads to .* or was promoted"):
@@ -135,7 +159,9 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
 
 @pytest.mark.parametrize("pair", [16], indirect=True, ids="PostgreSQL {}".format)
 def test_the_oldest_version_that_can(pair, lake):
-    """Its functions have other arguments, and its slots fewer columns; by looks alone, which start no Spark."""
+    """Its functions have other arguments, and its slots fewer columns; by looks alone, which start
+    no Spark.
+    """
     primary, standby = pair
     pipeline = pipeline_on(lake, read_from="test_standby")
     plan = pipeline.setup()
@@ -163,14 +189,21 @@ def test_the_oldest_version_that_can(pair, lake):
 
 
 def orphans(primary, standby) -> list[str]:
-    """What is dropped by one to whom no pipeline file names a slot: nothing while both servers have one of that name."""
+    """What is dropped by one to whom no pipeline file names a slot: nothing while both servers have
+    one of that name.
+    """
     with connect(primary.conninfo(), "test") as one, connect(standby.conninfo(), "test") as other:
         found = find_orphans(one, (), other)
-        lines = [(orphan.slot.in_recovery, " on the standby holds" in orphan.describe()) for orphan in found]
+        lines = [
+            (orphan.slot.in_recovery, " on the standby holds" in orphan.describe())
+            for orphan in found
+        ]
         assert lines in ([(False, False), (True, True)], [(True, True)]), lines
         if len(found) == 1:
             return drop_orphans(one, primary.conninfo(), found, ["flights"], other)
-        with pytest.raises(ConfigError, match="the primary and the standby both have a slot 'flights'"):
+        with pytest.raises(
+            ConfigError, match="the primary and the standby both have a slot 'flights'"
+        ):
             drop_orphans(one, primary.conninfo(), found, ["flights"], other)
         return []
 
@@ -183,7 +216,9 @@ def pause(standby) -> None:
 
 @pytest.mark.soak
 def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
-    """Without hot_standby_feedback vacuum takes rows that the slot needs: said before, named after, mended by a resync."""
+    """Without hot_standby_feedback vacuum takes rows that the slot needs: said before, named after,
+    mended by a resync.
+    """
     primary, standby = pair
     pipeline = pipeline_on(lake, read_from="test_standby")
     configure(standby, hot_standby_feedback="off")
@@ -191,8 +226,12 @@ def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
     standby.start()
     ask(primary, f"revoke{GRANT.removeprefix('grant').replace(' to ', ' from ')}")
     plan = pipeline.check()
-    assert any("hot_standby_feedback is off: vacuum" in text for text in plan.warnings), plan.warnings
-    assert any("may not execute pg_log_standby_snapshot() on the primary" in text for text in plan.warnings)
+    assert any("hot_standby_feedback is off: vacuum" in text for text in plan.warnings), (
+        plan.warnings
+    )
+    assert any(
+        "may not execute pg_log_standby_snapshot() on the primary" in text for text in plan.warnings
+    )
     ask(primary, GRANT)
     pipeline.setup()
     pipeline.sync(spark)
@@ -222,6 +261,8 @@ def lose_slot(primary, standby) -> None:
         for catalog in ("pg_class", "pg_attribute", "pg_type"):
             ask(primary, f"vacuum {catalog}")
         catch_up(standby, primary)
-        return ask(standby, "select conflicting from pg_replication_slots where slot_type = 'logical'") == [(True,)]
+        return ask(
+            standby, "select conflicting from pg_replication_slots where slot_type = 'logical'"
+        ) == [(True,)]
 
     is_lost()

@@ -1,4 +1,6 @@
-"""A server whose files were put back to an earlier day: positions of its lost future mean nothing, and are refused by name."""
+"""A server whose files were put back to an earlier day: positions of its lost future mean nothing,
+and are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,11 @@ def copy_files(one: Path, other: Path) -> None:
 
 
 def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
-    """By the end of its WAL, or, once that has grown past the lake's end again, by what it holds there; or by its timeline.
+    """By the end of its WAL, or, once that has grown past the lake's end again, by what it holds
+    there; or by its timeline.
 
-    System identifier and timeline of a server whose disk was put back are those of before, and the slot stands where it stood.
+    System identifier and timeline of a server whose disk was put back are those of before, and the
+    slot stands where it stood.
     """
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
     server = EmbeddedPostgres(folder, version=postgres.version, settings={"fsync": "off"}).start()
@@ -71,7 +75,8 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
         with connected(server) as database:
             database.execute("insert into t select g, 'another' from generate_series(1000, 3000) g")
             before = confirmed_lsn(database.connection, "restored")
-            # Where each batch is acknowledged without a comparison, too: here the slot would forget what nobody has read.
+            # Where each batch is acknowledged without a comparison, too: here the slot would forget
+            # what nobody has read.
             unverified = pipeline_file(lake, "restored", options={"acknowledge": "advance"})
             for verb in (look, lambda job: drain(spark, job)):
                 for asked in (job, replace(job, pipeline=unverified)):
@@ -88,7 +93,9 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
             while database.execute("select pg_is_in_recovery()").fetchone()[0]:
                 pass
             database.execute("checkpoint")
-        with pytest.raises(SourceChanged, match=r"timeline 1; the connection now leads to system .* timeline 2"):
+        with pytest.raises(
+            SourceChanged, match=r"timeline 1; the connection now leads to system .* timeline 2"
+        ):
             drain(spark, job)
     finally:
         server.delete()

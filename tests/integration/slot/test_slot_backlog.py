@@ -1,4 +1,6 @@
-"""slot_limits: a slot that holds back much WAL is a warning with figures in log, summary and status."""
+"""slot_limits: a slot that holds back much WAL is a warning with figures in log, summary and
+status.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ def hold_back(database, files: int) -> None:
 
 def warnings(database, job, limits=None):
     slot = read_slot(database.connection, job.pipeline.source.slot)
-    return [str(w) for w in slot_warnings(slot, limits or job.pipeline.slot_limits, job.ledger.last_move(), now())]
+    return [
+        str(w)
+        for w in slot_warnings(
+            slot, limits or job.pipeline.slot_limits, job.ledger.last_move(), now()
+        )
+    ]
 
 
 def test_figures_and_limits(database, job):
@@ -46,7 +53,8 @@ def test_figures_and_limits(database, job):
     (text,) = warnings(database, job)
     # Figures are rounded to the nearest MB, not down.
     assert text.startswith(
-        f"slot {slot!r} holds back {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost after "
+        f"slot {slot!r} holds back {round(state.retained_bytes / (1 << 20))} MB of WAL, and is lost"
+        " after "
     )
     assert "slot_limits.warn_mb is 20: run the pipeline more often" in text
     assert str(state.restart_lsn) in text

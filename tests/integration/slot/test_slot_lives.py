@@ -1,4 +1,6 @@
-"""A slot's lives: what was copied under an earlier one is never taken for a copy of the present one."""
+"""A slot's lives: what was copied under an earlier one is never taken for a copy of the present
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def job(database, lake):
 def copied(job, at=None):
     """What a sync records in the slot's present life."""
     incarnation = job.slot_identity().incarnation
-    job.ledger.append(TableState(at or now(), "r", "public.t", 1, "synced", incarnation=incarnation))
+    job.ledger.append(
+        TableState(at or now(), "r", "public.t", 1, "synced", incarnation=incarnation)
+    )
 
 
 def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
-    """Its publications were dropped in between, so changes in between never came; the position doesn't tell."""
+    """Its publications were dropped in between, so changes in between never came; the position
+    doesn't tell.
+    """
     create_slot(conn, job.pipeline.source.slot)
     apply_setup(conn, job)
     first = job.slot_identity()
@@ -52,12 +58,16 @@ def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
 
 @pytest.mark.parametrize("landed", [[7], []], ids=["some landed", "nothing landed"])
 def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, landed):
-    """A run that died with its slot may commit its batch, numbered after the highest, when another life has begun."""
+    """A run that died with its slot may commit its batch, numbered after the highest, when another
+    life has begun.
+    """
     apply_setup(conn, job)
     assert job.first_batch() == 0
     log = job.change_log(job.slot_identity())
     for batch in landed:
-        write_deltalake(log.uri, pa.table({"batch": [batch], "ordinal": [0]}), partition_by=["batch"])
+        write_deltalake(
+            log.uri, pa.table({"batch": [batch], "ordinal": [0]}), partition_by=["batch"]
+        )
     late = log.highest_batch() + 1
     teardown(conn, job)
     apply_setup(conn, job)

@@ -1,4 +1,6 @@
-"""Somebody else at the slot: moves behind our back, readers that get in between, and backends that dead runs of ours left."""
+"""Somebody else at the slot: moves behind our back, readers that get in between, and backends that
+dead runs of ours left.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def job(database, lake):
 def consume_behind_our_back(database, job):
     """What a DBA does by hand: the row is lost to us."""
     database.execute("insert into t select coalesce(max(id), 0) + 1, 'lost' from t")
-    database.execute("select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", (job.pipeline.source.slot,))
+    database.execute(
+        "select pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())",
+        (job.pipeline.source.slot,),
+    )
 
 
 def write(database):
@@ -52,9 +57,13 @@ def only_gap(job):
 @pytest.mark.parametrize("bite", [1, 2], ids=["while Spark starts", "between two bites"])
 @pytest.mark.parametrize("acknowledge", ["get", "advance"])
 def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, acknowledge):
-    """What is read behind the hole doesn't land, so that neither the sums nor the next run's positions hide it."""
+    """What is read behind the hole doesn't land, so that neither the sums nor the next run's
+    positions hide it.
+    """
     database.execute("create table t(id int primary key, v text)")
-    file = pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge}, batch={"max_changes": 1})
+    file = pipeline_file(
+        lake, f"s_{database.name}", options={"acknowledge": acknowledge}, batch={"max_changes": 1}
+    )
     job = bare_slot(database, file)
     slot, identity, bites = job.pipeline.source.slot, job.slot_identity(), []
     for _ in range(3):
@@ -69,7 +78,10 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
     upto = database.execute("select pg_current_wal_flush_lsn()")[0][0]
     write(database)
     monkeypatch.setattr("waldelta.stages.land.drain.land", land_late)
-    with pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"), gaps_recorded(job):
+    with (
+        pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"),
+        gaps_recorded(job),
+    ):
         drain(spark, job)
     monkeypatch.undo()
     stands = confirmed_lsn(database.connection, slot).value
@@ -103,12 +115,17 @@ def test_a_move_during_a_look_is_a_gap(database, job, monkeypatch):
 
 def test_a_run_that_wakes_up_behind_another_is_late(database, job):
     """The slot was moved by one of ours: nothing is lost, and no gap recorded."""
-    identity, stands = job.slot_identity(), confirmed_lsn(database.connection, job.pipeline.source.slot)
+    identity, stands = (
+        job.slot_identity(),
+        confirmed_lsn(database.connection, job.pipeline.source.slot),
+    )
     write(database)
     upto = read_position(database.connection).flush_lsn
     with job.connect("drain") as connection:
         check_unmoved(connection, job, identity, stands)
-        move_idle_slot(connection, identity.slot, job.ledger, slot_move(identity, "other", upto.value))
+        move_idle_slot(
+            connection, identity.slot, job.ledger, slot_move(identity, "other", upto.value)
+        )
         check_unmoved(connection, job, identity, upto)
         with pytest.raises(LateWriter, match="by another run meanwhile"):
             check_unmoved(connection, job, identity, stands)
@@ -119,8 +136,21 @@ def reading(database, job, application_name):
     """A reader that holds the slot, and moves it nowhere while it is young."""
     source = job.pipeline.source
     conninfo = f"{database.conninfo} application_name='{application_name}'"
-    command = [str(database.server.bin / "pg_recvlogical"), "-d", conninfo, "-S", source.slot, "--start", "-f", "-", "-n",
-               "-o", "proto_version=1", "-o", f"publication_names={source.publications[0].name}"]  # fmt: skip
+    command = [
+        str(database.server.bin / "pg_recvlogical"),
+        "-d",
+        conninfo,
+        "-S",
+        source.slot,
+        "--start",
+        "-f",
+        "-",
+        "-n",
+        "-o",
+        "proto_version=1",
+        "-o",
+        f"publication_names={source.publications[0].name}",
+    ]
     reader = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not database.execute(
@@ -160,26 +190,32 @@ def test_a_reader_that_isnt_ours_is_left_alone(database, job, name):
 def holding_a_copy(database, job, name, **options):
     slot = job.pipeline.source.slot
     holder = database.connect(application_name=name, autocommit=True, **options)
-    holder.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, f"{slot}_before_get"))
+    holder.execute(
+        "select pg_copy_logical_replication_slot(%s, %s, true)", (slot, f"{slot}_before_get")
+    )
     return holder
 
 
 @pytest.mark.parametrize("verb", [look, landing])
 def test_the_copy_that_a_dead_run_holds_goes_with_it(database, job, verb):
-    """The host of the run vanished from the network: nothing tells its backend, which waits for the next statement."""
+    """The host of the run vanished from the network: nothing tells its backend, which waits for the
+    next statement.
+    """
     slot = job.pipeline.source.slot
     with holding_a_copy(database, job, f"waldelta drain {slot}"):
         verb(job)
-        assert database.execute("select slot_name from pg_replication_slots where database = %s", (database.name,)) == [
-            (slot,)
-        ]
+        assert database.execute(
+            "select slot_name from pg_replication_slots where database = %s", (database.name,)
+        ) == [(slot,)]
 
 
 def consume_all(connection, database, job, **options):
     """Consume without having landed, up to the present end."""
     source = job.pipeline.source
     source = source.model_copy(update={"options": source.options.model_copy(update=options)})
-    move = slot_move(job.slot_identity(), "test", read_position(database.connection).flush_lsn.value, 1)
+    move = slot_move(
+        job.slot_identity(), "test", read_position(database.connection).flush_lsn.value, 1
+    )
     return consume(connection, source, job.ledger, move, Transactions())
 
 
@@ -209,7 +245,10 @@ def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
             lambda: check_landed(connection, source, move, Transactions()),
             lambda: move_idle_slot(connection, source.slot, job.ledger, move),
             lambda: idle._reason_to_run(
-                connection, job, (confirmed_lsn(connection, source.slot), read_position(connection).flush_lsn), 60
+                connection,
+                job,
+                (confirmed_lsn(connection, source.slot), read_position(connection).flush_lsn),
+                60,
             ),
         ):
             with pytest.raises(SlotInUse, match="is active for PID") as caught:
@@ -218,19 +257,38 @@ def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
 
 
 def test_the_server_notices_a_client_that_is_gone(postgres, monkeypatch):
-    """A backend of ours doesn't go on for hours for nobody, holding a slot or a snapshot; a client's own choice counts."""
-    kept = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout",
-            "client_connection_check_interval", "idle_session_timeout")  # fmt: skip
+    """A backend of ours doesn't go on for hours for nobody, holding a slot or a snapshot; a
+    client's own choice counts.
+    """
+    kept = (
+        "tcp_keepalives_idle",
+        "tcp_keepalives_interval",
+        "tcp_keepalives_count",
+        "tcp_user_timeout",
+        "client_connection_check_interval",
+        "idle_session_timeout",
+    )
     chosen = f"{postgres.conninfo()} options='-c tcp_keepalives_idle=7'"
     for conninfo, idle_s in ((postgres.conninfo(), "30"), (chosen, "7")):
         with connect(conninfo, "test") as connection:
             shown = [connection.execute(f"show {name}").fetchone()[0] for name in kept]
-        assert shown == [idle_s, "10", "3", "60000", "10s", "0"]  # tcp_user_timeout in ms, as the system has it
+        assert shown == [
+            idle_s,
+            "10",
+            "3",
+            "60000",
+            "10s",
+            "0",
+        ]  # tcp_user_timeout in ms, as the system has it
     with connect_arrow(postgres.conninfo(), "test") as arrow, arrow.cursor() as cursor:
         # Whoever takes rows slowly isn't gone.
-        cursor.execute("select current_setting('tcp_user_timeout'), current_setting('tcp_keepalives_idle')")
+        cursor.execute(
+            "select current_setting('tcp_user_timeout'), current_setting('tcp_keepalives_idle')"
+        )
         assert cursor.fetchone() == ("0", "30")
     # As a server says on a platform that can't look.
-    monkeypatch.setattr("waldelta.postgres.connection._LOOKS_FOR_CLIENT", {"client_connection_check_interval": "-1"})
+    monkeypatch.setattr(
+        "waldelta.postgres.connection._LOOKS_FOR_CLIENT", {"client_connection_check_interval": "-1"}
+    )
     for open_connection in (connect, connect_arrow, connect_walsender):
         open_connection(postgres.conninfo(), "test").close()

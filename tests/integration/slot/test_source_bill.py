@@ -1,4 +1,6 @@
-"""The source's bill on a real server: what the slot's counters and snapshots tell of one run, and of nobody else's work."""
+"""The source's bill on a real server: what the slot's counters and snapshots tell of one run, and
+of nobody else's work.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.pg
 
 
 def test_calls_of_a_slot(database, conn, lake):
-    """WAL from restart_lsn on, for each call; the server's counters of what was decoded, and spilled, for this slot."""
+    """WAL from restart_lsn on, for each call; the server's counters of what was decoded, and
+    spilled, for this slot.
+    """
     database.execute("create table t(id int primary key, v text)")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     source = job.pipeline.source
@@ -45,7 +49,9 @@ def test_calls_of_a_slot(database, conn, lake):
     assert (bill.timeouts, bill.server_seconds) == (1, pytest.approx(60.2 + cpu_s, abs=1))
     assert bill.server_seconds > 60.2 + cpu_s - 0.03  # CPU time is counted in hundredths
     # Another slot's work is another's.
-    other = bare_slot(database, pipeline_file(f"{lake}2", f"o_{database.name}")).pipeline.source.slot
+    other = bare_slot(
+        database, pipeline_file(f"{lake}2", f"o_{database.name}")
+    ).pipeline.source.slot
     assert SlotMeter(conn, other).bill(0).decoded_bytes == 0
     # Counters that were reset meanwhile count from there.
     meter = SlotMeter(conn, source.slot)

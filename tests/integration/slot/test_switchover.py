@@ -1,4 +1,6 @@
-"""The planned switchover of docs/failover.md: its commands run as they stand there, and nothing is lost, nor there twice."""
+"""The planned switchover of docs/failover.md: its commands run as they stand there, and nothing is
+lost, nor there twice.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from waldelta.jobs.pipeline import Pipeline
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 PAGE = (Path(__file__).parents[3] / "docs" / "failover.md").read_text(encoding="utf-8")
-KEPT = re.search(r"```sql\n(select slot_name, synced, .*?;)", PAGE, re.DOTALL)[1].replace("flights_cdc", "flights")
+KEPT = re.search(r"```sql\n(select slot_name, synced, .*?;)", PAGE, re.DOTALL)[1].replace(
+    "flights_cdc", "flights"
+)
 SECTION = re.search(r"## Planned switchover\n(.*?)\n## ", PAGE, re.DOTALL)[1]
 
 
@@ -34,7 +38,14 @@ def steps() -> list[tuple[str, list[str]]]:
     blocks = re.findall(r"```(\w+)\n(.*?)```", SECTION, re.DOTALL)
     split = {"sql": ";", "sh": "\n"}
     return [
-        (kind, [part.strip().replace("flights_cdc", "flights") for part in text.split(split[kind]) if part.strip()])
+        (
+            kind,
+            [
+                part.strip().replace("flights_cdc", "flights")
+                for part in text.split(split[kind])
+                if part.strip()
+            ],
+        )
         for kind, text in blocks
     ]
 
@@ -50,7 +61,11 @@ def execute(server, command: str) -> None:
     if arguments == ["start", "-D", "OLD"]:
         server.start()  # with the port and the log of a test
         return
-    server._run(program, *(str(server.data) if argument == "OLD" else argument for argument in arguments), "-w")
+    server._run(
+        program,
+        *(str(server.data) if argument == "OLD" else argument for argument in arguments),
+        "-w",
+    )
 
 
 def test_the_page(spark, postgres, lake, lead_to):
@@ -62,7 +77,9 @@ def test_the_page(spark, postgres, lake, lead_to):
         ask(old.start(), SCHEMA)
         lead_to(old)
         pipeline.setup()
-        ask(old, "alter system set synchronized_standby_slots = 'standby'")  # comes along to the standby
+        ask(
+            old, "alter system set synchronized_standby_slots = 'standby'"
+        )  # comes along to the standby
         follow(new, old)
         ask(old, "select pg_reload_conf()")
         pipeline.sync(spark)
@@ -73,7 +90,7 @@ def test_the_page(spark, postgres, lake, lead_to):
         pipeline.consume(spark, "second")
         insert(old, 4, "not read yet")
 
-        (stop, promote, consume, keep_wal, rejoin, keep) = steps()
+        stop, promote, consume, keep_wal, rejoin, keep = steps()
         ((_, synced, temporary, why, _),) = ask(new, KEPT)
         assert (synced, temporary, why) == (True, False, None)
         for command in stop[1]:
@@ -82,10 +99,14 @@ def test_the_page(spark, postgres, lake, lead_to):
             ask(new, statement)
         lead_to(new)
         insert(new, 5, "after")
-        assert consume[1] == ["python -m spark_jobs consume FILE"]  # in this session instead of one of its own
+        assert consume[1] == [
+            "python -m spark_jobs consume FILE"
+        ]  # in this session instead of one of its own
         assert pipeline.consume(spark, "third").changes == 4
         assert held(lake) == there(new)
-        (promoted,) = [move for move in pipeline.job().ledger.slot_moves() if move.event == "promoted"]
+        (promoted,) = [
+            move for move in pipeline.job().ledger.slot_moves() if move.event == "promoted"
+        ]
         assert promoted.timeline == 2
 
         for statement in keep_wal[1]:
@@ -104,11 +125,15 @@ def test_the_page(spark, postgres, lake, lead_to):
 def old_again(old, new) -> None:
     """The settings of a standby, which the page names."""
     conninfo = new.conninfo().replace("'", "")
-    configure(old, primary_conninfo=conninfo, primary_slot_name="standby", hot_standby_feedback="on")
+    configure(
+        old, primary_conninfo=conninfo, primary_slot_name="standby", hot_standby_feedback="on"
+    )
 
 
 def kept_again(old, new, pipeline: Pipeline, synchronize: str) -> bool:
-    """Wait until the standby keeps the slot: the page's statement may come before the slot has moved."""
+    """Wait until the standby keeps the slot: the page's statement may come before the slot has
+    moved.
+    """
     keep_slot(old, new, pipeline)
     ask(old, synchronize)
     ((_, synced, temporary, why, _),) = ask(old, KEPT)

@@ -6,12 +6,25 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from waldelta.errors import PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
+from waldelta.errors import (
+    PrivilegeMissing,
+    SnapshotLost,
+    SourceError,
+    SourceUnreachable,
+    TableBusy,
+)
 from waldelta.postgres.connection import connect
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
 from waldelta.snapshot.read_selected import read_choices, whole_table
-from waldelta.snapshot.read_table import MOST_EXPRESSIONS, chunk_query, lock_query, plan_copy, raw_map, read_chunks
+from waldelta.snapshot.read_table import (
+    MOST_EXPRESSIONS,
+    chunk_query,
+    lock_query,
+    plan_copy,
+    raw_map,
+    read_chunks,
+)
 
 pytestmark = pytest.mark.pg
 
@@ -27,7 +40,9 @@ class Copying:
         self.chunks = plan_chunks(self.table.leaves, bytes_per_chunk)
 
     def read(self, chunks=None, conninfo=None):
-        batches = read_chunks(conninfo or self.conninfo, self.copy, chunks or self.chunks, "waldelta copy test")
+        batches = read_chunks(
+            conninfo or self.conninfo, self.copy, chunks or self.chunks, "waldelta copy test"
+        )
         return pa.Table.from_batches(list(batches), schema=self.copy.schema)
 
     def rows(self, chunks=None):
@@ -68,7 +83,9 @@ class TestRows:
         moved = None
         for candidate in range(1440, 1501):
             database.execute("update f set v = repeat('m', 500) where id = %s", (candidate,))
-            if database.execute("select ctid < '(50,0)' from f where id = %s", (candidate,)) == [(True,)]:
+            if database.execute("select ctid < '(50,0)' from f where id = %s", (candidate,)) == [
+                (True,)
+            ]:
                 moved = candidate
                 break
         assert moved is not None, "no row moved into the first chunk"
@@ -101,7 +118,9 @@ class TestRows:
         assert table.rows() == [(1,)]
 
     def test_partition_root_reads_its_leaves(self, copying):
-        """All levels' leaves, each through its own chunks, under the root's filter and column list."""
+        """All levels' leaves, each through its own chunks, under the root's filter and column
+        list.
+        """
         table = copying(
             "create table m (k int, v text, hidden text, primary key (k)) partition by range (k)",
             "create table m1 partition of m for values from (0) to (10)",
@@ -110,7 +129,8 @@ class TestRows:
             "alter table m2 attach partition m2a for values from (10) to (20)",
             "create table m3 partition of m default",
             "insert into m values (1, 'a', 'h'), (11, 'b', 'h'), (12, 'no', 'h'), (99, 'c', 'h')",
-            "create publication p for table m (k, v) where (k <> 12) with (publish_via_partition_root)",
+            "create publication p for table m (k, v) where (k <> 12) with"
+            " (publish_via_partition_root)",
         )
         assert table.rows() == [(1, "a"), (11, "b"), (99, "c")]
 
@@ -118,12 +138,18 @@ class TestRows:
         """publish = 'update' copies all the same, and so does a second publication's filter."""
         database.execute("create table t (id int primary key, v int)")
         database.execute("insert into t values (1, 1), (2, 2), (3, 3), (4, null)")
-        database.execute("create publication p for table t where (id = 1) with (publish = 'update')")
-        database.execute("create publication p2 for table t where (id = 3) with (publish = 'delete')")
+        database.execute(
+            "create publication p for table t where (id = 1) with (publish = 'update')"
+        )
+        database.execute(
+            "create publication p2 for table t where (id = 3) with (publish = 'delete')"
+        )
         with SnapshotHolder(database.conninfo) as holder:
             (table,) = read_published_tables(holder.connection, ["p", "p2"])
             copy = plan_copy(table, holder.snapshot_id, holder.relfilenodes([table.oid]), None)
-            batches = list(read_chunks(database.conninfo, copy, plan_chunks(table.leaves, 1 << 30), "test"))
+            batches = list(
+                read_chunks(database.conninfo, copy, plan_chunks(table.leaves, 1 << 30), "test")
+            )
         assert pa.Table.from_batches(batches).to_pydict() == {"id": [1, 3], "v": [1, 3]}
 
     def test_empty_table(self, copying):
@@ -135,21 +161,26 @@ class TestRows:
         """Quotes, dots, spaces, percent and braces in names are names."""
         table = copying(
             'create schema "sch""ema.%s"',
-            """create table "sch""ema.%s"."ta'ble {x} %(y)s" ("c o.l" int primary key, "c""1" int, "ctid;--" int,"""
+            """create table "sch""ema.%s"."ta'ble {x} %(y)s" ("c o.l" int primary key, "c""1" int, "ctid;--" int,"""  # noqa: E501
             """ "{}" int, "%" int)""",
             """insert into "sch""ema.%s"."ta'ble {x} %(y)s" values (1, 2, 3, 4, 5)""",
-            """create publication p for table "sch""ema.%s"."ta'ble {x} %(y)s" where ("{}" > 0 and "%" > 0)""",
+            """create publication p for table "sch""ema.%s"."ta'ble {x} %(y)s" where ("{}" > 0 and "%" > 0)""",  # noqa: E501
         )
         assert table.rows() == [(1, 2, 3, 4, 5)]
         assert table.read().column_names[:5] == ["c o.l", 'c"1', "ctid;--", "{}", "%"]
 
     @pytest.mark.parametrize("most", [MOST_EXPRESSIONS, 3])
-    def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(self, copying, monkeypatch, most):
-        """The metadata columns: position, no time, PostgreSQL's text where the value itself is null; of wide tables too."""
+    def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(
+        self, copying, monkeypatch, most
+    ):
+        """The metadata columns: position, no time, PostgreSQL's text where the value itself is
+        null; of wide tables too.
+        """
         monkeypatch.setattr("waldelta.snapshot.read_table.MOST_EXPRESSIONS", most)
         table = copying(
             "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
-            "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity'), (3, null, null)",
+            "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity'), (3,"
+            " null, null)",
             "create publication p for table t",
         )
         rows = {row["id"]: row for row in table.read().to_pylist()}
@@ -193,7 +224,9 @@ class TestSnapshotLost:
         with pytest.raises(SnapshotLost, match="starts again"):
             table.rows(table.chunks[1:])
 
-    @pytest.mark.parametrize("statement", ["alter table t add x int", "create index on t (v)", "vacuum t", "analyze t"])
+    @pytest.mark.parametrize(
+        "statement", ["alter table t add x int", "create index on t (v)", "vacuum t", "analyze t"]
+    )
     def test_harmless_commands_go_unnoticed(self, database, copying, statement):
         """What rewrites nothing disturbs nothing."""
         table = copying(*self.FILL)
@@ -205,7 +238,10 @@ class TestSnapshotLost:
         table = copying(*self.FILL, bytes_per_chunk=4 * 8192)
         reading = read_chunks(table.conninfo, table.copy, table.chunks, "waldelta copy test")
         next(reading)
-        with database.connect(options="-c lock_timeout=1ms") as ddl, pytest.raises(Exception, match="lock timeout"):
+        with (
+            database.connect(options="-c lock_timeout=1ms") as ddl,
+            pytest.raises(Exception, match="lock timeout"),
+        ):
             ddl.execute("truncate t")
         rest = sum(batch.num_rows for batch in reading)
         assert rest > 0
@@ -213,8 +249,12 @@ class TestSnapshotLost:
         database.execute("truncate t")
 
     @pytest.mark.parametrize("whole", [False, True], ids=["by chunks", "by a condition"])
-    def test_a_lock_that_stays_is_waited_for_no_longer_than_so(self, database, copying, monkeypatch, whole):
-        """Whoever waits keeps the snapshot, and with it vacuum, from going on; who is in the way is told by name."""
+    def test_a_lock_that_stays_is_waited_for_no_longer_than_so(
+        self, database, copying, monkeypatch, whole
+    ):
+        """Whoever waits keeps the snapshot, and with it vacuum, from going on; who is in the way is
+        told by name.
+        """
         monkeypatch.setattr("waldelta.snapshot.read_table.LOCK_TIMEOUT_MS", 50)
         table = copying(
             "create table t (id int primary key) partition by range (id)",
@@ -223,11 +263,20 @@ class TestSnapshotLost:
         )
         choice = whole_table(table.table, "true", table.copy.relfilenodes)
         # Without the limit, its end lets the reader through.
-        options = {"options": "-c idle_in_transaction_session_timeout=10s", "application_name": "vacuum-like"}
+        options = {
+            "options": "-c idle_in_transaction_session_timeout=10s",
+            "application_name": "vacuum-like",
+        }
         with database.connect(**options) as locked:
             locked.execute("lock table t1 in access exclusive mode")
-            with pytest.raises(TableBusy, match=r"can't be copied now: .* \(vacuum-like\) on public\.t1\); it") as told:
-                list(read_choices(table.conninfo, table.copy, [choice], "test")) if whole else table.rows()
+            with pytest.raises(
+                TableBusy, match=r"can't be copied now: .* \(vacuum-like\) on public\.t1\); it"
+            ) as told:
+                (
+                    list(read_choices(table.conninfo, table.copy, [choice], "test"))
+                    if whole
+                    else table.rows()
+                )
         assert told.value.retryable
         assert "\n" not in str(told.value)
         assert table.rows() == []
@@ -246,7 +295,8 @@ class TestSnapshotLost:
         reading = read_chunks(table.conninfo, table.copy, table.chunks, "waldelta copy test")
         next(reading)
         database.execute(
-            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name = 'waldelta copy test'"
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity where application_name ="
+            " 'waldelta copy test'"
         )
         with pytest.raises(SourceUnreachable) as caught:
             list(reading)
@@ -254,7 +304,9 @@ class TestSnapshotLost:
 
 
 class TestThroughTheRoot:
-    """A role with SELECT on the partitioned table alone: it covers the partitions, where they are read through that table."""
+    """A role with SELECT on the partitioned table alone: it covers the partitions, where they are
+    read through that table.
+    """
 
     TABLES = (
         "create table t (id int, v text) partition by range (id)",
@@ -289,7 +341,9 @@ class TestThroughTheRoot:
         database.execute(f"drop owned by {role}; drop role {role}")
 
     def test_every_row_once_in_chunks_of_like_size(self, database, reading):
-        """Partitions of several sizes, below another and empty; what is attached since the snapshot isn't read."""
+        """Partitions of several sizes, below another and empty; what is attached since the snapshot
+        isn't read.
+        """
         waiting = "create table t4 as select g as id, 'old' as v from generate_series(3000, 3009) g"
         table = reading(self.ROOT, "grant select on t to {role}", waiting)
         assert len(table.chunks) > 4
@@ -303,16 +357,22 @@ class TestThroughTheRoot:
         assert max(parts) < len(expected) / 2
 
     @pytest.mark.parametrize(
-        "change", ["truncate t3", "truncate t1", "alter table t detach partition t1", "vacuum full t21"]
+        "change",
+        ["truncate t3", "truncate t1", "alter table t detach partition t1", "vacuum full t21"],
     )
     def test_what_the_snapshot_does_not_show_any_more(self, database, reading, change):
         table = reading(self.ROOT, "grant select on t to {role}")
         database.execute(change)
-        with pytest.raises(SnapshotLost, match=r"public\.t was truncated, rewritten or detached while it was copied"):
+        with pytest.raises(
+            SnapshotLost,
+            match=r"public\.t was truncated, rewritten or detached while it was copied",
+        ):
             table.rows()
 
     def test_a_partition_that_is_published_as_itself(self, database, reading):
-        """PostgreSQL leaves the others alone, by the partition's bounds; what may be read itself is read itself."""
+        """PostgreSQL leaves the others alone, by the partition's bounds; what may be read itself is
+        read itself.
+        """
         table = reading("create publication p for table t1", "grant select on t to {role}")
         assert {chunk.id.name for chunk in table.chunks} == {"t"}
         assert sorted(table.read()["id"].to_pylist()) == [*range(1, 701)]
@@ -320,7 +380,9 @@ class TestThroughTheRoot:
         with connect(table.conninfo, "test") as conn:
             ((is_other, found),) = conn.execute(lock_query(table.copy, table.chunks[0])).fetchall()
             assert (is_other, found) == (False, bounds)
-            plan = conn.execute("explain " + chunk_query(table.copy, table.chunks[0], found)).fetchall()
+            plan = conn.execute(
+                "explain " + chunk_query(table.copy, table.chunks[0], found)
+            ).fetchall()
         assert "on t1" in str(plan)
         assert not re.search("on t(21|3)", str(plan))
         database.execute(f"grant select on t1 to reader_{database.name}")
@@ -329,11 +391,15 @@ class TestThroughTheRoot:
         assert [leaf.through for leaf in own.leaves] == [None]
 
     def test_the_tables_owner_runs_nothing_as_the_reader(self, database, reading):
-        """Bounds of a key with an expression call the functions in it, in the session of a role that may read other tables."""
+        """Bounds of a key with an expression call the functions in it, in the session of a role
+        that may read other tables.
+        """
         table = reading(
             "create table ran (by name)",
-            "create function note() returns void language sql as 'insert into public.ran values (current_user)'",
-            "create function key_of(int) returns int language plpgsql immutable as 'begin perform public.note(); return $1; end'",
+            "create function note() returns void language sql as 'insert into public.ran values"
+            " (current_user)'",
+            "create function key_of(int) returns int language plpgsql immutable as 'begin perform"
+            " public.note(); return $1; end'",
             "create table e (id int) partition by list (key_of(id))",
             "create table e1 partition of e for values in (1)",
             "create table e2 partition of e for values in (2) partition by range (id)",
@@ -347,12 +413,19 @@ class TestThroughTheRoot:
         assert table.rows() == [(2,)]
 
     def test_the_lock_is_the_readers_own(self, database, reading):
-        """From the look at the files on nobody may take them away, though the role may not lock a partition."""
+        """From the look at the files on nobody may take them away, though the role may not lock a
+        partition.
+        """
         table = reading(self.ROOT, "grant select on t to {role}")
         with connect(table.conninfo, "test") as conn, conn.transaction():
             conn.execute(lock_query(table.copy, table.chunks[0]))
-            locked = "select relation::regclass::text from pg_locks where pid = %s and relation::regclass::text ~ '^t[0-9]+$'"
-            assert {"t1", "t21", "t3"} <= {name for (name,) in database.execute(locked, (conn.info.backend_pid,))}
+            locked = (
+                "select relation::regclass::text from pg_locks where pid = %s and"
+                " relation::regclass::text ~ '^t[0-9]+$'"
+            )
+            assert {"t1", "t21", "t3"} <= {
+                name for (name,) in database.execute(locked, (conn.info.backend_pid,))
+            }
 
     def test_grants_on_columns(self, database, reading):
         """Without ctid there is one chunk, without tableoid no way through the root."""
@@ -363,16 +436,25 @@ class TestThroughTheRoot:
         with connect(table.conninfo, "test") as conn:
             (none,) = read_published_tables(conn, ["p"])
         assert [(leaf.through, leaf.readable) for leaf in none.leaves] == [(None, False)] * 3
-        database.execute("create table u (id int primary key, v text); insert into u select id, v from t")
-        database.execute(f"grant select (id, v) on u to reader_{database.name}; alter publication p set table u")
+        database.execute(
+            "create table u (id int primary key, v text); insert into u select id, v from t"
+        )
+        database.execute(
+            f"grant select (id, v) on u to reader_{database.name}; alter publication p set table u"
+        )
         with SnapshotHolder(table.conninfo) as holder:
-            assert len(Copying(SimpleNamespace(conninfo=table.conninfo), holder, 8192).rows()) == 1001
+            assert (
+                len(Copying(SimpleNamespace(conninfo=table.conninfo), holder, 8192).rows()) == 1001
+            )
 
 
 class TestRefused:
     def plain_role(self, database, *grants):
         role = f"r_{database.name}"
-        for grant in (f"create role {role} login password 'plainpw-42'", *(g.format(role=role) for g in grants)):
+        for grant in (
+            f"create role {role} login password 'plainpw-42'",
+            *(g.format(role=role) for g in grants),
+        ):
             database.execute(grant)
         return role, database.server.conninfo(database.name, user=role, password="plainpw-42")
 
@@ -397,10 +479,14 @@ class TestRefused:
         database.execute(f"alter role r_{database.name} bypassrls")
         assert table.read(conninfo=conninfo).num_rows == 2
 
-    def test_missing_privilege_names_the_grant_and_published_columns_are_enough(self, database, copying, role):
+    def test_missing_privilege_names_the_grant_and_published_columns_are_enough(
+        self, database, copying, role
+    ):
         """SELECT on the published columns suffices."""
         _, conninfo = role("create table t (id int primary key, v int, secret text)")
-        table = copying("insert into t values (1, 2, 's')", "create publication p for table t (id, v)")
+        table = copying(
+            "insert into t values (1, 2, 's')", "create publication p for table t (id, v)"
+        )
         with pytest.raises(PrivilegeMissing, match=r"public\.t can't be copied .*: grant select"):
             table.read(conninfo=conninfo)
         database.execute(f"grant select (id, v) on t to r_{database.name}")
@@ -427,7 +513,9 @@ def test_chunk_query_text(database):
         (table,) = read_published_tables(conn, ["p"])
     copy = plan_copy(table, "id", {}, None)
     leaf = type(table.leaves[0])(table.id, 1, 1, 3, 3 * 8192)
-    queries = [chunk_query(copy, chunk).partition(" from ")[2] for chunk in plan_chunks([leaf], 8192)]
+    queries = [
+        chunk_query(copy, chunk).partition(" from ")[2] for chunk in plan_chunks([leaf], 8192)
+    ]
     assert queries == [
         """only "public"."t" where ctid >= '(0,0)'::tid and ctid < '(1,0)'::tid and ((id > 5))""",
         """only "public"."t" where ctid >= '(1,0)'::tid and ctid < '(2,0)'::tid and ((id > 5))""",

@@ -1,4 +1,6 @@
-"""A pipeline's life through the public surface: tables added later, odd names, teardown and a second life."""
+"""A pipeline's life through the public surface: tables added later, odd names, teardown and a
+second life.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ def pipeline_on(database, lake, *tables, **publication) -> Pipeline:
     slot = f"s_{database.name}"
     entry = {"name": f"{slot}_pub", "tables": list(tables)} | publication
     source = {"conn_id": "test_source", "slot": slot, "publications": [entry]}
-    document = {"pipeline": slot, "source": source, "target": {"root": lake}, "quality": {"enabled": False}}
+    document = {
+        "pipeline": slot,
+        "source": source,
+        "target": {"root": lake},
+        "quality": {"enabled": False},
+    }
     return Pipeline(PipelineFile.model_validate(document))
 
 
@@ -29,28 +36,40 @@ def assert_equal(spark, pipeline):
 
 
 def test_a_table_added_to_the_publication_later(spark, database, lake):
-    """Setup alters the publication by the difference, sync copies the new table alone, consume feeds both."""
-    database.execute("create table a(id int primary key, v text); create table b(id int primary key, v text)")
+    """Setup alters the publication by the difference, sync copies the new table alone, consume
+    feeds both.
+    """
+    database.execute(
+        "create table a(id int primary key, v text); create table b(id int primary key, v text)"
+    )
     database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
     first = pipeline_on(database, lake, {"name": "public.a"})
     first.setup()
     first.sync(spark)
     database.execute("insert into b values (2, 'before'); insert into a values (2, 'a2')")
-    second = pipeline_on(database, lake, {"name": "public.a"}, {"name": "public.b", "where": "id < 100"})
+    second = pipeline_on(
+        database, lake, {"name": "public.a"}, {"name": "public.b", "where": "id < 100"}
+    )
     plan = second.setup()
     assert "add table" in plan.as_sql().lower()
     database.execute("insert into b values (3, 'between'), (300, 'filtered')")
     copied = second.sync(spark)
     assert list(copied.tables) == ["public.b"]
-    database.execute("update b set v = 'after' where id = 1; delete from b where id = 2; update a set v = 'x'")
+    database.execute(
+        "update b set v = 'after' where id = 1; delete from b where id = 2; update a set v = 'x'"
+    )
     second.consume(spark)
     assert_equal(spark, second)
     assert second.setup().is_empty
 
 
 def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, database, lake):
-    """What it was given meanwhile is in no change; until it returns its target stays, and hinders nobody."""
-    database.execute("create table a(id int primary key, v text); create table b(id int primary key, v text)")
+    """What it was given meanwhile is in no change; until it returns its target stays, and hinders
+    nobody.
+    """
+    database.execute(
+        "create table a(id int primary key, v text); create table b(id int primary key, v text)"
+    )
     database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
     both = pipeline_on(database, lake, {"name": "public.a"}, {"name": "public.b"})
     both.setup()
@@ -69,11 +88,13 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(spark, da
 
 
 def test_odd_names_from_the_copy_to_the_merge(spark, database, lake):
-    """Quotes, dots, spaces, percent signs, backticks, unicode: nothing is taken for SQL or for a path."""
+    """Quotes, dots, spaces, percent signs, backticks, unicode: nothing is taken for SQL or for a
+    path.
+    """
     database.execute('create schema "odd schema"')
     database.execute(
-        'create table "odd schema"."t.a%20b""c" ("the key" int primary key, "a`b" text, "x;y" text, "sel""ect" int[], '
-        '"größe" numeric(6,2))'
+        'create table "odd schema"."t.a%20b""c" ("the key" int primary key, "a`b" text, "x;y" text,'
+        ' "sel""ect" int[], "größe" numeric(6,2))'
     )
     name = '"odd schema"."t.a%20b""c"'
     insert = f"insert into {name} values"
@@ -89,7 +110,9 @@ def test_odd_names_from_the_copy_to_the_merge(spark, database, lake):
 
 
 def test_teardown_and_a_second_life(spark, database, lake):
-    """Teardown removes what the pipeline made; after a new setup old copies are stale and are taken again."""
+    """Teardown removes what the pipeline made; after a new setup old copies are stale and are taken
+    again.
+    """
     database.execute("create table a(id int primary key, v text); insert into a values (1, 'a')")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()
@@ -98,7 +121,9 @@ def test_teardown_and_a_second_life(spark, database, lake):
     pipeline.consume(spark)
     assert pipeline.teardown()
     assert database.execute("select count(*) from pg_publication") == [(0,)]
-    assert database.execute("select count(*) from pg_replication_slots where database = current_database()") == [(0,)]
+    assert database.execute(
+        "select count(*) from pg_replication_slots where database = current_database()"
+    ) == [(0,)]
     database.execute("insert into a values (3, 'nobody listened'); delete from a where id = 1")
     pipeline.setup()
     assert pipeline.job().table_states() == {}
@@ -110,14 +135,19 @@ def test_teardown_and_a_second_life(spark, database, lake):
 
 @pytest.mark.soak
 def test_identity_full_with_a_key_and_inserts_without_one(spark, database, lake):
-    """FULL sends whole old rows: the primary key still is the key. Tables without any may publish inserts."""
-    database.execute("create table f(v text, id int primary key); alter table f replica identity full")
+    """FULL sends whole old rows: the primary key still is the key. Tables without any may publish
+    inserts.
+    """
+    database.execute(
+        "create table f(v text, id int primary key); alter table f replica identity full"
+    )
     database.execute("insert into f values ('a', 1), ('b', 2)")
     pipeline = pipeline_on(database, lake, {"name": "public.f"})
     pipeline.setup()
     pipeline.sync(spark)
     database.execute(
-        "update f set v = 'c' where id = 1; update f set id = 9 where id = 2; insert into f values (null, 3)"
+        "update f set v = 'c' where id = 1; update f set id = 9 where id = 2; insert into f values"
+        " (null, 3)"
     )
     pipeline.consume(spark)
     assert_equal(spark, pipeline)
@@ -142,12 +172,16 @@ def test_a_table_without_a_key_that_publishes_inserts(spark, database, lake):
 @pytest.mark.soak
 def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake):
     """Its changes come under another oid, which tells nothing of the rows of before."""
-    database.execute("create table a(id int primary key, v text); create table z(id int primary key)")
+    database.execute(
+        "create table a(id int primary key, v text); create table z(id int primary key)"
+    )
     tables = ({"name": "public.a"}, {"name": "public.z"})
     pipeline = pipeline_on(database, lake, *tables)
     pipeline.setup()
     pipeline.sync(spark)
-    database.execute("drop table a; create table a(id int primary key, v text); insert into a values (1, 'new')")
+    database.execute(
+        "drop table a; create table a(id int primary key, v text); insert into a values (1, 'new')"
+    )
     pipeline.setup()
     database.execute("insert into a values (2, 'streamed')")
     result = pipeline.consume(spark)
@@ -160,15 +194,23 @@ def test_a_table_dropped_and_created_again_is_copied_anew(spark, database, lake)
 
 @pytest.mark.soak
 def test_another_replica_identity_is_another_key(spark, database, lake):
-    """Old rows carry the identity's columns only: what can't be matched is never skipped in silence."""
-    database.execute("create table a(id int primary key, u int not null, v text); create unique index on a(u)")
+    """Old rows carry the identity's columns only: what can't be matched is never skipped in
+    silence.
+    """
+    database.execute(
+        "create table a(id int primary key, u int not null, v text); create unique index on a(u)"
+    )
     database.execute("insert into a values (1, 10, 'a'), (2, 20, 'b')")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()
     pipeline.sync(spark)
-    database.execute("alter table a replica identity using index a_u_idx; delete from a where id = 1")
+    database.execute(
+        "alter table a replica identity using index a_u_idx; delete from a where id = 1"
+    )
     result = pipeline.consume(spark)
-    assert ["its key (id) was dropped or replaced" in warning for warning in result.warnings] == [True]
+    assert ["its key (id) was dropped or replaced" in warning for warning in result.warnings] == [
+        True
+    ]
     assert_equal(spark, pipeline)
     database.execute("update a set id = 200 where id = 2")
     pipeline.consume(spark)
@@ -176,7 +218,9 @@ def test_another_replica_identity_is_another_key(spark, database, lake):
 
 
 def test_maintenance_runs(spark, database, lake):
-    """Compaction, the change log's retention and pruned reports, without a schema or a file in the way."""
+    """Compaction, the change log's retention and pruned reports, without a schema or a file in the
+    way.
+    """
     database.execute("create table a(id int primary key, v text)")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()

@@ -1,4 +1,6 @@
-"""Tables that need a new copy: marked, left out, copied by the run or by a sync that follows, and tried until it succeeds."""
+"""Tables that need a new copy: marked, left out, copied by the run or by a sync that follows, and
+tried until it succeeds.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ from waldelta.stages.sync.sync import sync
 pytestmark = pytest.mark.pg
 
 RETYPE = "alter table t alter v type text using upper(v)"
-REASON = "public.t: an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (v)"
+REASON = (
+    "public.t: an ALTER TABLE wrote its rows anew without sending them, perhaps with other"
+    " values (v)"
+)
 
 
 @pytest.fixture
@@ -39,7 +44,9 @@ def job(database, lake):
         database.execute(f"create table {table}(id int primary key, v text)")
         database.execute(f"insert into {table} values (1, 'a')")
     target = {"root": lake, "copy_within_run_mb": 0}
-    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target))
+    made = bare_slot(
+        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target)
+    )
     return replace(made, hand_over=True)
 
 
@@ -64,7 +71,9 @@ def status(job):
 
 @pytest.mark.spark
 def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
-    """Others go on, landing goes on, and after the copy the table gets what came meanwhile, from its snapshot on."""
+    """Others go on, landing goes on, and after the copy the table gets what came meanwhile, from
+    its snapshot on.
+    """
     sync(spark, job)
     insert(database, 2)
     database.execute(RETYPE)
@@ -73,7 +82,10 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
         result = consume(spark, job)
         assert (result.needs_sync, result.not_applied) == (["public.t"], ["public.t"])
         assert result.warnings == [
-            f"{REASON}: {job.pipeline.pipeline}_initial_sync is to copy it again, and its changes wait until then"
+            (
+                f"{REASON}: {job.pipeline.pipeline}_initial_sync is to copy it again, and its changes"  # noqa: E501
+                " wait until then"
+            )
         ]
         assert status(job) == ("needs_sync", 1)
         insert(database, number)
@@ -90,7 +102,12 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     # Asked for, but late: it has chosen, or begins, when somebody else has made the copy.
     monkeypatch.setattr(sync_module, "settle", copied_meanwhile)
     for late in ("late", "later"):
-        assert run_sync(spark, replace(job, run_id=late), ["public.t", "public.u"], only_due=True).tables == {}
+        assert (
+            run_sync(
+                spark, replace(job, run_id=late), ["public.t", "public.u"], only_due=True
+            ).tables
+            == {}
+        )
         assert (copied, status(job)) == (["public.t"], ("synced", 2))
     assert job.table_states()["public.t"].reason == REASON
     insert(database, 5)
@@ -112,7 +129,9 @@ def failing(monkeypatch):
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "hand_over", [pytest.param(True, marks=pytest.mark.soak), False], ids=["left to a sync", "by the run"]
+    "hand_over",
+    [pytest.param(True, marks=pytest.mark.soak), False],
+    ids=["left to a sync", "by the run"],
 )
 def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monkeypatch, hand_over):
     """Every run is red and names the table and why, tries or asks once, and a good copy ends it."""
@@ -143,7 +162,10 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         assert consume(spark, job).warnings == []
     else:
         assert consume(spark, job).warnings == [
-            "public.t: its last copy failed (ApplyError: no space left): it was copied again, 3 rows"
+            (
+                "public.t: its last copy failed (ApplyError: no space left): it was copied again, 3"
+                " rows"
+            )
         ]
     for table in "tu":
         assert rows(spark, job, table) == source(database, table)
@@ -161,12 +183,16 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     assert rows(spark, job, "t") == source(database, "t")
     # Without a cut, the pages show what the run did to the other table.
     shown = read_changed(Bookkeeping(job.pipeline.target.root), None)
-    assert {name: of.operations for name, of in shown.items()} == {"public.u": Operations(inserted=1)}
+    assert {name: of.operations for name, of in shown.items()} == {
+        "public.u": Operations(inserted=1)
+    }
 
 
 @pytest.mark.spark
 def test_a_table_that_left_the_publication_is_named(spark, database, job):
-    """Nobody can copy it; the others aren't kept from anything, and each run tells while the file lists it."""
+    """Nobody can copy it; the others aren't kept from anything, and each run tells while the file
+    lists it.
+    """
     sync(spark, job)
     database.execute(RETYPE)
     consume(spark, job)
@@ -175,7 +201,8 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     assert (result.needs_sync, result.never_copied) == ([], [])
     (told,) = result.warnings
     assert told.startswith(
-        "in the pipeline file, but not in its publication: public.t; what changes there is sent to nobody"
+        "in the pipeline file, but not in its publication: public.t; what changes there is sent to"
+        " nobody"
     )
     assert status(job) == ("removed", 1)
     insert(database, 2)
@@ -184,9 +211,13 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seen_by", [look, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"])
+@pytest.mark.parametrize(
+    "seen_by", [look, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"]
+)
 def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
-    """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to nobody."""
+    """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to
+    nobody.
+    """
     sync(spark, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
     seen_by(*([spark] if seen_by is consume else []), job)
@@ -195,7 +226,10 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, data
     insert(database, 3)
     result = consume(spark, job)
     assert result.never_copied == ["public.t"]
-    assert "public.t (it left the publications and returned, and what changed meanwhile" in result.warnings[-1]
+    assert (
+        "public.t (it left the publications and returned, and what changed meanwhile"
+        in result.warnings[-1]
+    )
     assert list(run_sync(spark, job).tables) == ["public.t"]
     insert(database, 4)
     assert consume(spark, job).warnings == []
@@ -206,16 +240,23 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, data
 @pytest.mark.spark
 @pytest.mark.parametrize("ended", ["failed", "killed"])
 def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
-    """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same attempt would fail by again."""
+    """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same
+    attempt would fail by again.
+    """
     incarnation = job.slot_identity().incarnation
     begun = TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation)
     job.ledger.append(begun)
     if ended == "failed":
         job.ledger.append(replace(begun, status="failed", reason="TableBusy: locked"))
     assert look(job).reason == "to be copied again: public.t"
-    with pytest.raises(RunFailed, match=rf"public\.t gets no changes since its last copy .*{ended}") as red:
+    with pytest.raises(
+        RunFailed, match=rf"public\.t gets no changes since its last copy .*{ended}"
+    ) as red:
         consume(spark, job)
-    assert (red.value.result.needs_sync, red.value.result.never_copied) == (["public.t"], ["public.u"])
+    assert (red.value.result.needs_sync, red.value.result.never_copied) == (
+        ["public.t"],
+        ["public.u"],
+    )
     result = consume(spark, replace(job, hand_over=False))
     assert result.never_copied == ["public.u"]
     assert rows(spark, job, "t") == source(database, "t")
@@ -223,9 +264,13 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
 
 @pytest.mark.spark
 def test_tables_that_were_never_copied_are_named(spark, database, job):
-    """A table added to the publication looks like the others on the source; its run says that its target lacks it."""
+    """A table added to the publication looks like the others on the source; its run says that its
+    target lacks it.
+    """
     sync(spark, job)
-    database.execute("create table late(id int primary key); create table later(id int primary key)")
+    database.execute(
+        "create table late(id int primary key); create table later(id int primary key)"
+    )
     database.execute(f"alter publication s_{database.name}_pub add table late, later")
     database.execute("insert into late values (1)")
     insert(database, 2)
@@ -233,7 +278,10 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
     assert result.status == "succeeded"
     assert result.never_copied == ["public.late", "public.later"]
     (told,) = result.warnings
-    assert "applied to: public.late (it was never copied), public.later (it was never copied); run the initial" in told
+    assert (
+        "applied to: public.late (it was never copied), public.later (it was never copied); run the"
+        " initial" in told
+    )
     assert f"{job.pipeline.pipeline}_initial_sync" in told
     targets = read_status(job)["targets"]
     assert {name: (t["due"], t["status"]) for name, t in targets.items()} == {
@@ -275,24 +323,39 @@ def test_whether_a_copy_is_under_way(database, job, locked):
     assert [standing.due for standing in found] == [Due.WAIT if locked else Due.COPY, Due.FIRST]
 
 
-# How copies ended, the last of them more than a day after it began, whether a run is at work on it, and what its table is due then.
+# How copies ended, the last of them more than a day after it began, whether a run is at work on it,
+# and what its table is due then.
 DEAD = {
     "killed": ([], False, (Due.COPY, "failed (it was killed)")),
-    "killed again": (["copying", "failed"], False, (Due.BROKEN, "failed (it was killed), to be tried again after")),
+    "killed again": (
+        ["copying", "failed"],
+        False,
+        (Due.BROKEN, "failed (it was killed), to be tried again after"),
+    ),
     "under way": (["copying", "failed"], True, (Due.WAIT, "")),
     "copied, then killed": (["synced"], False, (Due.COPY, "was killed")),
 }
 
 
 @pytest.mark.parametrize(("before", "is_running", "expected"), DEAD.values(), ids=DEAD)
-def test_pauses_count_from_when_a_first_copy_was_seen_dead(database, job, before, is_running, expected):
-    """Counted from its begin, one that took longer than any pause would be begun again by each run."""
+def test_pauses_count_from_when_a_first_copy_was_seen_dead(
+    database, job, before, is_running, expected
+):
+    """Counted from its begin, one that took longer than any pause would be begun again by each
+    run.
+    """
     oids = [database.execute("select 't'::regclass::oid")[0][0]]
     last = None
     for generation, status in enumerate([*before, "copying"], 1):
         at = now() - timedelta(hours=30 - generation)
         row = TableState(
-            at, "r", "public.t", generation, status, relation_ids=oids, incarnation=job.slot_identity().incarnation
+            at,
+            "r",
+            "public.t",
+            generation,
+            status,
+            relation_ids=oids,
+            incarnation=job.slot_identity().incarnation,
         )
         last = job.ledger.append_state(row, last)
     published = read_published(database.connection, job)
@@ -312,7 +375,9 @@ def test_sizes_count_what_is_toasted_and_all_leaves(database, job):
     database.execute(f"insert into t select g, {big} from generate_series(2, 4) g")
     database.execute("create table p(id int primary key) partition by range (id)")
     for low in (0, 10000):
-        database.execute(f"create table p_{low} partition of p for values from ({low}) to ({low + 10000})")
+        database.execute(
+            f"create table p_{low} partition of p for values from ({low}) to ({low + 10000})"
+        )
     database.execute("insert into p select generate_series(0, 19999)")
     publication = f"s_{database.name}_pub"
     database.execute(f"alter publication {publication} add table p")

@@ -1,4 +1,6 @@
-"""A table copied again reads the change log from where its snapshot needs it, not from its beginning."""
+"""A table copied again reads the change log from where its snapshot needs it, not from its
+beginning.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def watermark(job):
 
 
 def is_equal(spark, job):
-    return compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    return (
+        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    )
 
 
 def test_batches_that_the_copy_holds_are_not_read_for_it(spark, database, job):
@@ -47,8 +51,12 @@ def test_batches_that_the_copy_holds_are_not_read_for_it(spark, database, job):
     assert is_equal(spark, job)
 
 
-def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(spark, database, job, monkeypatch):
-    """It began before the snapshot and commits after it, in a batch behind others that the copy holds."""
+def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
+    spark, database, job, monkeypatch
+):
+    """It began before the snapshot and commits after it, in a batch behind others that the copy
+    holds.
+    """
     writer = database.connect()
 
     def wait(connection, timeout_s):
@@ -69,8 +77,12 @@ def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(spar
     assert is_equal(spark, job)
 
 
-def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, database, job, monkeypatch):
-    """A copy that was thought dead commits between: what differed from the target before says nothing of the one since."""
+def test_a_target_that_changes_while_it_is_compared_is_compared_again(
+    spark, database, job, monkeypatch
+):
+    """A copy that was thought dead commits between: what differed from the target before says
+    nothing of the one since.
+    """
     database.execute("insert into t select g, 'a' from generate_series(1, 9) g")
     sync(spark, job)
     database.execute("update t set v = 'b' where id < 3")
@@ -78,13 +90,18 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(spark, dat
     def late(point):
         if point == "resync.compared":
             monkeypatch.undo()
-            DeltaTable(uri_of(job, "public.t")).update(updates={"v": "'of another time'"}, predicate="id > 4")
+            DeltaTable(uri_of(job, "public.t")).update(
+                updates={"v": "'of another time'"}, predicate="id > 4"
+            )
 
     monkeypatch.setattr("waldelta.stages.sync._snapshot_diff.fault_point", late)
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
-    # One that finds nothing is committed too: else such a copy would come in its place, and nobody hear of it.
+    # One that finds nothing is committed too: else such a copy would come in its place, and nobody
+    # hear of it.
     (copied,) = sync(spark, job, ["public.t"], by_diff=True)
-    committed = DeltaTable(uri_of(job, "public.t")).transaction_version(f"{job.slot_identity().app_id}:sync:public.t")
+    committed = DeltaTable(uri_of(job, "public.t")).transaction_version(
+        f"{job.slot_identity().app_id}:sync:public.t"
+    )
     assert (copied.diff.written, committed // 1000) == (0, copied.generation)
     assert is_equal(spark, job)

@@ -1,4 +1,6 @@
-"""Tables with copy: false: as PostgreSQL's subscriber with copy_data = false, from the slot's start on."""
+"""Tables with copy: false: as PostgreSQL's subscriber with copy_data = false, from the slot's start
+on.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ EARLY = [
     "alter table t add column later int default 5",
     *(f"delete from {name} where id in (2, 12)" for name in NAMES),
     *(f"update {name} set id = id + 100 where id in (3, 13)" for name in NAMES),
-    *(f"begin; delete from {name} where id = 4; insert into {name} values (4, 'again'); commit" for name in NAMES),
+    *(
+        f"begin; delete from {name} where id = 4; insert into {name} values (4, 'again'); commit"
+        for name in NAMES
+    ),
     "update f set v = 'out' where id in (5, 15)",
     "update f set v = 'back' where id in (5, 15)",
 ]
@@ -63,7 +68,9 @@ def without_copy(database, lake, names=NAMES):
 
 
 def rows(pipeline, table):
-    found = DeltaTable(pipeline.target_path(f"public.{table}")).to_pyarrow_table(columns=["id", "v"])
+    found = DeltaTable(pipeline.target_path(f"public.{table}")).to_pyarrow_table(
+        columns=["id", "v"]
+    )
     return sorted(zip(*(column.to_pylist() for column in found.columns), strict=True), key=repr)
 
 
@@ -77,49 +84,73 @@ def write(database, *statements):
 
 
 def test_as_a_subscriber_without_copies(spark, database, postgres, lake):
-    """From the slot's start, though columns are added before the sync, which reads no row of the source."""
+    """From the slot's start, though columns are added before the sync, which reads no row of the
+    source.
+    """
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake)
     pipeline.setup()
-    targets = {"public.t": ("id", "v", "later")} | {f"public.{name}": ("id", "v") for name in NAMES[1:]}
+    targets = {"public.t": ("id", "v", "later")} | {
+        f"public.{name}": ("id", "v") for name in NAMES[1:]
+    }
     scenario = Scenario(TABLES, ("p", "p_root"), PUBLICATIONS, targets=targets)
     created = f"{TABLES}; alter table t add column later int default 5"
-    with native_subscriber(postgres, database, ("p", "p_root"), lambda one: one.execute(created)) as native:
+    with native_subscriber(
+        postgres, database, ("p", "p_root"), lambda one: one.execute(created)
+    ) as native:
         both = Both(spark, database, scenario, pipeline, native)
         both.write(EARLY[:6])
-        assert pipeline.consume(spark).never_copied == ["public.f", "public.k", "public.r", "public.t"]
+        assert pipeline.consume(spark).never_copied == [
+            "public.f",
+            "public.k",
+            "public.r",
+            "public.t",
+        ]
         both.write(EARLY[6:])
         result = pipeline.sync(spark)
         assert sum("was taken without a copy" in text for text in result.warnings) == len(NAMES)
-        assert [(table.rows, rows(pipeline, name.partition(".")[2])) for name, table in result.tables.items()] == [
-            (0, [])
-        ] * 4
+        assert [
+            (table.rows, rows(pipeline, name.partition(".")[2]))
+            for name, table in result.tables.items()
+        ] == [(0, [])] * 4
         both.step(what="from the slot's start")
         both.step(*LATER, what="later")
         assert rows(pipeline, "t") == [(1, "after")]
 
 
 def test_nothing_brings_the_missing_rows(spark, database, lake):
-    """Neither drift, reconcile, replay nor a sync by name; what a lost slot took from it is said and stays on record."""
+    """Neither drift, reconcile, replay nor a sync by name; what a lost slot took from it is said
+    and stays on record.
+    """
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake, ("t", "f"))
     pipeline.setup()
     pipeline.sync(spark)
     write(
-        database, "insert into t values (20, 'new')", "update t set v = 'x' where id = 1", "insert into f values (20, 'new')"
-    )  # fmt: skip
+        database,
+        "insert into t values (20, 'new')",
+        "update t set v = 'x' where id = 1",
+        "insert into f values (20, 'new')",
+    )
     began = now()
     pipeline.consume(spark)
     ended = now()
     targets = pipeline.status()["targets"]
-    assert [targets[f"public.{name}"]["copy_skipped"] for name in NAMES] == [True, True, False, False]
+    assert [targets[f"public.{name}"]["copy_skipped"] for name in NAMES] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert targets["public.t"]["due"] == "feed"
     assert "taken without a copy: it gets the changes since" in targets["public.t"]["reason"]
 
     # A copied target would be repaired, compared, or copied again for these.
     write(
-        database, "alter publication p set table t, f where (v <> 'no'), k", "alter table t alter column v type text using v || '!'"
-    )  # fmt: skip
+        database,
+        "alter publication p set table t, f where (v <> 'no'), k",
+        "alter table t alter column v type text using v || '!'",
+    )
     result = pipeline.consume(spark)
     assert any("copy: false leaves the target as it is" in text for text in result.warnings)
     assert not pipeline.consume(spark).warnings
@@ -132,31 +163,42 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
 
     # After a lost slot the others are repaired, and these go on.
     write(
-        database, f"select pg_drop_replication_slot('{pipeline.file.source.slot}')", "insert into t values (30, 'lost')",
+        database,
+        f"select pg_drop_replication_slot('{pipeline.file.source.slot}')",
+        "insert into t values (30, 'lost')",
         "insert into k values (30, 'lost')",
-    )  # fmt: skip
+    )
     result = pipeline.resync(spark)
     assert (30, "lost") in rows(pipeline, "k")
     assert rows(pipeline, "t") == [(20, "new")]
-    assert any(text.startswith("public.t was taken without a copy: it is continued at") for text in result.warnings)
+    assert any(
+        text.startswith("public.t was taken without a copy: it is continued at")
+        for text in result.warnings
+    )
     status = pipeline.status()
     assert "lacks earlier changes that weren't applied" in status["targets"]["public.t"]["reason"]
     assert status["gaps"] == []
     write(
-        database, "alter table t add column w int", "insert into t values (40, 'after')", "update t set v = 'mine' where id in (20, 30)"
-    )  # fmt: skip
+        database,
+        "alter table t add column w int",
+        "insert into t values (40, 'after')",
+        "update t set v = 'mine' where id in (20, 30)",
+    )
     pipeline.consume(spark)
     assert rows(pipeline, "t") == [(20, "mine"), (40, "after")]
 
 
 def test_the_operator_decides(spark, database, lake):
-    """Where only a copy is exact a table waits alone: it begins with an empty target again, or is copied."""
+    """Where only a copy is exact a table waits alone: it begins with an empty target again, or is
+    copied.
+    """
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake, ("t", "r"))
     pipeline.setup()
     write_deltalake(pipeline.target_path("public.r"), pa.table({"id": [1]}))
     with pytest.raises(
-        RunFailed, match=r"public\.r has copy: false, but its target .* holds rows .* move the folder away"
+        RunFailed,
+        match=r"public\.r has copy: false, but its target .* holds rows .* move the folder away",
     ):
         pipeline.sync(spark)
     remove_target(pipeline, "r")
@@ -164,10 +206,17 @@ def test_the_operator_decides(spark, database, lake):
     write(database, "insert into t values (40, 'new')", "insert into r values (40, 'new')")
     pipeline.consume(spark)
     write(
-        database, "alter table t alter column v type int using id", "insert into t values (50, 50)",
-        "alter table r alter column v type int using id", "insert into r values (50, 50)", "insert into k values (50, 'k')",
-    )  # fmt: skip
-    waits = r"it has copy: false, so it waits for the operator: remove its target's folder and sync .* copy: true"
+        database,
+        "alter table t alter column v type int using id",
+        "insert into t values (50, 50)",
+        "alter table r alter column v type int using id",
+        "insert into r values (50, 50)",
+        "insert into k values (50, 'k')",
+    )
+    waits = (
+        r"it has copy: false, so it waits for the operator: remove its target's folder and sync .*"
+        r" copy: true"
+    )
     with pytest.raises(RunFailed, match=waits):
         pipeline.consume(spark)
     assert (50, "k") in rows(pipeline, "k")
@@ -183,4 +232,8 @@ def test_the_operator_decides(spark, database, lake):
     assert rows(other, "t") == sorted(database.execute("select id, v from t"), key=repr)
     assert rows(other, "k") == sorted(database.execute("select id, v from k"), key=repr)
     targets = other.status()["targets"]
-    assert [targets[f"public.{name}"]["copy_skipped"] for name in ("t", "k", "r")] == [False, True, True]
+    assert [targets[f"public.{name}"]["copy_skipped"] for name in ("t", "k", "r")] == [
+        False,
+        True,
+        True,
+    ]

@@ -1,4 +1,6 @@
-"""When a snapshot may be taken, and what keeps it alive; the traps of experiments with real servers, shown harmless."""
+"""When a snapshot may be taken, and what keeps it alive; the traps of experiments with real
+servers, shown harmless.
+"""
 
 import threading
 import time
@@ -11,7 +13,11 @@ from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, Transac
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect
 from waldelta.postgres.server_position import WRITTEN
-from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name, wait_for_old_transactions
+from waldelta.snapshot.exported_snapshot import (
+    SnapshotHolder,
+    reader_name,
+    wait_for_old_transactions,
+)
 
 pytestmark = pytest.mark.pg
 
@@ -38,8 +44,9 @@ def is_alive(holder):
 
 def decoded_inserts(execute, slot, publication):
     query = (
-        f"select count(*) from pg_logical_slot_peek_binary_changes('{slot}', null, null, 'proto_version', '1',"
-        f" 'publication_names', '{publication}') where get_byte(data, 0) = ascii('I')"
+        f"select count(*) from pg_logical_slot_peek_binary_changes('{slot}', null, null,"
+        f" 'proto_version', '1', 'publication_names', '{publication}') where get_byte(data, 0) ="
+        " ascii('I')"
     )
     return execute(query)[0][0]
 
@@ -97,7 +104,9 @@ class TestOldTransactions:
         wait_for_old_transactions(conn, 0)
 
     def test_table_added_while_a_transaction_has_written_to_it(self, database, conn):
-        """Its row from before ADD TABLE is in neither stream nor early snapshot; after the wait it is in the snapshot."""
+        """Its row from before ADD TABLE is in neither stream nor early snapshot; after the wait it
+        is in the snapshot.
+        """
         database.execute("create table b (id int primary key, v text)")
         database.execute("create publication pb")
         database.execute(
@@ -133,7 +142,9 @@ def test_commit_that_waits_for_a_synchronous_standby(tmp_path_factory):
             conn.execute("select pg_reload_conf()")
             until(lambda: conn.execute("show synchronous_standby_names").fetchone() == ("nobody",))
             waiting = connect(conninfo, "waiting writer")
-            thread = threading.Thread(target=lambda: waiting.execute("insert into public.a values (1)"))
+            thread = threading.Thread(
+                target=lambda: waiting.execute("insert into public.a values (1)")
+            )
             thread.start()
             pid = waiting.info.backend_pid
             event = "select wait_event from pg_stat_activity where pid = %s"
@@ -147,7 +158,9 @@ def test_commit_that_waits_for_a_synchronous_standby(tmp_path_factory):
                 assert visible(early, "select id from public.a") == []
             with pytest.raises(TransactionsStillOpen, match=f"pid {pid} .waiting writer."):
                 wait_for_old_transactions(conn, 0)
-            wait_for_old_transactions(conn, 60, sleep=lambda _: conn.execute("select pg_cancel_backend(%s)", (pid,)))
+            wait_for_old_transactions(
+                conn, 60, sleep=lambda _: conn.execute("select pg_cancel_backend(%s)", (pid,))
+            )
             with SnapshotHolder(conninfo) as holder:
                 assert visible(holder, "select id from public.a") == [1]
             thread.join()
@@ -157,26 +170,37 @@ def test_commit_that_waits_for_a_synchronous_standby(tmp_path_factory):
 
 class TestHolder:
     def test_snapshot_is_exported_and_closed(self, database):
-        """What it sees is named as pg_current_snapshot() names it; readers can import it until the holder ends."""
+        """What it sees is named as pg_current_snapshot() names it; readers can import it until the
+        holder ends.
+        """
         with SnapshotHolder(database.conninfo) as holder:
-            assert holder.connection.execute("select pg_current_snapshot()::text").fetchone() == (holder.snapshot,)
+            assert holder.connection.execute("select pg_current_snapshot()::text").fetchone() == (
+                holder.snapshot,
+            )
             assert is_alive(holder)
             assert holder.lsn.value > 0
             with database.connect() as reader:
                 reader.execute("begin isolation level repeatable read")
                 reader.execute(f"set transaction snapshot '{holder.snapshot_id}'")
-                assert reader.execute("select pg_current_snapshot()::text").fetchone() == (holder.snapshot,)
+                assert reader.execute("select pg_current_snapshot()::text").fetchone() == (
+                    holder.snapshot,
+                )
         assert not is_alive(holder)
 
     def test_it_takes_no_xid_and_no_lock_on_tables(self, database):
         """Holding a snapshot writes nothing and blocks nobody's DDL."""
         database.execute("create table t (id int)")
         with SnapshotHolder(database.conninfo) as holder:
-            held = "select locktype from pg_locks where pid = %s and locktype in ('relation', 'transactionid')"
+            held = (
+                "select locktype from pg_locks where pid = %s and locktype in ('relation',"
+                " 'transactionid')"
+            )
             assert database.execute(held, (holder.pid,)) == []
 
     def test_survives_the_databases_timeouts(self, database):
-        """idle_in_transaction_session_timeout and transaction_timeout end another session, never the holder."""
+        """idle_in_transaction_session_timeout and transaction_timeout end another session, never
+        the holder.
+        """
         settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
         if database.connection.info.server_version >= 170000:
             settings.append("transaction_timeout")
@@ -193,7 +217,9 @@ class TestHolder:
     def test_files_are_those_that_the_snapshot_sees(self, database):
         """A TRUNCATE between the snapshot and the look at the files doesn't go unnoticed."""
         database.execute("create table t (id int)")
-        oid, before = database.execute("select 't'::regclass::oid::bigint, pg_relation_filenode('t')::bigint")[0]
+        oid, before = database.execute(
+            "select 't'::regclass::oid::bigint, pg_relation_filenode('t')::bigint"
+        )[0]
         with SnapshotHolder(database.conninfo) as holder:
             database.execute("truncate t")
             assert holder.relfilenodes([oid]) == {oid: before}
@@ -232,31 +258,42 @@ def test_password_is_in_no_error(database):
     """A refused connection names host and database only."""
     with pytest.raises(SourceUnreachable) as caught, SnapshotHolder(database.conninfo + " port=1"):
         pass
-    assert psycopg.conninfo.conninfo_to_dict(database.conninfo)["password"] not in repr(caught.value)
+    assert psycopg.conninfo.conninfo_to_dict(database.conninfo)["password"] not in repr(
+        caught.value
+    )
 
 
-# What a message's record has beside the message, when that is long, and how much of a page isn't its header.
+# What a message's record has beside the message, when that is long, and how much of a page isn't
+# its header.
 OVERHEAD, USABLE = 55, 8192 - 24
 
 
 @pytest.mark.parametrize("behind", [0, 8, 16, 24], ids="{} bytes on the page".format)
 def test_where_the_last_record_ends(database, behind):
-    """Records that end with a page, or shortly behind the next one's header: PostgreSQL tells where the one it wrote ends."""
+    """Records that end with a page, or shortly behind the next one's header: PostgreSQL tells where
+    the one it wrote ends.
+    """
     for _ in range(20):  # others write, too
         ((start,),) = database.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
         length = (8192 - int(start) % 8192) + behind + USABLE - OVERHEAD
         ((end, written, segment_bytes),) = database.execute(
-            f"select pg_logical_emit_message(false, 'p', repeat('x', %s))::text, {WRITTEN}", (length,)
+            f"select pg_logical_emit_message(false, 'p', repeat('x', %s))::text, {WRITTEN}",
+            (length,),
         )
         insert = Lsn.parse(written)
         if insert.value % 8192 == 24 + behind and insert.value % segment_bytes > 8192:
             break
-    assert (insert.value % 8192, Lsn.parse(end).value % 8192) == (24 + behind, 24 + behind if behind else 0)
+    assert (insert.value % 8192, Lsn.parse(end).value % 8192) == (
+        24 + behind,
+        24 + behind if behind else 0,
+    )
     assert insert.of_record(segment_bytes) == Lsn.parse(end)
 
 
 def test_where_the_last_record_of_a_file_ends(database):
-    """Its rest counts as the record; the next one begins behind a longer header, which isn't written yet."""
+    """Its rest counts as the record; the next one begins behind a longer header, which isn't
+    written yet.
+    """
     ((written, segment_bytes),) = database.execute(f"select {WRITTEN} from pg_switch_wal()")
     assert Lsn.parse(written).value % segment_bytes == 40
     ends = str(Lsn.parse(written).of_record(segment_bytes))

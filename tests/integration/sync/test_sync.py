@@ -46,7 +46,16 @@ COPIED_COLUMNS = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 class Lake:
     """A pipeline on the test's database, set up; its targets' rows."""
 
-    def __init__(self, spark, database, root, metadata_columns=True, conninfo=None, publications=("p",), tables=None):
+    def __init__(
+        self,
+        spark,
+        database,
+        root,
+        metadata_columns=True,
+        conninfo=None,
+        publications=("p",),
+        tables=None,
+    ):
         self.spark, self.database = spark, database
         slot = f"s_{database.name}"
         document = {
@@ -58,7 +67,9 @@ class Lake:
             },
             "target": {"root": root, "metadata_columns": metadata_columns, "tables": tables or {}},
         }
-        self.job = Job(PipelineFile.model_validate(document), conninfo or database.conninfo, "run-1")
+        self.job = Job(
+            PipelineFile.model_validate(document), conninfo or database.conninfo, "run-1"
+        )
         self.slot = slot
 
     def set_up(self):
@@ -74,7 +85,9 @@ class Lake:
         return sync(self.spark, self.job, list(tables) or None, **options)
 
     def frame(self, schema, name):
-        return self.spark.read.format("delta").load(target_uri(self.job.pipeline.target.root, schema, name))
+        return self.spark.read.format("delta").load(
+            target_uri(self.job.pipeline.target.root, schema, name)
+        )
 
     def rows(self, name, schema="public"):
         frame = self.frame(schema, name)
@@ -82,7 +95,9 @@ class Lake:
         return sorted(tuple(row) for row in frame.collect())
 
     def states(self):
-        return {name: (s.status, s.generation) for name, s in self.job.ledger.table_states().items()}
+        return {
+            name: (s.status, s.generation) for name, s in self.job.ledger.table_states().items()
+        }
 
 
 @pytest.fixture
@@ -96,7 +111,9 @@ def lake_of(spark, database, lake):
 
 
 def sabotage(monkeypatch, *actions):
-    """Before the n-th target is written, with its snapshot taken and its chunks planned, do the n-th of these."""
+    """Before the n-th target is written, with its snapshot taken and its chunks planned, do the
+    n-th of these.
+    """
     calls = iter(actions)
 
     def act():
@@ -107,7 +124,9 @@ def sabotage(monkeypatch, *actions):
 
 
 def test_every_shape_of_table(database, lake_of):
-    """Partition root, column list, filter, publish='update', inheritance, nothing in it, odd names: each as published."""
+    """Partition root, column list, filter, publish='update', inheritance, nothing in it, odd names:
+    each as published.
+    """
     lake = lake_of(
         "create table plain (id int primary key, v text, secret text)",
         "insert into plain select g, 'v' || g, 's' from generate_series(1, 100) g",
@@ -124,8 +143,8 @@ def test_every_shape_of_table(database, lake_of):
         'create table "Odd name.%20" ("id x" int primary key, "a`b" text)',
         """insert into "Odd name.%20" values (1, 'x'), (2, null)""",
         "create publication p with (publish = 'update', publish_via_partition_root)",
-        "alter publication p add table plain (id, v) where (id <= 10), root where (k <> 2), rootless,"
-        ' only parent, empty, "Odd name.%20"',
+        "alter publication p add table plain (id, v) where (id <= 10), root where (k <> 2),"
+        ' rootless, only parent, empty, "Odd name.%20"',
     )
     results = {str(r.table): r for r in lake.sync()}
     assert lake.rows("plain") == [(g, f"v{g}") for g in range(1, 11)]
@@ -135,15 +154,21 @@ def test_every_shape_of_table(database, lake_of):
     assert lake.rows("empty") == []
     assert lake.rows("Odd name.%20") == [(1, "x"), (2, None)]
     assert {name: r.rows for name, r in results.items()} == {
-        "public.plain": 10, "public.root": 2, "public.rootless": 0, "public.parent": 1, "public.empty": 0,
+        "public.plain": 10,
+        "public.root": 2,
+        "public.rootless": 0,
+        "public.parent": 1,
+        "public.empty": 0,
         'public."Odd name.%20"': 2,
-    }  # fmt: skip
+    }
     assert set(lake.states().values()) == {("synced", 1)}
     assert lake.sync() == []
 
 
 def test_target_and_ledger_say_what_was_copied(database, lake_of):
-    """Keys are NOT NULL; each row has the snapshot's LSN; the ledger and the commit name the snapshot."""
+    """Keys are NOT NULL; each row has the snapshot's LSN; the ledger and the commit name the
+    snapshot.
+    """
     lake = lake_of(
         "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
         "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity')",
@@ -154,8 +179,13 @@ def test_target_and_ledger_say_what_was_copied(database, lake_of):
     assert {f.name: f.nullable for f in frame.schema} == {
         "id": False, "n": True, "ts": True, "_wd_lsn": True, "_wd_commit_ts": True, "_wd_raw": True,
     }  # fmt: skip
-    assert {(row._wd_lsn, row._wd_commit_ts) for row in frame.collect()} == {(result.lsn.value, None)}
-    assert {row.id: row._wd_raw for row in frame.collect()} == {1: None, 2: {"n": "NaN", "ts": "infinity"}}
+    assert {(row._wd_lsn, row._wd_commit_ts) for row in frame.collect()} == {
+        (result.lsn.value, None)
+    }
+    assert {row.id: row._wd_raw for row in frame.collect()} == {
+        1: None,
+        2: {"n": "NaN", "ts": "infinity"},
+    }
     state = lake.job.ledger.table_states()["public.t"]
     assert (state.status, state.generation, state.rows, state.reason) == ("synced", 1, 2, "first")
     assert (state.snapshot, state.snapshot_lsn) == (result.snapshot, result.lsn.value)
@@ -166,7 +196,11 @@ def test_target_and_ledger_say_what_was_copied(database, lake_of):
     ]  # fmt: skip
     assert state.relation_ids == list(result.relation_ids)
     uri = target_uri(lake.job.pipeline.target.root, "public", "t")
-    history = lake.spark.sql(f"describe history delta.`{uri}`").where(f"version = {result.version}").first()
+    history = (
+        lake.spark.sql(f"describe history delta.`{uri}`")
+        .where(f"version = {result.version}")
+        .first()
+    )
     told = json.loads(history.userMetadata)["waldelta"]
     assert (told["verb"], told["run_id"], told["snapshot"]) == ("sync", "run-1", result.snapshot)
 
@@ -184,8 +218,12 @@ def test_without_metadata_columns(lake_of):
 
 
 def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
-    """What was deleted since is gone; other columns come and go; keys stay NOT NULL while only columns are added."""
-    lake = lake_of("create table t (id int primary key, v text)", "create publication p for table t")
+    """What was deleted since is gone; other columns come and go; keys stay NOT NULL while only
+    columns are added.
+    """
+    lake = lake_of(
+        "create table t (id int primary key, v text)", "create publication p for table t"
+    )
     database.execute("insert into t values (1, 'a'), (2, 'b')")
     lake.sync()
     database.execute("delete from t where id = 1")
@@ -202,10 +240,18 @@ def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
 
 @pytest.mark.parametrize(
     "statement",
-    ["truncate t", "vacuum full t", "alter table t alter id type bigint", "alter table t rename v to w", "holder"],
+    [
+        "truncate t",
+        "vacuum full t",
+        "alter table t alter id type bigint",
+        "alter table t rename v to w",
+        "holder",
+    ],
 )
 def test_lost_snapshot_starts_the_table_again(database, lake_of, monkeypatch, caplog, statement):
-    """A rewrite, or the death of the holder, in mid-copy: the next attempt copies what is there now."""
+    """A rewrite, or the death of the holder, in mid-copy: the next attempt copies what is there
+    now.
+    """
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
@@ -260,9 +306,13 @@ def test_only_the_chunk_of_a_killed_worker_is_read_again(database, lake_of, monk
 
 
 def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_path):
-    """Spark does a failed task again; the attempts that come raise at once what the first one found out."""
+    """Spark does a failed task again; the attempts that come raise at once what the first one found
+    out.
+    """
     lake = lake_of(
-        "create table t (id int primary key)", "insert into t values (1)", "create publication p for table t"
+        "create table t (id int primary key)",
+        "insert into t values (1)",
+        "create publication p for table t",
     )
     note = tmp_path / "read"
 
@@ -282,7 +332,9 @@ def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_p
 
 
 def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_path):
-    """The copy counts for nothing then: most chunks aren't read any more, and what was written of it goes."""
+    """The copy counts for nothing then: most chunks aren't read any more, and what was written of
+    it goes.
+    """
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t select g, repeat('x', 900) from generate_series(1, 600) g",
@@ -341,7 +393,8 @@ def test_a_table_that_fails_does_not_stop_the_others(database, lake_of, monkeypa
         "create table moving (id int primary key)",
         "create table bad (id int primary key, v int)",
         "insert into bad values (1, 0)",
-        "create publication p for table good, moving, bad where (1 / v > 0) with (publish = 'insert')",
+        "create publication p for table good, moving, bad where (1 / v > 0) with (publish ="
+        " 'insert')",
     )
     real = sync_module.sync_table
 
@@ -370,7 +423,10 @@ def test_another_run_on_the_same_target(database, lake_of):
     """Its lock is respected: the table is left to it, and nothing is recorded."""
     lake = lake_of("create table t (id int primary key)", "create publication p for table t")
     table = TableId("public", "t")
-    with target_lock(lake.job, table) as held, pytest.raises(SyncFailed, match=f"pid {held.pid}") as caught:
+    with (
+        target_lock(lake.job, table) as held,
+        pytest.raises(SyncFailed, match=f"pid {held.pid}") as caught,
+    ):
         lake.sync()
     assert isinstance(caught.value.failures["public.t"], LockHeld)
     assert caught.value.retryable
@@ -413,7 +469,9 @@ def test_row_level_security_fails_the_table_and_hides_no_row(database, lake_of):
 
 
 def test_open_transaction_holds_up_the_copy(database, lake_of):
-    """One that is older than the publication's last change must end first; nothing is copied before."""
+    """One that is older than the publication's last change must end first; nothing is copied
+    before.
+    """
     lake = lake_of("create table t (id int primary key)", "create publication p for table t")
     with database.connect() as writer:
         writer.execute("insert into t values (1)")
@@ -449,9 +507,13 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
 
 
 def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path, caplog):
-    """A folder that holds foreign files is left alone, and the source isn't asked for another snapshot."""
+    """A folder that holds foreign files is left alone, and the source isn't asked for another
+    snapshot.
+    """
     lake = lake_of(
-        "create table t (id int primary key)", "insert into t values (1)", "create publication p for table t"
+        "create table t (id int primary key)",
+        "insert into t values (1)",
+        "create publication p for table t",
     )
     folder = tmp_path / "lake" / "public" / "t"
     folder.mkdir(parents=True)
@@ -466,7 +528,9 @@ def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path, ca
 
 def test_names_that_differ_in_case_only(lake_of):
     """Delta can't keep them apart, so the table is refused with a remedy."""
-    lake = lake_of('create table t (id int primary key, "ID" int)', "create publication p for table t")
+    lake = lake_of(
+        'create table t (id int primary key, "ID" int)', "create publication p for table t"
+    )
     with pytest.raises(SyncFailed, match=r"'ID' and column 'id' apart.*column list"):
         lake.sync()
 
@@ -475,14 +539,21 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
     """No session, no lock, no transaction of ours outlives the sync."""
     lake = lake_of("create table t (id int primary key)", "create publication p for table t")
     lake.sync()
-    ours = "select count(*) from pg_stat_activity where application_name like 'waldelta%%' and datname = %s"
+    ours = (
+        "select count(*) from pg_stat_activity where application_name like 'waldelta%%' and datname"
+        " = %s"
+    )
     with psycopg.connect(database.server.conninfo(), autocommit=True) as admin:
         assert admin.execute(ours, (database.name,)).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("kind", ["files", "diff", "kept", "equal"])
-def test_a_snapshot_is_held_no_longer_than_rows_are_read(spark, database, lake_of, monkeypatch, kind):
-    """Whatever comes behind that needs none; what begins on the source meanwhile isn't in the bill."""
+def test_a_snapshot_is_held_no_longer_than_rows_are_read(
+    spark, database, lake_of, monkeypatch, kind
+):
+    """Whatever comes behind that needs none; what begins on the source meanwhile isn't in the
+    bill.
+    """
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'a'), (2, 'b')",
@@ -494,12 +565,14 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(spark, database, lake_o
         if kind != "equal":
             database.execute("update t set v = 'c' where id = 2")
     where = {
-        "files": "copy_files._commit", "diff": "snapshot_diff.merge_rows", "kept": "copy_states.states_statement",
+        "files": "copy_files._commit",
+        "diff": "snapshot_diff.merge_rows",
+        "kept": "copy_states.states_statement",
         "equal": "snapshot_diff.commit_equal",
-    }[kind]  # fmt: skip
+    }[kind]
     holders = (
-        f"select pid from pg_stat_activity where application_name = 'waldelta snapshot {lake.slot} public.t' "
-        "and datname = current_database()"
+        f"select pid from pg_stat_activity where application_name = 'waldelta snapshot {lake.slot}"
+        " public.t' and datname = current_database()"
     )
     commits, real = [], operator.attrgetter(where)(spark_jobs)
 
@@ -542,7 +615,9 @@ def test_an_insert_that_goes_on_can_not_commit_behind_a_copy(spark, lake_of, tmp
     )
     lake.sync()
     if traced:
-        Path(local_path(staging_folder(lake.job.pipeline.target.root, "public.t", 1, 1, "run-0"))).mkdir(parents=True)
+        Path(
+            local_path(staging_folder(lake.job.pipeline.target.root, "public.t", 1, 1, "run-0"))
+        ).mkdir(parents=True)
     with insert_that_goes_on(spark, uri_of(lake.job, "public.t"), tmp_path):
         lake.sync("public.t")
     assert lake.rows("t") == [(1,)]

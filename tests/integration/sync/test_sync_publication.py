@@ -24,7 +24,9 @@ def job(database, lake):
 
 
 def ids(spark, job):
-    return sorted(row["id"] for row in spark.read.format("delta").load(uri_of(job, "public.t")).collect())
+    return sorted(
+        row["id"] for row in spark.read.format("delta").load(uri_of(job, "public.t")).collect()
+    )
 
 
 @pytest.fixture
@@ -35,8 +37,12 @@ def narrowed(database, job):
     return f"alter publication {publication} set table t"
 
 
-def test_a_filter_widened_between_the_wait_and_a_snapshot(spark, database, job, narrowed, monkeypatch):
-    """A row written before that, by a transaction that no snapshot sees yet, is in no stream: it is waited for again."""
+def test_a_filter_widened_between_the_wait_and_a_snapshot(
+    spark, database, job, narrowed, monkeypatch
+):
+    """A row written before that, by a transaction that no snapshot sees yet, is in no stream: it is
+    waited for again.
+    """
     writer = database.connect()
     waited = []
 
@@ -58,7 +64,9 @@ def test_a_filter_widened_between_the_wait_and_a_snapshot(spark, database, job, 
 
 
 def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narrowed, monkeypatch):
-    """As it is before the first snapshot; the table's copy fails by name, and nothing is taken for a copy."""
+    """As it is before the first snapshot; the table's copy fails by name, and nothing is taken for
+    a copy.
+    """
     writer = database.connect()
 
     def wait(connection, timeout_s):

@@ -1,4 +1,6 @@
-"""Copies under writers at full speed: two at once, one of them anew, while runs go on landing and applying."""
+"""Copies under writers at full speed: two at once, one of them anew, while runs go on landing and
+applying.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ OLD, NEW, KEYLESS = TABLES = ("public.old", "public.new", "public.keyless")
 ROWS, WRITERS = 20_000, 3
 # Each of so many rows, spread over all chunks, inserted ones included; keys move, too.
 STATEMENTS = (
-    "insert into {t} select (random() * 1e9)::int + 100000, 'new' from generate_series(1, 3) on conflict do nothing",
+    (
+        "insert into {t} select (random() * 1e9)::int + 100000, 'new' from generate_series(1, 3) on"
+        " conflict do nothing"
+    ),
     "update {t} set v = v || '.' where id between {k} and {k} + 3",
     "update {t} set id = -id where id = {k} and not exists (select from {t} where id = -{k})",
     "delete from {t} where id = {k} + 5",
@@ -57,14 +62,18 @@ def job(database, lake):
     for table in TABLES:
         key = "" if table == KEYLESS else "primary key"
         database.execute(f"create table {table} (id int {key}, v text)".encode())
-        database.execute(f"insert into {table} select g, repeat('x', 100) from generate_series(1, {ROWS}) g".encode())
+        database.execute(
+            f"insert into {table} select g, repeat('x', 100) from generate_series(1, {ROWS}) g".encode()  # noqa: E501
+        )
     database.execute("create index on keyless (id)")
     database.execute("alter table keyless replica identity full")
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}", list(TABLES)))
 
 
 def test_each_change_is_in_the_target_once(spark, database, job):
-    """Neither lost between a copy and the stream nor applied on top of a copy that had it already."""
+    """Neither lost between a copy and the stream nor applied on top of a copy that had it
+    already.
+    """
     seed = chosen_seed()
     sync(spark, job, [OLD])
 

@@ -1,4 +1,6 @@
-"""Types by choice: initial sync and stream hold the same values, and a choice made later is noticed."""
+"""Types by choice: initial sync and stream hold the same values, and a choice made later is
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,16 @@ NUMBERS = [
 ]
 # The limits of w round, and it has no infinity before PostgreSQL 14's.
 WIDE = ["0", "-1.5", "0.1", "1e20", "1e40", "123456789.12345", "NaN", "1e54", "0.33333", "-7", None]
-ARRAYS = ["{}", "{1.5,NULL}", "{0.1}", "{1e40}", "{NaN,1}", "{{1},{2}}", "{0.33333333333333333333}", None]
+ARRAYS = [
+    "{}",
+    "{1.5,NULL}",
+    "{0.1}",
+    "{1e40}",
+    "{NaN,1}",
+    "{{1},{2}}",
+    "{0.33333333333333333333}",
+    None,
+]
 DOCUMENTS = [
     '{"b": 1.10, "a": [1, 2, null]}',
     "[]",
@@ -63,12 +74,21 @@ def write(database, first):
 
 def held(spark, job, first):
     """Values and verbatim texts by column, from the row with key ``first`` on."""
-    frame = spark.read.format("delta").load(uri_of(job, "public.t")).where(f"id >= {first}").orderBy("id")
+    frame = (
+        spark.read.format("delta")
+        .load(uri_of(job, "public.t"))
+        .where(f"id >= {first}")
+        .orderBy("id")
+    )
     types = dict(frame.dtypes)
     shown = [f"to_json({name}) as {name}" if types[name] == "variant" else name for name in "nwajb"]
     found = frame.selectExpr(*shown, "_wd_raw").collect()[: len(list(rows()))]
     # NaN is not equal to itself.
-    return [[str(row[k]) for row in found] for k in range(5)], [row["_wd_raw"] or {} for row in found], types
+    return (
+        [[str(row[k]) for row in found] for k in range(5)],
+        [row["_wd_raw"] or {} for row in found],
+        types,
+    )
 
 
 def options(numeric, json, schema_changes="evolve"):
@@ -76,19 +96,31 @@ def options(numeric, json, schema_changes="evolve"):
 
 
 def with_types(database, lake, numeric, json, **more):
-    return pipeline_file(lake, f"s_{database.name}", target={"root": lake, **options(numeric, json, **more)})
+    return pipeline_file(
+        lake, f"s_{database.name}", target={"root": lake, **options(numeric, json, **more)}
+    )
 
 
 # Numeric option and json option; the rows of each column that aren't held.
 CHOICES = {
-    "double, variant": ("double", "variant", {"n": {5, 8}, "w": set(), "a": {5, 6}, "j": {5, 6, 9, 12}, "b": {5, 6}}),
-    "decimal, string": ("decimal(38,6)", "string", {"n": {4, 5, 6, 7, 8}, "w": {4, 6, 7}, "a": {3, 4, 5, 6}, "j": set(), "b": set()}),
-}  # fmt: skip
+    "double, variant": (
+        "double",
+        "variant",
+        {"n": {5, 8}, "w": set(), "a": {5, 6}, "j": {5, 6, 9, 12}, "b": {5, 6}},
+    ),
+    "decimal, string": (
+        "decimal(38,6)",
+        "string",
+        {"n": {4, 5, 6, 7, 8}, "w": {4, 6, 7}, "a": {3, 4, 5, 6}, "j": set(), "b": set()},
+    ),
+}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_both_paths_hold_the_same(spark, database, lake, choice):
-    """What the type can't hold exactly stands verbatim, is counted, and is equal in the copy and in the stream."""
+    """What the type can't hold exactly stands verbatim, is counted, and is equal in the copy and in
+    the stream.
+    """
     numeric, json, unheld = CHOICES[choice]
     database.execute(DDL)
     job = bare_slot(database, with_types(database, lake, numeric, json))
@@ -97,7 +129,9 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     write(database, 1000)
     database.execute("alter table t alter n set storage external, alter j set storage external")
     long = "(select string_agg(md5(i::text), '') from generate_series(1, 300) i)"
-    database.execute(f"insert into t(id, n, j) select 5000, repeat('7', 20000)::numeric, to_json({long})")
+    database.execute(
+        f"insert into t(id, n, j) select 5000, repeat('7', 20000)::numeric, to_json({long})"
+    )
     result = consume(spark, job)
     copied, copied_raws, types = held(spark, job, 0)
     streamed, streamed_raws, _ = held(spark, job, 1000)
@@ -110,9 +144,14 @@ def test_both_paths_hold_the_same(spark, database, lake, choice):
     # Values so long that they are stored apart come as unchanged.
     database.execute("update t set w = 1 where id = 5000")
     consume(spark, job)
-    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    assert (
+        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    )
     (last,) = spark.read.format("delta").load(uri_of(job, "public.t")).where("id = 5000").collect()
-    assert (last["w"], last["_wd_raw"]) == (Decimal(1) if "decimal" in numeric else 1.0, {"n": "7" * 20_000})
+    assert (last["w"], last["_wd_raw"]) == (
+        Decimal(1) if "decimal" in numeric else 1.0,
+        {"n": "7" * 20_000},
+    )
 
 
 @pytest.mark.soak
@@ -131,7 +170,14 @@ def test_another_choice_copies_again(spark, database, lake):
         database.execute("update t set n = n - 1 where id < 1000")
         assert consume(spark, job).warnings == []
         state = job.table_states()["public.t"]
-        assert [c.spark_type for c in state.columns] == ["int", numeric, numeric, f"array<{numeric}>", json, json]
+        assert [c.spark_type for c in state.columns] == [
+            "int",
+            numeric,
+            numeric,
+            f"array<{numeric}>",
+            json,
+            json,
+        ]
         assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
 
 
@@ -143,21 +189,29 @@ def test_another_choice_stops_where_nothing_may_follow(spark, database, lake, po
     sync(spark, job)
     job = load_job(with_types(database, lake, "double", "string", schema_changes=policy), "test")
     write(database, 0)
-    with pytest.raises(RunFailed, match="'n' is string in its target, and double by the pipeline file's types"):
+    with pytest.raises(
+        RunFailed, match="'n' is string in its target, and double by the pipeline file's types"
+    ):
         consume(spark, job)
     sync(spark, job, ["public.t"])
     consume(spark, job)
-    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    assert (
+        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    )
 
 
 def test_an_added_document_is_a_variant_too(spark, database, lake):
     """With and without a default for the rows that exist."""
-    database.execute("create table t(id int primary key); insert into t select generate_series(1, 3)")
+    database.execute(
+        "create table t(id int primary key); insert into t select generate_series(1, 3)"
+    )
     job = bare_slot(database, with_types(database, lake, "double", "variant"))
     sync(spark, job)
     database.execute("""alter table t add j jsonb; insert into t values (4, '{"a": 1}')""")
     consume(spark, job)
-    database.execute("""alter table t add k jsonb not null default '{"b": [2]}', add n numeric default 1.5""")
+    database.execute(
+        """alter table t add k jsonb not null default '{"b": [2]}', add n numeric default 1.5"""
+    )
     database.execute("insert into t values (5, '[1]')")
     assert consume(spark, job).warnings == []
     state = job.table_states()["public.t"]
@@ -172,7 +226,7 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
     job = bare_slot(database, with_types(database, lake, "double", "variant"))
     sync(spark, job)
     database.execute(
-        """insert into t select g / 4.0, '{"a": 1}' from generate_series(1, 4) g; insert into t select * from t"""
+        """insert into t select g / 4.0, '{"a": 1}' from generate_series(1, 4) g; insert into t select * from t"""  # noqa: E501
     )
     database.execute("insert into t values ('NaN'), (1 / 3.0), (1 / 3.0)")
     consume(spark, job)
@@ -185,15 +239,19 @@ def test_without_a_key_documents_stay_text(spark, database, lake):
 
 @pytest.mark.parametrize("binary", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
-    """Said by name when copied and when streamed; corrected on the source, a copy gets past them; named under ``text`` they are
-    strings, and everything goes on."""  # fmt: skip
+    """Said by name when copied and when streamed; corrected on the source, a copy gets past them;
+    named under ``text`` they are strings, and everything goes on.
+    """
     database.execute("create table t(id int, upto timestamptz, v text, primary key (id, upto))")
     database.execute("insert into t values (1, '2000-01-01 00:00:00+00', 'a')")
     options = {"binary": binary}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", options=options))
     sync(spark, job)
     database.execute("insert into t values (1, 'infinity', 'b')")
-    told = "public.t: key column 'upto' has a value that timestamp can't hold.*name the column under types.text"
+    told = (
+        "public.t: key column 'upto' has a value that timestamp can't hold.*name the column under"
+        " types.text"
+    )
     with pytest.raises(RunFailed, match=told):
         consume(spark, job)
     with pytest.raises(SyncFailed, match=told):
@@ -202,12 +260,18 @@ def test_keys_that_their_type_cant_hold(spark, database, lake, binary):
     sync(spark, job, ["public.t"])
     database.execute("update t set v = 'x' where v = 'b'")
     assert consume(spark, replace(job, run_id="corrected")).warnings == []
-    assert compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    assert (
+        compare_target(spark, job.conninfo, job.pipeline, job.table_states()["public.t"]).rows == 0
+    )
     database.execute("update t set upto = 'infinity' where v = 'x'")
     chosen = {"root": lake, "tables": {"public.t": {"types": {"text": ["upto"]}}}}
-    job = load_job(pipeline_file(lake, f"s_{database.name}", options=options, target=chosen), "test")
+    job = load_job(
+        pipeline_file(lake, f"s_{database.name}", options=options, target=chosen), "test"
+    )
     sync(spark, job, ["public.t"])
-    database.execute("update t set v = 'c' where upto = 'infinity'; insert into t values (2, 'infinity', 'd')")
+    database.execute(
+        "update t set v = 'c' where upto = 'infinity'; insert into t values (2, 'infinity', 'd')"
+    )
     database.execute("update t set upto = now() where id = 2; delete from t where v = 'a'")
     assert consume(spark, job).warnings == []
     state = job.table_states()["public.t"]

@@ -21,12 +21,26 @@ from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.pg
 
-ALWAYS = "create type mood as enum ('sad', 'so so', 'a,b', 'NULL'); create type pair as (a int, b text);"
-ALWAYS += "create domain age as int check (value > 0); create domain ages as age[]; create domain padded as char(4);"
-ALWAYS += 'create schema "odd ""schema"; create type "odd ""schema"."odd type" as enum (\'x\', \'ü\')'
+ALWAYS = (
+    "create type mood as enum ('sad', 'so so', 'a,b', 'NULL'); create type pair as (a int, b text);"
+)
+ALWAYS += (
+    "create domain age as int check (value > 0); create domain ages as age[]; create domain padded"
+    " as char(4);"
+)
+ALWAYS += (
+    'create schema "odd ""schema"; create type "odd ""schema"."odd type" as enum (\'x\', \'ü\')'
+)
 
 DAYS = ["2020-02-29", "0001-01-01", "9999-12-31", "1582-10-10", "1969-12-31"]
-FAR_DAYS = ["infinity", "-infinity", "4713-01-01 BC", "0001-12-31 BC", "5874897-12-31", "10000-01-01"]
+FAR_DAYS = [
+    "infinity",
+    "-infinity",
+    "4713-01-01 BC",
+    "0001-12-31 BC",
+    "5874897-12-31",
+    "10000-01-01",
+]
 TIMES = [
     "2020-02-29 23:59:59.999999",
     "0001-01-01 00:00:00",
@@ -48,16 +62,46 @@ CASES = [
     ("int2", "smallint", ["0", "-32768", "32767"], []),
     ("int4", "int", ["0", "-2147483648", "2147483647"], []),
     ("int8", "bigint", ["0", "-9223372036854775808", "9223372036854775807"], []),
-    ("float4", "float", ["0", "-0", "NaN", "Infinity", "-Infinity", "1e-45", "3.4028235e+38", "0.1"], []),
-    ("float8", "double", ["0", "-0", "NaN", "Infinity", "-Infinity", "5e-324", "1.7976931348623157e308", "0.1", "1e20"], []),
+    (
+        "float4",
+        "float",
+        ["0", "-0", "NaN", "Infinity", "-Infinity", "1e-45", "3.4028235e+38", "0.1"],
+        [],
+    ),
+    (
+        "float8",
+        "double",
+        [
+            "0",
+            "-0",
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "5e-324",
+            "1.7976931348623157e308",
+            "0.1",
+            "1e20",
+        ],
+        [],
+    ),
     ("numeric(12,2)", "decimal(12,2)", ["0", "-0.01", "9999999999.99", "1.5"], ["NaN"]),
     ("numeric(38,0)", "decimal(38,0)", ["9" * 38, "-" + "9" * 38], ["NaN"]),
     ("numeric(38,38)", "decimal(38,38)", ["0." + "9" * 38], []),
     ("numeric(3,-2)", "decimal(5,0)", ["99900", "-100"], ["NaN"]),
     ("numeric(3,5)", "decimal(5,5)", ["0.00999", "-0.00001"], []),
     ("numeric(39,0)", "string", ["9" * 39, "NaN"], []),
-    ("numeric", "string", ["1.000", "1.0", "NaN", "Infinity", "-Infinity", "1e50", "1e-50", "0"], []),
-    ("text", "string", ["", "NULL", "null", "\\N", "ü€😀", "a\tb\nc", '"', "{", "t", "x" * 100_000], []),
+    (
+        "numeric",
+        "string",
+        ["1.000", "1.0", "NaN", "Infinity", "-Infinity", "1e50", "1e-50", "0"],
+        [],
+    ),
+    (
+        "text",
+        "string",
+        ["", "NULL", "null", "\\N", "ü€😀", "a\tb\nc", '"', "{", "t", "x" * 100_000],
+        [],
+    ),
     ("varchar(5)", "string", ["", "abc  "], []),
     ("char(5)", "string", ["", "ab", "ab   "], []),
     ('"char"', "string", ["", "a", "\\377"], []),
@@ -99,13 +143,28 @@ CASES = [
     ("pair", "string", ["(1,x)", "(,)", '(,"a b")'], []),
     ("age", "int", ["1"], []),
     ("padded", "string", ["ab"], []),
-    ("int4[]", "array<int>", ["{1,NULL,-3}", "{}", "{7}"], ["{{1,2},{3,4}}", "[0:1]={1,2}", "[2:2]={5}", "{{1}}"]),
+    (
+        "int4[]",
+        "array<int>",
+        ["{1,NULL,-3}", "{}", "{7}"],
+        ["{{1,2},{3,4}}", "[0:1]={1,2}", "[2:2]={5}", "{{1}}"],
+    ),
     ("bool[]", "array<boolean>", ["{t,f,NULL}"], []),
     ("float8[]", "array<double>", ["{NaN,-Infinity,-0,1e300}"], []),
     ("numeric(6,2)[]", "array<decimal(6,2)>", ["{1.50,NULL}", "{}"], ["{1,NaN}"]),
     ("numeric[]", "array<string>", ["{1.500,NaN,NULL}"], []),
-    ("text[]", "array<string>", ['{a,"b,c","NULL",NULL,"null",""}', '{"a\\"b","c\\\\d","{x}"," "}', '{"\\\\\\""}', "{ü}", "{}"],
-     ['{{a,b},{c,"d}"}}', '[-1:0]={"a,",NULL}']),
+    (
+        "text[]",
+        "array<string>",
+        [
+            '{a,"b,c","NULL",NULL,"null",""}',
+            '{"a\\"b","c\\\\d","{x}"," "}',
+            '{"\\\\\\""}',
+            "{ü}",
+            "{}",
+        ],
+        ['{{a,b},{c,"d}"}}', '[-1:0]={"a,",NULL}'],
+    ),
     ("varchar(3)[]", "array<string>", ["{abc,NULL}"], []),
     ("char(3)[]", "array<string>", ['{"a  "}'], []),
     ("bytea[]", "array<binary>", ['{"\\\\x00ff",NULL,"\\\\x"}'], []),
@@ -123,8 +182,13 @@ CASES = [
     ("vector(3)", "array<float>", ["[1,2.5,-0.1]", "[0,0,0]"], []),
     ("halfvec(2)", "array<float>", ["[1,-0.5]"], []),
     ("sparsevec(5)", "string", ["{1:1,3:2}/5"], []),
-    ("hstore", "map<string,string>", ["", '"a"=>"1", "b"=>NULL', r'"q\"\\"=>"x => y, \"z\"", ""=>"NULL"'], []),
-]  # fmt: skip
+    (
+        "hstore",
+        "map<string,string>",
+        ["", '"a"=>"1", "b"=>NULL', r'"q\"\\"=>"x => y, \"z\"", ""=>"NULL"'],
+        [],
+    ),
+]
 
 
 def available_cases(database):
@@ -141,13 +205,16 @@ def available_cases(database):
 
 @pytest.fixture
 def values(any_database):
-    """A table with a column per case; row r holds each case's r-th text, a last row only NULLs; then a slot's changes."""
+    """A table with a column per case; row r holds each case's r-th text, a last row only NULLs;
+    then a slot's changes.
+    """
     database = any_database
     database.execute(ALWAYS)
     database.cases = available_cases(database)
     names = [sql.Identifier(f"c {n}") for n in range(len(database.cases))]
     columns = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(name, sql.SQL(case[0])) for name, case in zip(names, database.cases, strict=True)
+        sql.SQL("{} {}").format(name, sql.SQL(case[0]))
+        for name, case in zip(names, database.cases, strict=True)
     )
     database.connection.execute(sql.SQL("create table t (id int primary key, {})").format(columns))
     database.connection.execute("alter table t replica identity full")
@@ -156,7 +223,9 @@ def values(any_database):
     texts = [held + unheld for _, _, held, unheld in database.cases]
     for row in range(max(map(len, texts)) + 1):
         given = [sql.Literal(t[row] if row < len(t) else None) for t in texts]
-        database.connection.execute(sql.SQL("insert into t values ({}, {})").format(row, sql.SQL(", ").join(given)))
+        database.connection.execute(
+            sql.SQL("insert into t values ({}, {})").format(row, sql.SQL(", ").join(given))
+        )
     database.execute("update t set id = id")
     return database
 
@@ -164,7 +233,10 @@ def values(any_database):
 def peek(conninfo):
     """The slot's messages through ADBC, with their envelope."""
     options = "'proto_version', '1', 'publication_names', 'p'"
-    query = f"select lsn, xid::text::bigint as xid, data from pg_logical_slot_peek_binary_changes('s', null, null, {options})"
+    query = (
+        "select lsn, xid::text::bigint as xid, data from pg_logical_slot_peek_binary_changes('s',"
+        f" null, null, {options})"
+    )
     with connect_arrow(conninfo, "test") as connection, connection.cursor() as cursor:
         cursor.execute(query)
         table = cursor.fetch_arrow_table()
@@ -174,13 +246,18 @@ def peek(conninfo):
 
 def from_stream(conninfo, column_count, kind):
     batch = peek(conninfo)
-    return decode_rows(batch.filter(pa.array([k == kind for k in batch["kind"].to_pylist()]))["data"], column_count)
+    return decode_rows(
+        batch.filter(pa.array([k == kind for k in batch["kind"].to_pylist()]))["data"], column_count
+    )
 
 
 def from_copy(conninfo, columns):
     """What the initial copy selects, typed."""
     expressions = [
-        c for name, target in columns for c in target.copy_expressions(sql.Identifier(name)) if c is not None
+        c
+        for name, target in columns
+        for c in target.copy_expressions(sql.Identifier(name))
+        if c is not None
     ]
     query = sql.SQL("select {} from public.t order by id").format(
         sql.SQL(", ").join(e + sql.SQL(f" as x{n}") for n, e in enumerate(expressions))
@@ -214,13 +291,17 @@ def plain(array):
 
 
 def test_every_type(values):
-    """Stream and copy give equal values and raw texts; exactly the listed texts can't be held; texts are PostgreSQL's."""
+    """Stream and copy give equal values and raw texts; exactly the listed texts can't be held;
+    texts are PostgreSQL's.
+    """
     with connect(values.conninfo, "test") as connection:
         (table,) = read_published_tables(connection, ["p"])
         # What the output functions print under the pinned settings.
         printed = connection.execute(
             sql.SQL("select {} from public.t order by id").format(
-                sql.SQL(", ").join(sql.SQL("{}").format(sql.Identifier(c.name)) for c in table.columns)
+                sql.SQL(", ").join(
+                    sql.SQL("{}").format(sql.Identifier(c.name)) for c in table.columns
+                )
             ),
             binary=False,
         )
@@ -229,9 +310,12 @@ def test_every_type(values):
             for k in range(len(table.columns))
         ]
         (relation,) = [
-            read_relation(m) for m, k in zip(*(peek(values.conninfo)[n].to_pylist() for n in ("data", "kind")), strict=True)
+            read_relation(m)
+            for m, k in zip(
+                *(peek(values.conninfo)[n].to_pylist() for n in ("data", "kind")), strict=True
+            )
             if k == "R"
-        ]  # fmt: skip
+        ]
         pairs = {(c.type_oid, c.typmod) for c in relation.columns}
         types = read_types(connection, pairs)
     assert [c.name for c in relation.columns] == [c.name for c in table.columns]
@@ -239,15 +323,22 @@ def test_every_type(values):
     updated = from_stream(values.conninfo, len(table.columns), "U")
     assert bytes(updated.old_kind) == b"O" * len(updated)
     targets = [target_type(c.type) for c in table.columns]
-    copied = from_copy(values.conninfo, [(c.name, t) for c, t in zip(table.columns, targets, strict=True)])
+    copied = from_copy(
+        values.conninfo, [(c.name, t) for c, t in zip(table.columns, targets, strict=True)]
+    )
     for k, (name, spark, held, unheld) in enumerate(values.cases, 1):
         where, target, column = f"{name}:", targets[k], relation.columns[k]
         assert (where, target.spark) == (where, spark)
         assert target_type(types[(column.type_oid, column.typmod)]) == target
         # The stream sends what the output function prints, in new and in old tuples.
         for sent in (inserted.new, updated.old, updated.new):
-            assert (where, [None if updated.unchanged[k][r] and sent is updated.new else v for r, v in enumerate(printed[k])]) == (
-                where, sent[k].to_pylist())  # fmt: skip
+            assert (
+                where,
+                [
+                    None if updated.unchanged[k][r] and sent is updated.new else v
+                    for r, v in enumerate(printed[k])
+                ],
+            ) == (where, sent[k].to_pylist())
         typed, raw = target.from_text(inserted.new[k])
         typed.validate(full=True)
         assert typed.type == target.arrow
@@ -258,14 +349,20 @@ def test_every_type(values):
         expected_raw = [None] * len(held) + raws + [None] * (len(typed) - count) if unheld else []
         assert (where, plain(raw)) == (where, expected_raw)
         value, copied_raw = copied[k]
-        copied_raw = copied_raw if copied_raw is not None and copied_raw.null_count < len(copied_raw) else None
+        copied_raw = (
+            copied_raw
+            if copied_raw is not None and copied_raw.null_count < len(copied_raw)
+            else None
+        )
         assert value.type == target.arrow
         assert (where, plain(value)) == (where, plain(typed))
         assert (where, plain(copied_raw)) == (where, expected_raw)
 
 
 def test_typed_values_equal_the_tables(values):
-    """psycopg's own readers of the table give the same Python values where it has one for the type (not those of user types)."""
+    """psycopg's own readers of the table give the same Python values where it has one for the type
+    (not those of user types).
+    """
     compared = {
         "boolean",
         "smallint",
@@ -278,7 +375,9 @@ def test_typed_values_equal_the_tables(values):
         "timestamp_ntz",
         "timestamp",
     }
-    compared |= {f"array<{t}>" for t in compared} | {c[1] for c in values.cases if "decimal" in c[1]}
+    compared |= {f"array<{t}>" for t in compared} | {
+        c[1] for c in values.cases if "decimal" in c[1]
+    }
     rows = from_stream(values.conninfo, len(values.cases) + 1, "I")
     with connect(values.conninfo, "test") as connection:
         (table,) = read_published_tables(connection, ["p"])
@@ -293,7 +392,10 @@ def test_typed_values_equal_the_tables(values):
             typed, _ = target_type(table.columns[k].type).from_text(rows.new[k])
             if spark in ("float", "array<float>"):
                 expected = pa.array(expected, typed.type).to_pylist()
-            assert (name, plain(typed.slice(0, len(held)))) == (name, plain(pa.array(expected, typed.type)))
+            assert (name, plain(typed.slice(0, len(held)))) == (
+                name,
+                plain(pa.array(expected, typed.type)),
+            )
             seen += 1
     assert seen > 20
 
@@ -303,7 +405,9 @@ MARKS = Marks.drawn("ab")
 
 def source_texts(conninfo, columns, *, raw=True):
     """What stands for each value of these columns in a checksum that PostgreSQL computes."""
-    texts = [source_text([(sql.Identifier(name), target)], MARKS, raw=raw) for name, target in columns]
+    texts = [
+        source_text([(sql.Identifier(name), target)], MARKS, raw=raw) for name, target in columns
+    ]
     query = sql.SQL("select {} from public.t order by id").format(sql.SQL(", ").join(texts))
     with connect(conninfo, "test") as connection:
         return list(zip(*connection.execute(query).fetchall(), strict=True))
@@ -318,33 +422,67 @@ def lake_texts(columns, copied, *, raw=True):
 
 
 def test_both_sides_make_the_same_text_of_every_type(values):
-    """A checksum in PostgreSQL and one of the lake's values agree, also on what stands verbatim, or is null for want of a place."""
+    """A checksum in PostgreSQL and one of the lake's values agree, also on what stands verbatim, or
+    is null for want of a place.
+    """
     with connect(values.conninfo, "test") as connection:
         (table,) = read_published_tables(connection, ["p"])
     columns = [(c.name, target_type(c.type)) for c in table.columns]
     copied = from_copy(values.conninfo, columns)
     for raw in (True, False):
-        ours, theirs = lake_texts(columns, copied, raw=raw), source_texts(values.conninfo, columns, raw=raw)
-        for (name, _, *_), mine, other in zip([("id", None), *values.cases], ours, theirs, strict=True):
+        ours, theirs = (
+            lake_texts(columns, copied, raw=raw),
+            source_texts(values.conninfo, columns, raw=raw),
+        )
+        for (name, _, *_), mine, other in zip(
+            [("id", None), *values.cases], ours, theirs, strict=True
+        ):
             assert (name, raw, mine) == (name, raw, other)
-    whole = lake_rows([(v, t) for (_, t), (v, _) in zip(columns, copied, strict=True)], [r for _, r in copied], MARKS)
+    whole = lake_rows(
+        [(v, t) for (_, t), (v, _) in zip(columns, copied, strict=True)],
+        [r for _, r in copied],
+        MARKS,
+    )
     hashed = hash_texts(whole, 77).tolist()
     row = source_text([(sql.Identifier(name), target) for name, target in columns], MARKS, raw=True)
-    query = sql.SQL('select hashtextextended({} collate "C", 77) from public.t order by id').format(row)
+    query = sql.SQL('select hashtextextended({} collate "C", 77) from public.t order by id').format(
+        row
+    )
     with connect(values.conninfo, "test") as connection:
         assert hashed == [value for (value,) in connection.execute(query)]
 
 
-NUMERICS = ["0", "0.000", "-0.5", "1.500", "1e20", "1e-7", "123456789012345678", "0.1234567890123456789", "1e307", "1e-320", "1e400", "NaN",
-            "Infinity", "-Infinity", "-1e-12", "12345678901234567890123456789.5", "100"]  # fmt: skip
+NUMERICS = [
+    "0",
+    "0.000",
+    "-0.5",
+    "1.500",
+    "1e20",
+    "1e-7",
+    "123456789012345678",
+    "0.1234567890123456789",
+    "1e307",
+    "1e-320",
+    "1e400",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "-1e-12",
+    "12345678901234567890123456789.5",
+    "100",
+]
 
 
 @pytest.mark.parametrize("chosen", ["double", "decimal(38,10)", "string"])
 def test_both_sides_make_the_same_text_of_numerics_that_are_of_a_chosen_type(database, chosen):
-    """Held or verbatim, with zeros at the end or without: equal numbers have equal texts where the type has no scale."""
+    """Held or verbatim, with zeros at the end or without: equal numbers have equal texts where the
+    type has no scale.
+    """
     database.execute("create table t (id int primary key, n numeric, l numeric[])")
     for number, text in enumerate([*NUMERICS, None]):
-        database.execute("insert into t values (%s, %s, array[%s::numeric, null])", (number, text, text))
+        database.execute(
+            "insert into t values (%s, %s, array[%s::numeric, null])", (number, text, text)
+        )
     database.execute("create publication p for table t")
     with connect(database.conninfo, "test") as connection:
         (table,) = read_published_tables(connection, ["p"])
@@ -355,7 +493,9 @@ def test_both_sides_make_the_same_text_of_numerics_that_are_of_a_chosen_type(dat
 
 
 def test_arrays_of_other_elements_have_other_texts_on_both_sides(database):
-    """No element, an empty one, two of them, a null: what one side held for another would else be found equal."""
+    """No element, an empty one, two of them, a null: what one side held for another would else be
+    found equal.
+    """
     texts = ["{}", '{""}', '{"",""}', "{NULL}", '{NULL,""}', '{"",NULL}', '{",",""}', None]
     database.execute("create table t (id int primary key, a text[], b char(3)[])")
     for number, text in enumerate(texts):

@@ -11,7 +11,9 @@ from email.message import EmailMessage
 
 
 class _Session(socketserver.StreamRequestHandler):
-    """One connection, as far as smtplib speaks SMTP: every command is taken, DATA is read up to its lone dot."""
+    """One connection, as far as smtplib speaks SMTP: every command is taken, DATA is read up to its
+    lone dot.
+    """
 
     def handle(self) -> None:
         self._say("220 ready")

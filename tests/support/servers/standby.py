@@ -1,4 +1,6 @@
-"""Servers that take another's place: standbys that keep the primary's slots and are promoted, restored and upgraded ones."""
+"""Servers that take another's place: standbys that keep the primary's slots and are promoted,
+restored and upgraded ones.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def servers(version: int, count: int = 2) -> Iterator[list[EmbeddedPostgres]]:
     with ExitStack() as stack:
         made = []
         for _ in range(count):
-            made.append(EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version, dict(SETTINGS)))
+            made.append(
+                EmbeddedPostgres(
+                    Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version, dict(SETTINGS)
+                )
+            )
             stack.callback(made[-1].delete)
         yield made
 
@@ -51,7 +57,17 @@ def follow(standby: EmbeddedPostgres, primary: EmbeddedPostgres, slot: str = "st
     standby._make_readable()
     shutil.copy(primary.folder / "password", standby.folder / "password")
     standby._run(
-        "pg_basebackup", "-d", primary.conninfo(), "-D", str(standby.data), "-R", "-C", "-S", slot, "-c", "fast"
+        "pg_basebackup",
+        "-d",
+        primary.conninfo(),
+        "-D",
+        str(standby.data),
+        "-R",
+        "-C",
+        "-S",
+        slot,
+        "-c",
+        "fast",
     )
     configure(standby, hot_standby_feedback="on")
     standby.start()
@@ -66,10 +82,14 @@ def configure(server: EmbeddedPostgres, **settings: str) -> None:
 def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pipeline) -> None:
     """Let the standby take over where the primary's slot stands, until it keeps it for good.
 
-    PostgreSQL keeps none that needs older catalogs than the standby has: the slot has to pass records of running transactions.
+    PostgreSQL keeps none that needs older catalogs than the standby has: the slot has to pass
+    records of running transactions.
     """
     slot = pipeline.file.source.slot
-    kept = f"select synced and not temporary and invalidation_reason is null from pg_replication_slots where slot_name = '{slot}'"
+    kept = (
+        "select synced and not temporary and invalidation_reason is null from pg_replication_slots"
+        f" where slot_name = '{slot}'"
+    )
 
     @until
     def synchronized() -> bool:
@@ -85,8 +105,9 @@ def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pi
 
 def catch_up(standby: EmbeddedPostgres, primary: EmbeddedPostgres) -> None:
     """Wait until the standby has replayed all that the primary has written."""
-    # A record of its own: where a file of WAL ends is reached by no record. Before PostgreSQL 17 only a commit flushes it, whose
-    # transaction keeps a failover slot, which is newer, from being synchronized.
+    # A record of its own: where a file of WAL ends is reached by no record. Before PostgreSQL 17
+    # only a commit flushes it, whose transaction keeps a failover slot, which is newer, from being
+    # synchronized.
     message = "false, 'test', 'here', true" if primary.version >= 17 else "true, 'test', 'here'"
     ((written,),) = ask(primary, f"select pg_logical_emit_message({message})::text")
 
@@ -102,7 +123,8 @@ def promote(standby: EmbeddedPostgres) -> None:
     standby._run("pg_ctl", "promote", "-w", "-D", str(standby.data))
 
 
-# The least that a pipeline's role needs; t has a key, u shows by its duplicates what was applied twice.
+# The least that a pipeline's role needs; t has a key, u shows by its duplicates what was applied
+# twice.
 SCHEMA = """
     create role app login replication password 'p';
     create schema app authorization app;
@@ -120,7 +142,12 @@ def pipeline_on(lake: str, **source) -> Pipeline:
     publication = {"name": "p", "tables": tables, "publish": ["insert", "truncate"]}
     document = {
         "pipeline": "flights",
-        "source": {"conn_id": "test_source", "slot": "flights", "publications": [publication], **source},
+        "source": {
+            "conn_id": "test_source",
+            "slot": "flights",
+            "publications": [publication],
+            **source,
+        },
         "target": {"root": lake},
         "quality": {"enabled": False},
     }
@@ -130,13 +157,19 @@ def pipeline_on(lake: str, **source) -> Pipeline:
 def held(lake: str) -> dict[str, list]:
     """What the targets hold, duplicates included."""
     return {
-        name: sorted(DeltaTable(f"{lake}/app/{name}").to_pyarrow_table(columns=["v"])["v"].to_pylist()) for name in "tu"
+        name: sorted(
+            DeltaTable(f"{lake}/app/{name}").to_pyarrow_table(columns=["v"])["v"].to_pylist()
+        )
+        for name in "tu"
     }
 
 
 def there(server) -> dict[str, list]:
     """What the source's tables hold."""
-    return {name: [v for (v,) in ask(server, f'select v from app.{name} order by v collate "C"')] for name in "tu"}
+    return {
+        name: [v for (v,) in ask(server, f'select v from app.{name} order by v collate "C"')]
+        for name in "tu"
+    }
 
 
 def insert(server, number: int, v: str) -> None:
@@ -144,7 +177,9 @@ def insert(server, number: int, v: str) -> None:
 
 
 def accepted_resync(spark, pipeline) -> None:
-    """A resync by whoever reads the refusal of the first one, and knows that this server is the one."""
+    """A resync by whoever reads the refusal of the first one, and knows that this server is the
+    one.
+    """
     try:
         pipeline.resync(spark)
     except RunFailed as err:

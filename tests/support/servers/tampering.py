@@ -1,4 +1,6 @@
-"""A server that sends wrong messages: its slot functions, with what they give changed on the way, in one test's database."""
+"""A server that sends wrong messages: its slot functions, with what they give changed on the way,
+in one test's database.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +28,33 @@ def tamper_with(database) -> None:
     cases = " ".join(f"when '{name}' then {changed}" for name, changed in CHANGES.items())
     for verb in ("peek", "get"):
         name = f"pg_logical_slot_{verb}_binary_changes"
-        database.execute(f"alter function pg_catalog.{name}(name, pg_lsn, int, text[]) rename to real_{verb}")
         database.execute(
-            f"""
+            f"alter function pg_catalog.{name}(name, pg_lsn, int, text[]) rename to real_{verb}"
+        )
+        database.execute(f"""
             create function pg_catalog.{name}(
-                slot name, upto pg_lsn, most int, variadic options text[], out lsn pg_lsn, out xid xid, out data bytea
+                slot name, upto pg_lsn, most int, variadic options text[], out lsn pg_lsn,
+                  out xid xid, out data bytea
             ) returns setof record language sql as $$
             select lsn, xid, case change {cases} else data end
-            from pg_catalog.real_{verb}(slot, upto, most, variadic options) with ordinality as given(lsn, xid, data, n)
+            from pg_catalog.real_{verb}(slot, upto, most, variadic options) with ordinality
+              as given(lsn, xid, data, n)
             left join lateral (
                 select change from public.tampered t
                 where get_byte(data, 0) = ascii(t.kind) and position(t.part in data) > 0
                 limit 1
             ) as found on true
-            cross join generate_series(1, case change when 'twice' then 2 when 'lost' then 0 else 1 end)
+            cross join generate_series(1, case change when 'twice' then 2 when 'lost' then 0
+              else 1 end)
             order by n
             $$
-            """
-        )
+            """)
 
 
 def send_wrong(database, kind: str, part: bytes, change: str) -> None:
-    """From now on messages of this kind that have these bytes are changed; no others are any more."""
+    """From now on messages of this kind that have these bytes are changed; no others are any
+    more.
+    """
     send_right(database)
     database.execute("insert into tampered values (%s, %s, %s)", (kind, part, change))
 

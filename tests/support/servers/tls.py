@@ -1,4 +1,6 @@
-"""TLS for tests: an authority with certificates, and a server's end of TLS before a PostgreSQL that is built without it."""
+"""TLS for tests: an authority with certificates, and a server's end of TLS before a PostgreSQL that
+is built without it.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ _SSL_REQUEST = bytes.fromhex("0000000804d2162f")  # the chapter on message forma
 
 @dataclass
 class Authority:
-    """A certificate authority in ``folder``, and what it signed: files ``<name>.crt`` and ``<name>.key``, keys mode 0600."""
+    """A certificate authority in ``folder``, and what it signed: files ``<name>.crt`` and
+    ``<name>.key``, keys mode 0600.
+    """
 
     folder: Path
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test authority {self.folder.name}")])
+        self._name = x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"test authority {self.folder.name}")]
+        )
         authority = x509.BasicConstraints(ca=True, path_length=None)
         self._write("root", self._signed(self._name, self._key, authority), None)
 
@@ -61,16 +67,24 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def _write(self, name: str, certificate: x509.Certificate, key) -> None:
-        (self.folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        (self.folder / f"{name}.crt").write_bytes(
+            certificate.public_bytes(serialization.Encoding.PEM)
+        )
         if key is not None:
-            private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+            private = (
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
             (self.folder / f"{name}.key").touch(mode=0o600)
             (self.folder / f"{name}.key").write_bytes(key.private_bytes(*private))
 
 
 @contextmanager
 def tls_before(port: int, authority: Authority, host: str = "localhost") -> Iterator[int]:
-    """A port that speaks PostgreSQL's TLS handshake, wants a client certificate, and passes everything on to ``port``."""
+    """A port that speaks PostgreSQL's TLS handshake, wants a client certificate, and passes
+    everything on to ``port``.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("server", host))
     context.load_verify_locations(authority.root)

@@ -12,18 +12,33 @@ from waldelta.decisions import DECISIONS
 
 # What Airflow's operator adds to every verb.
 OF_A_RUN = [
-    "--run-id=scheduled__2026", "--run-type=scheduled", "--interval-start=2026-01-01T00:00:00+00:00",
-    "--interval-end=2026-01-01T00:05:00+00:00", "--result=/tmp/result.json",
-]  # fmt: skip
+    "--run-id=scheduled__2026",
+    "--run-type=scheduled",
+    "--interval-start=2026-01-01T00:00:00+00:00",
+    "--interval-end=2026-01-01T00:05:00+00:00",
+    "--result=/tmp/result.json",
+]
 
 REFUSED = {
     "another verb's option": ["consume", "f.yml", "--tables=public.a"],
     "a retry of a copy": ["sync", "f.yml", "--retry"],
     "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
-    "rows both accepted and judged again": ["quarantine", "f.yml", "--accept", "--retry", "--row=1"],
+    "rows both accepted and judged again": [
+        "quarantine",
+        "f.yml",
+        "--accept",
+        "--retry",
+        "--row=1",
+    ],
     "a row that nothing is to be done with": ["quarantine", "f.yml", "--row=1"],
     "who lists rows": ["quarantine", "f.yml", "--by=me"],
-    "changes both released and discarded": ["quarantine", "f.yml", "--release", "--discard", "--tables=a.b"],
+    "changes both released and discarded": [
+        "quarantine",
+        "f.yml",
+        "--release",
+        "--discard",
+        "--tables=a.b",
+    ],
     "a dry run of a copy": ["sync", "f.yml", "--dry-run"],
     "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
     "an abbreviation": ["sync", "f.yml", "--table=public.a"],
@@ -82,9 +97,13 @@ FORMS = [
 
 
 @pytest.mark.airflow
-@pytest.mark.parametrize(("asked", "told"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS])
+@pytest.mark.parametrize(
+    ("asked", "told"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS]
+)
 def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told, tmp_path):
-    """By a named error in the result, which its task shows, and doesn't try again: with spark-submit too."""
+    """By a named error in the result, which its task shows, and doesn't try again: with
+    spark-submit too.
+    """
     from waldelta_airflow.launchers.job_result import JobResult, TaskFailedForGood
 
     path = tmp_path / "result.json"

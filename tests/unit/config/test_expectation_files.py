@@ -15,8 +15,14 @@ REFUSED = [
     ("", "expectations: missing: add it"),
     ("[1]", "(top level): Input should be a valid dictionary"),
     ("expectations:\n  - {kwargs: {}}", "expectations[0].type: missing: add it"),
-    ("expectations:\n  - {type: x, severty: warning}", "expectations[0].severty: unknown key: use type"),
-    ("expectations:\n  - {type: x, severity: fatal}", "expectations[0].severity: Input should be 'critical'"),
+    (
+        "expectations:\n  - {type: x, severty: warning}",
+        "expectations[0].severty: unknown key: use type",
+    ),
+    (
+        "expectations:\n  - {type: x, severity: fatal}",
+        "expectations[0].severity: Input should be 'critical'",
+    ),
     ("expectations:\n  - {type: x, gate: maybe}", "expectations[0].gate: Input should be 'warn'"),
     ("a: [", "not valid YAML"),
 ]
@@ -44,15 +50,29 @@ def test_a_refused_file_is_of_its_table_alone(tmp_path):
 
 
 CALLED = [
-    ("by its column", ["{type: x, kwargs: {column: a}}", "{type: x, kwargs: {column: b}}"], ["x on a", "x on b"]),
+    (
+        "by its column",
+        ["{type: x, kwargs: {column: a}}", "{type: x, kwargs: {column: b}}"],
+        ["x on a", "x on b"],
+    ),
     ("by several", ["{type: x, kwargs: {column_list: [a, b], min_value: 1}}"], ["x on a, b"]),
     ("of the whole table", ["{type: x, kwargs: {min_value: 1}}"], ["x"]),
-    ("by its place", ["{type: x}", "{type: x, kwargs: {value: 1}}", "{type: y}"], ["x (expectations[0])", "x (expectations[1])", "y"]),
-    ("by its notes", ["{type: x, notes: n, kwargs: {column: a}}", "{type: x, notes: n}"], ["n (expectations[0])", "n (expectations[1])"]),
-]  # fmt: skip
+    (
+        "by its place",
+        ["{type: x}", "{type: x, kwargs: {value: 1}}", "{type: y}"],
+        ["x (expectations[0])", "x (expectations[1])", "y"],
+    ),
+    (
+        "by its notes",
+        ["{type: x, notes: n, kwargs: {column: a}}", "{type: x, notes: n}"],
+        ["n (expectations[0])", "n (expectations[1])"],
+    ),
+]
 
 
-@pytest.mark.parametrize("items, expected", [case[1:] for case in CALLED], ids=[case[0] for case in CALLED])
+@pytest.mark.parametrize(
+    "items, expected", [case[1:] for case in CALLED], ids=[case[0] for case in CALLED]
+)
 def test_no_two_are_called_alike(tmp_path, items, expected):
     """Their results, and their rows on the pages, are told apart by what they are called."""
     (tmp_path / "t.yml").write_text(f"expectations: [{', '.join(items)}]")
@@ -60,7 +80,9 @@ def test_no_two_are_called_alike(tmp_path, items, expected):
     assert [own.meaning(number) for number in range(len(items))] == expected
     planned = [
         item
-        for item in plan_suite(TableState(now(), "r", "public.t", 1, "synced"), [], own).expectations
+        for item in plan_suite(
+            TableState(now(), "r", "public.t", 1, "synced"), [], own
+        ).expectations
         if item.origin == "own"
     ]
     assert [item.meaning for item in planned] == expected
@@ -80,7 +102,9 @@ def test_no_two_are_called_alike(tmp_path, items, expected):
 )
 def test_a_null_is_no_value_of_a_set(tmp_path, given, expected):
     """Whoever judges by the file, before the merge or after it, gets the same set."""
-    (tmp_path / "t.yml").write_text(f"expectations: [{{type: x, kwargs: {{column: a, value_set: {given}}}}}]")
+    (tmp_path / "t.yml").write_text(
+        f"expectations: [{{type: x, kwargs: {{column: a, value_set: {given}}}}}]"
+    )
     (item,) = read_own_suites(tmp_path, ["public.t"]).by_table["public.t"].suite.expectations
     assert item.kwargs == {"column": "a", "value_set": expected}
 
@@ -118,7 +142,9 @@ def test_assign_suites(tmp_path, stem, tables, expected):
     ],
 )
 def test_ambiguous(tmp_path, names, refused, told):
-    """A bare name that two schemas have, and two files for one table: what they could mean isn't judged, the rest is."""
+    """A bare name that two schemas have, and two files for one table: what they could mean isn't
+    judged, the rest is.
+    """
     for name in (*names, "v.yml"):
         (tmp_path / name).write_text(GOOD)
     found = read_own_suites(tmp_path, ["a.t", "b.t", "a.u", "a.v"])
@@ -129,11 +155,21 @@ def test_ambiguous(tmp_path, names, refused, told):
 @pytest.mark.parametrize("suffix", [".YML", ".Yaml", ".json"])
 def test_a_file_that_ends_otherwise_is_refused(tmp_path, suffix):
     """It may hold a gate; and beside the file that is read it may be the one that was meant."""
-    for name in (f"public.t{suffix}", f"public.gone{suffix}", f"u{suffix}", "u.yml", "README.md", "public.v.yml.orig"):
+    for name in (
+        f"public.t{suffix}",
+        f"public.gone{suffix}",
+        f"u{suffix}",
+        "u.yml",
+        "README.md",
+        "public.v.yml.orig",
+    ):
         (tmp_path / name).write_text(GOOD)
     found = read_own_suites(tmp_path, ["public.t", "public.u", "public.v"])
     assert (set(found.refused), found.by_table) == ({"public.t", "public.u"}, {})
-    assert str(found.refused["public.t"]) == f"{tmp_path}/public.t{suffix}: isn't read: rename it public.t.yml"
+    assert (
+        str(found.refused["public.t"])
+        == f"{tmp_path}/public.t{suffix}: isn't read: rename it public.t.yml"
+    )
     (told,) = found.unused
     assert "fits no table that has been synced" in told
     assert "rename it public.gone.yml" in told
@@ -143,4 +179,7 @@ def test_unused(tmp_path):
     """A file that fits no table is reported."""
     (tmp_path / "t.yml").write_text(GOOD)
     found = read_own_suites(tmp_path, ["a.u"])
-    assert (found.by_table, found.unused) == ({}, [f"{tmp_path / 't.yml'} fits no table that has been synced"])
+    assert (found.by_table, found.unused) == (
+        {},
+        [f"{tmp_path / 't.yml'} fits no table that has been synced"],
+    )

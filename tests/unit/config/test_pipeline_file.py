@@ -10,7 +10,14 @@ from airflow.timetables.base import TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
-from waldelta.config.pipeline_file import Maintenance, Options, Publication, Source, Target, load_pipeline_file
+from waldelta.config.pipeline_file import (
+    Maintenance,
+    Options,
+    Publication,
+    Source,
+    Target,
+    load_pipeline_file,
+)
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
@@ -21,7 +28,10 @@ REPOSITORY = Path(__file__).parents[3]
 
 def source(**options):
     return Source(
-        conn_id="c", slot="s", publications=(Publication(name="p", all_tables=True),), options=Options(**options)
+        conn_id="c",
+        slot="s",
+        publications=(Publication(name="p", all_tables=True),),
+        options=Options(**options),
     )
 
 
@@ -76,20 +86,24 @@ def write_pipeline(folder, quality=""):
     (folder / "pipelines").mkdir(parents=True)
     path = folder / "pipelines" / "shop.yml"
     path.write_text(
-        "pipeline: shop\nsource: {conn_id: c, slot: s, publications: [{name: p, all_tables: true}]}\n"
-        f"target: {{root: 'file:///lake'}}\nquality: {{{quality}}}\n"
+        "pipeline: shop\nsource: {conn_id: c, slot: s, publications: [{name: p, all_tables:"
+        f" true}}]}}\ntarget: {{root: 'file:///lake'}}\nquality: {{{quality}}}\n"
     )
     return path
 
 
 def test_own_suites_are_found_wherever_the_reader_stands(tmp_path, monkeypatch):
-    """Airflow's tasks stand in a folder of Airflow's; suites looked for there would silently never run."""
+    """Airflow's tasks stand in a folder of Airflow's; suites looked for there would silently never
+    run.
+    """
     monkeypatch.chdir(tmp_path)
     path = write_pipeline(tmp_path / "a")
     assert load_pipeline_file(path).quality.suites is None
     (tmp_path / "a/expectations/shop").mkdir(parents=True)
     assert load_pipeline_file(path).quality.suites == str(tmp_path / "a/expectations/shop")
-    assert load_pipeline_file("a/pipelines/shop.yml").quality.suites == str(tmp_path / "a/expectations/shop")
+    assert load_pipeline_file("a/pipelines/shop.yml").quality.suites == str(
+        tmp_path / "a/expectations/shop"
+    )
 
 
 def test_the_demo_has_suites_of_its_own(tmp_path, monkeypatch):
@@ -101,13 +115,18 @@ def test_the_demo_has_suites_of_its_own(tmp_path, monkeypatch):
 
 def test_folders_are_relative_to_the_pipeline_file(tmp_path):
     (tmp_path / "mine").mkdir()
-    quality = load_pipeline_file(write_pipeline(tmp_path, "suites: ../mine, data_docs: docs")).quality
+    quality = load_pipeline_file(
+        write_pipeline(tmp_path, "suites: ../mine, data_docs: docs")
+    ).quality
     assert Path(quality.suites).resolve() == tmp_path / "mine"
     assert Path(quality.data_docs) == tmp_path / "pipelines/docs"
 
 
 def test_a_named_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"quality.suites of pipeline 'shop': there is no folder .*absent: create it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"quality.suites of pipeline 'shop': there is no folder .*absent: create it",
+    ):
         load_pipeline_file(write_pipeline(tmp_path, "suites: absent"))
 
 
@@ -125,12 +144,19 @@ def test_a_root_has_variables_that_are_for_pipeline_files(name, allowed, monkeyp
     assert target.model_copy(update={}).written_root == f"${{{name}}}/shop"
 
 
-REFUSED = [("SECRET", None), ("SECRET", "SECRETS,BUCKET"), ("AIRFLOW__CORE__FERNET_KEY", "*"), ("waldelta_lake", None)]
+REFUSED = [
+    ("SECRET", None),
+    ("SECRET", "SECRETS,BUCKET"),
+    ("AIRFLOW__CORE__FERNET_KEY", "*"),
+    ("waldelta_lake", None),
+]
 
 
 @pytest.mark.parametrize(("name", "allowed"), REFUSED)
 def test_a_root_has_no_other_variable(name, allowed, monkeypatch):
-    """Pipeline files are read by Airflow's API server, whose environment has keys and passwords; the value isn't in the message."""
+    """Pipeline files are read by Airflow's API server, whose environment has keys and passwords;
+    the value isn't in the message.
+    """
     monkeypatch.setenv(name, "s3cr3t")
     if allowed:
         monkeypatch.setenv("WALDELTA_ALLOWED_VARIABLES", allowed)
@@ -144,7 +170,9 @@ def test_a_root_has_no_other_variable(name, allowed, monkeypatch):
 @pytest.mark.parametrize("char", " %#?\\|[]{}*^\n\r\t\x01\x7f\u2028", ids=ascii)
 def test_a_root_that_leads_to_two_folders_is_refused(char):
     """delta-rs drops a newline, and encodes or refuses others; Hadoop takes some for patterns."""
-    with pytest.raises(ValidationError, match=r"Spark and delta-rs read differently: rename the folder"):
+    with pytest.raises(
+        ValidationError, match=r"Spark and delta-rs read differently: rename the folder"
+    ):
         Target(root=f"file:///data/la{char}ke")
 
 
@@ -158,16 +186,38 @@ def test_a_root_that_leads_to_one_folder_is_taken(char, tmp_path):
 
 # As the DAGs' timetable takes them; what it would fail by only at the next run is refused too.
 SCHEDULES = {
-    "*/10 * * * *": None, "17 3 * * MON-FRI": None, "0 0 L * *": None, "0 0 * * 5#2": None, "0 0 * * * 30": None,
-    "@hourly": None, "@daily": None, "@midnight": None, "@weekly": None, "@monthly": None, "@quarterly": None,
-    "@yearly": None, "@annually": None,
-    "every 10 min": "not a cron expression", "": "not a cron expression", "*/10": "not a cron expression",
-    "60 * * * *": "not a cron expression", "H * * * *": "not a cron expression", "@once": "not a cron expression",
-    "@continuous": "not a cron expression", "@every 10m": "not a cron expression", "PT10M": "not a cron expression",
-    "00:10:00": "not a cron expression", "timedelta(minutes=10)": "not a cron expression",
-    "R * * * *": "a random time", "0 0 30 2 *": "times that never come",
-}  # fmt: skip
-SCHEDULED = ["schedule: {}", "maintenance: {{schedule: {}}}", "quality: {{reconcile: {{schedule: {}}}}}"]
+    "*/10 * * * *": None,
+    "17 3 * * MON-FRI": None,
+    "0 0 L * *": None,
+    "0 0 * * 5#2": None,
+    "0 0 * * * 30": None,
+    "@hourly": None,
+    "@daily": None,
+    "@midnight": None,
+    "@weekly": None,
+    "@monthly": None,
+    "@quarterly": None,
+    "@yearly": None,
+    "@annually": None,
+    "every 10 min": "not a cron expression",
+    "": "not a cron expression",
+    "*/10": "not a cron expression",
+    "60 * * * *": "not a cron expression",
+    "H * * * *": "not a cron expression",
+    "@once": "not a cron expression",
+    "@continuous": "not a cron expression",
+    "@every 10m": "not a cron expression",
+    "PT10M": "not a cron expression",
+    "00:10:00": "not a cron expression",
+    "timedelta(minutes=10)": "not a cron expression",
+    "R * * * *": "a random time",
+    "0 0 30 2 *": "times that never come",
+}
+SCHEDULED = [
+    "schedule: {}",
+    "maintenance: {{schedule: {}}}",
+    "quality: {{reconcile: {{schedule: {}}}}}",
+]
 
 
 @pytest.mark.parametrize("schedule, refused", SCHEDULES.items())
@@ -179,11 +229,14 @@ def test_a_schedule_is_one_that_the_dags_can_run_by(tmp_path, schedule, refused)
             timetable = CronDataIntervalTimetable(schedule, "UTC")
             timetable.validate()
             assert timetable.next_dagrun_info(
-                last_automated_data_interval=None, restriction=TimeRestriction(None, None, catchup=False)
+                last_automated_data_interval=None,
+                restriction=TimeRestriction(None, None, catchup=False),
             )
         else:
             place = key.replace(": {{", ".").partition(":")[0]
-            with pytest.raises(ConfigError, match=rf"- {re.escape(place)}: {refused}.* write five fields such as"):
+            with pytest.raises(
+                ConfigError, match=rf"- {re.escape(place)}: {refused}.* write five fields such as"
+            ):
                 load_pipeline_file(path)
 
 
@@ -197,20 +250,36 @@ def write_file(folder, root="file:///lake", more=""):
 
 # None: taken; else what to write in its place.
 FILE_ROOTS = {
-    "file:///tmp/x": None, "file:///tmp/x/": None, "file:///.hidden/x": None, "file:///tmp/../x": None,
-    "file://tmp/x": "file:///tmp/x", "file:tmp/x": "file:///tmp/x", "file:/tmp/x": "file:///tmp/x",
-    "file:////tmp/x": "file:///tmp/x", "file://localhost/tmp/x": "file:///tmp/x", "FILE:///tmp/x": "file:///tmp/x",
-    "file://./tmp/x": "file:///tmp/x", "file://../tmp/x": "file:///tmp/x", "file:./tmp/x": "file:///tmp/x",
-    "file://~/x": "file:///x", "file:///~ada/x": "file:///x", "file://.hidden/x": "file:///.hidden/x",
-    "file:///": "file:// and an absolute path", "file://": "file:// and an absolute path",
-    "file:": "file:// and an absolute path", "file://.": "file:// and an absolute path",
-    "file:///tmp/..": "file:// and an absolute path", "/tmp/x": "file:///tmp/x",
-}  # fmt: skip
+    "file:///tmp/x": None,
+    "file:///tmp/x/": None,
+    "file:///.hidden/x": None,
+    "file:///tmp/../x": None,
+    "file://tmp/x": "file:///tmp/x",
+    "file:tmp/x": "file:///tmp/x",
+    "file:/tmp/x": "file:///tmp/x",
+    "file:////tmp/x": "file:///tmp/x",
+    "file://localhost/tmp/x": "file:///tmp/x",
+    "FILE:///tmp/x": "file:///tmp/x",
+    "file://./tmp/x": "file:///tmp/x",
+    "file://../tmp/x": "file:///tmp/x",
+    "file:./tmp/x": "file:///tmp/x",
+    "file://~/x": "file:///x",
+    "file:///~ada/x": "file:///x",
+    "file://.hidden/x": "file:///.hidden/x",
+    "file:///": "file:// and an absolute path",
+    "file://": "file:// and an absolute path",
+    "file:": "file:// and an absolute path",
+    "file://.": "file:// and an absolute path",
+    "file:///tmp/..": "file:// and an absolute path",
+    "/tmp/x": "file:///tmp/x",
+}
 
 
 @pytest.mark.parametrize("root, remedy", FILE_ROOTS.items())
 def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
-    """Else its first folder would be taken for a host, and the lake be made at the file system's root."""
+    """Else its first folder would be taken for a host, and the lake be made at the file system's
+    root.
+    """
     path = write_file(tmp_path, root)
     if remedy is None:
         assert load_pipeline_file(path).target.root == root.rstrip("/")
@@ -218,41 +287,64 @@ def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
     with pytest.raises(ConfigError, match=rf"- target.root: .* write {re.escape(remedy)}"):
         load_pipeline_file(path)
     if root.lower().startswith("file"):
-        with pytest.raises(ConfigError, match=rf"- quality.data_docs: .* write {re.escape(remedy)}"):
+        with pytest.raises(
+            ConfigError, match=rf"- quality.data_docs: .* write {re.escape(remedy)}"
+        ):
             load_pipeline_file(write_file(tmp_path, more=f"quality: {{data_docs: '{root}'}}"))
 
 
 @pytest.mark.parametrize(
-    "root", ["s3a://", "s3a:///lake", "s3://@/lake", "s3a://:9000/lake", "gs:///lake", "abfss://c@/lake"]
+    "root",
+    ["s3a://", "s3a:///lake", "s3://@/lake", "s3a://:9000/lake", "gs:///lake", "abfss://c@/lake"],
 )
 def test_a_root_in_an_object_store_names_its_bucket(tmp_path, root):
-    with pytest.raises(ConfigError, match=rf"- target.root: it names no bucket: write {root.partition(':')[0]}://"):
+    with pytest.raises(
+        ConfigError, match=rf"- target.root: it names no bucket: write {root.partition(':')[0]}://"
+    ):
         load_pipeline_file(write_file(tmp_path, root))
 
 
 def test_keys_that_are_written_twice_are_refused_with_their_lines(tmp_path):
     """YAML's readers take the last one, and say nothing."""
-    path = write_file(tmp_path, more="batch: {max_changes: 1}\nquality:\n  notify: &n {a: 1, a: 2}\n  b: *n\nbatch: {}")
+    path = write_file(
+        tmp_path,
+        more="batch: {max_changes: 1}\nquality:\n  notify: &n {a: 1, a: 2}\n  b: *n\nbatch: {}",
+    )
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(path)
-    assert str(caught.value) == (
-        f"pipeline file {path} is not valid YAML: each key is written once: quality.notify.a is on line 6 twice, "
-        "batch is on lines 4 and 8"
+    assert (
+        str(caught.value)
+        == f"pipeline file {path} is not valid YAML: each key is written once: quality.notify.a is"
+        " on line 6 twice, batch is on lines 4 and 8"
     )
 
 
 UNKNOWN = {
     "shcedule: null": ("shcedule", "unknown key: did you mean schedule?"),
-    "quality: {reconcile: {schedul: null}}": ("quality.reconcile.schedul", "unknown key: did you mean schedule?"),
+    "quality: {reconcile: {schedul: null}}": (
+        "quality.reconcile.schedul",
+        "unknown key: did you mean schedule?",
+    ),
     "target: {root: 'file:///lake', tables: {public.t: {form: public.s}}}": (
-        "target.tables.public.t.form", "unknown key: did you mean from?"),
-    "notify: [{errors: [any], notifyer: a.b}]": ("notify[0].notifyer", "unknown key: did you mean notifier?"),
+        "target.tables.public.t.form",
+        "unknown key: did you mean from?",
+    ),
+    "notify: [{errors: [any], notifyer: a.b}]": (
+        "notify[0].notifyer",
+        "unknown key: did you mean notifier?",
+    ),
     "slot: s": ("slot", "unknown key here: write it as source.slot"),
     "max_changes: 5": ("max_changes", "unknown key here: write it as batch.max_changes"),
-    "where: id > 1": ("where", "unknown key here: write it as source.publications[].tables[].where or target.tables.<name>.where"),
+    "where: id > 1": (
+        "where",
+        (
+            "unknown key here: write it as source.publications[].tables[].where or"
+            " target.tables.<name>.where"
+        ),
+    ),
     "tables: {}": ("tables", "unknown key here: write it as source.publications[].tables or "),
     "xyzzy: 5": ("xyzzy", "unknown key: remove it; pipeline, source, target, "),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("more, told", UNKNOWN.items())
@@ -265,8 +357,12 @@ def test_an_unknown_key_is_told_with_the_one_that_was_meant(tmp_path, more, told
 def test_what_follows_from_another_problem_is_none_of_its_own(tmp_path):
     """An entry that is refused isn't missing, too."""
     path = write_file(tmp_path)
-    path.write_text(path.read_text().replace("all_tables: true", "tables: [{name: public.a, wher: x}]"))
+    path.write_text(
+        path.read_text().replace("all_tables: true", "tables: [{name: public.a, wher: x}]")
+    )
     with pytest.raises(ConfigError) as caught:
         load_pipeline_file(path)
     _, *problems = str(caught.value).splitlines()
-    assert problems == ["  - source.publications[0].tables[0].wher: unknown key: did you mean where?"]
+    assert problems == [
+        "  - source.publications[0].tables[0].wher: unknown key: did you mean where?"
+    ]

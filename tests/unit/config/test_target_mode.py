@@ -14,7 +14,9 @@ from waldelta.stages.setup.preflight.targets import Planned, PlannedTargets, jud
 
 
 def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:
-    return Planned(Relation(TableId("public", name), oid, "r", "p", "d", True, False, (), key, (), ()))
+    return Planned(
+        Relation(TableId("public", name), oid, "r", "p", "d", True, False, (), key, (), ())
+    )
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,10 @@ def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:
 )  # fmt: skip
 def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, found):
     tables = {"public.a": published("a", 1, ()), "public.b": published("b", 2, ("id",))}
-    feeds = {name: Feed(table.relation.id, frozenset({table.relation.oid})) for name, table in tables.items()}
+    feeds = {
+        name: Feed(table.relation.id, frozenset({table.relation.oid}))
+        for name, table in tables.items()
+    }
     entries = dict.fromkeys(tables, TargetTable.model_validate({"mode": mode}))
     findings = [str(finding) for finding in judge_modes(entries, PlannedTargets(tables, feeds))]
     assert len(findings) == found
@@ -30,11 +35,23 @@ def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, fou
 
 
 REFUSED = {
-    "no such mode": ({"tables": {"public.t": {"mode": "scd2"}}}, "'mirror', 'soft_delete', 'history' or 'changelog'"),
-    "gathered leaves": ({"tables": {"public.t": {"mode": "history", "partition_root": True}}}, "publish the table via its root"),
-    "no copy": ({"tables": {"public.t": {"mode": "history", "copy": False}}}, "mode history and copy: false exclude each other"),
-    "no columns of ours": ({"metadata_columns": False, "tables": {"public.t": {"mode": "changelog"}}}, "metadata_columns: true for public.t"),
-}  # fmt: skip
+    "no such mode": (
+        {"tables": {"public.t": {"mode": "scd2"}}},
+        "'mirror', 'soft_delete', 'history' or 'changelog'",
+    ),
+    "gathered leaves": (
+        {"tables": {"public.t": {"mode": "history", "partition_root": True}}},
+        "publish the table via its root",
+    ),
+    "no copy": (
+        {"tables": {"public.t": {"mode": "history", "copy": False}}},
+        "mode history and copy: false exclude each other",
+    ),
+    "no columns of ours": (
+        {"metadata_columns": False, "tables": {"public.t": {"mode": "changelog"}}},
+        "metadata_columns: true for public.t",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -47,11 +64,16 @@ def test_the_file_refuses(name):
 def test_only_a_mirror_gets_another_mode():
     check_change("public.t", None, "history")
     check_change("public.t", "history", "history")
-    with pytest.raises(ModeRefused, match=r"public\.t is kept as history, and the pipeline file says changelog"):
+    with pytest.raises(
+        ModeRefused, match=r"public\.t is kept as history, and the pipeline file says changelog"
+    ):
         check_change("public.t", "history", "changelog")
 
 
 def test_a_changelog_tells_the_key_before_by_its_columns():
     """Quoted, whatever they are called."""
-    assert mode_columns("changelog", {"a b": "int", "c": "string"})["_wd_before"] == "struct<`a b`: int, `c`: string>"
+    assert (
+        mode_columns("changelog", {"a b": "int", "c": "string"})["_wd_before"]
+        == "struct<`a b`: int, `c`: string>"
+    )
     assert "_wd_before" not in mode_columns("changelog", {})

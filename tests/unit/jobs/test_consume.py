@@ -1,4 +1,6 @@
-"""The order of stages: what runs after a failure, in one process and in several, and how the run ends."""
+"""The order of stages: what runs after a failure, in one process and in several, and how the run
+ends.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ NAMES = ("land", "apply", "check", "report")
 def job(lake):
     document = {
         "pipeline": "shop",
-        "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+        "source": {
+            "conn_id": "c",
+            "slot": "s",
+            "publications": [{"name": "p", "all_tables": True}],
+        },
         "target": {"root": lake},
     }
     return Job(PipelineFile.model_validate(document), "", "run")
@@ -58,7 +64,10 @@ def run(job, failing=(), only=None):
     with pytest.raises(RunFailed) if failing else nullcontext() as caught:
         run_stages(None, job, result, stages, only)
     if failing:
-        assert str(caught.value.__cause__) == f"{next(name for name in ran if name in failing)} went wrong"
+        assert (
+            str(caught.value.__cause__)
+            == f"{next(name for name in ran if name in failing)} went wrong"
+        )
     return ran, job.ledger.run_result("run").status
 
 
@@ -73,14 +82,18 @@ def run(job, failing=(), only=None):
     ],
 )
 def test_stages_that_dont_build_on_what_failed_still_run(job, failing, expected):
-    """Once changes have landed, a table that can't be applied doesn't keep the others from being checked."""
+    """Once changes have landed, a table that can't be applied doesn't keep the others from being
+    checked.
+    """
     ran, status = run(job, failing)
     assert tuple(ran) == expected
     assert status == ("failed" if failing else "succeeded")
 
 
 def test_a_run_in_several_processes_stays_failed(job):
-    """What succeeds after a failed stage doesn't make the run good; the stage's own second try does."""
+    """What succeeds after a failed stage doesn't make the run good; the stage's own second try
+    does.
+    """
     assert run(job, only=["land"])[1] == "running"
     assert run(job, ["apply"], only=["apply"])[1] == "failed"
     assert run(job, only=["check", "report"]) == (["check", "report"], "failed")
@@ -89,21 +102,27 @@ def test_a_run_in_several_processes_stays_failed(job):
 
 
 def test_a_run_isnt_good_when_an_early_stage_left_no_result(job):
-    """Its process was killed before it could say anything; what ran afterwards found nothing wrong."""
+    """Its process was killed before it could say anything; what ran afterwards found nothing
+    wrong.
+    """
     assert run(job, only=["land"])[1] == "running"
     assert run(job, only=["check", "report"])[1] == "failed"
     assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
 
 
 def test_a_stage_that_is_run_again_makes_later_results_void(job):
-    """A retried apply may have changed other tables: they are checked and told as well, not taken for done."""
+    """A retried apply may have changed other tables: they are checked and told as well, not taken
+    for done.
+    """
     run(job, ["apply"])
     run(job, only=["apply"])
     assert set(json.loads(job.ledger.run_result("run").result)["stages"]) == {"land", "apply"}
 
 
 def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_the_run(job):
-    """Its locks were lost meanwhile, so that it fails; tasks, pages and a cleared run would go by that."""
+    """Its locks were lost meanwhile, so that it fails; tasks, pages and a cleared run would go by
+    that.
+    """
 
     def sleep(*_):
         assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
@@ -111,14 +130,22 @@ def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_t
 
     run(job, only=["land"])
     with pytest.raises(RunFailed):
-        run_stages(None, job, continued(job, "consume", fresh=False), dict.fromkeys(NAMES, sleep), ["apply"])
+        run_stages(
+            None,
+            job,
+            continued(job, "consume", fresh=False),
+            dict.fromkeys(NAMES, sleep),
+            ["apply"],
+        )
     assert [told.status for told in job.ledger.runs()] == ["running", "succeeded"]
     assert continued(job, "consume", fresh=False).status == "succeeded"
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["its result", "whether it is a replay"])
 def test_an_attempt_begins_before_it_asks_what_an_earlier_one_left(job, monkeypatch, again):
-    """One that slept right behind that would count as the later one, and hide what the next attempt came to meanwhile."""
+    """One that slept right behind that would count as the later one, and hide what the next attempt
+    came to meanwhile.
+    """
     run(job, only=["land"])
     real, slept = Ledger.run_result, []
 
@@ -141,7 +168,9 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     copied = iter(["public.a", "public.b"])
 
     def sync(*_, **__):
-        done = SimpleNamespace(table=next(copied), rows=1, version=3, verbatim=None, skipped=None, bill=SourceBill())
+        done = SimpleNamespace(
+            table=next(copied), rows=1, version=3, verbatim=None, skipped=None, bill=SourceBill()
+        )
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 
     monkeypatch.setattr("waldelta.stages.sync.sync.sync", sync)
@@ -156,7 +185,9 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
 
 def test_a_stage_that_isnt_there_is_refused(job):
     """The message lists the stages there are."""
-    with pytest.raises(StateError, match="consume has no stage 'aply': its stages are land, apply, check, report"):
+    with pytest.raises(
+        StateError, match="consume has no stage 'aply': its stages are land, apply, check, report"
+    ):
         consume(None, job, ["aply"])
 
 
@@ -165,7 +196,12 @@ CHANGED = TableResult(deleted=1, skipped=1)
 UNCHECKED = {
     "a replay": ("replay", TableResult(version=3), False, True),
     "a resync that found it equal": ("resync", TableResult(unchanged=5, version=3), False, True),
-    "a run with a change of a row that isn't there": ("consume", TableResult(skipped=1), False, True),
+    "a run with a change of a row that isn't there": (
+        "consume",
+        TableResult(skipped=1),
+        False,
+        True,
+    ),
     "a run with a row that is set aside": ("consume", TableResult(quarantined=1), False, True),
     "a run without a change of it": ("consume", TableResult(version=3), False, False),
     "a run that changed it, and checks nothing": ("consume", CHANGED, False, True),
@@ -180,12 +216,16 @@ def test_rows_that_lack_values_are_told_anew_of_a_target_that_is_not_checked(
     """What an earlier check has told of rows that have left quarantine since would stay."""
     root, kind = job.pipeline.target.root, ALL_VALUES_KNOWN
     job.ledger.append(TableState(now(), "s", "public.a", 2, "synced"))
-    before = ExpectationResult(now(), "c", "public.a", kind, "m", "warning", "pipeline", False, None, None, 1)
+    before = ExpectationResult(
+        now(), "c", "public.a", kind, "m", "warning", "pipeline", False, None, None, 1
+    )
     append_expectation_results(root, [before])
     quality = job.pipeline.quality.model_copy(update={"enabled": checks})
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": quality}))
     if checks:
         monkeypatch.setattr("waldelta.jobs._shared_stages.check_tables", lambda *_: None)
-    check_stage(None, job, RunResult(verb, "run", tables={"public.a": done}), StageResult("running", 0.0))
+    check_stage(
+        None, job, RunResult(verb, "run", tables={"public.a": done}), StageResult("running", 0.0)
+    )
     told = [(row.run_id, row.success) for row in read_expectation_results(root)]
     assert told == [("c", False), *([("run", True)] if is_told else [])]

@@ -32,7 +32,9 @@ def test_a_file_whose_end_finds_no_room_goes_again(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max(p.stat().st_size for p in tmp_path.iterdir()), limits[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (max(p.stat().st_size for p in tmp_path.iterdir()), limits[1])
+        )
 
     try:
         with pytest.raises(OSError, match="File too large"):

@@ -19,7 +19,13 @@ from waldelta.lake.ledger.expectation_results import (
     prune_expectation_results,
 )
 from waldelta.lake.ledger.records import now
-from waldelta.lake.staging_leftovers import Leftover, find_leftovers, staged_for, staging_folder, take_over
+from waldelta.lake.staging_leftovers import (
+    Leftover,
+    find_leftovers,
+    staged_for,
+    staging_folder,
+    take_over,
+)
 from waldelta.lake.storage import local_path, remove_empty_log, remove_folder, write_parquet
 
 DAY = timedelta(days=1)
@@ -45,7 +51,9 @@ def test_only_folders_without_a_recent_file_are_found(lake):
     stage(goes_on, 2 * DAY, "net")
     stage(goes_on, timedelta(0), "complete")
     stage(f"{lake}/_waldelta/changes", 2 * DAY, "batch=1")
-    assert find_leftovers(lake, ["public.t", "public.u"], now() - DAY) == [Leftover(old, ("public.t",))]
+    assert find_leftovers(lake, ["public.t", "public.u"], now() - DAY) == [
+        Leftover(old, ("public.t",))
+    ]
     assert find_leftovers(f"{lake}/absent", [], now()) == []
 
 
@@ -61,17 +69,31 @@ def test_each_folder_belongs_to_its_table(lake):
 
 def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
     """And nothing of another target's, whose run may be at work."""
-    tables = ["public.a", "public.a-1", "public.a-1-2", "public.ab", "public." + "ü" * 60, "public." + "ü" * 60 + "y"]
+    tables = [
+        "public.a",
+        "public.a-1",
+        "public.a-1-2",
+        "public.ab",
+        "public." + "ü" * 60,
+        "public." + "ü" * 60 + "y",
+    ]
     folders = {name: staging_folder(lake, name, 1, 7, "run") for name in tables}
-    for uri in [*folders.values(), f"{folders['public.a']}-fills", f"{folders['public.a-1']}-fills"]:
+    for uri in [
+        *folders.values(),
+        f"{folders['public.a']}-fills",
+        f"{folders['public.a-1']}-fills",
+    ]:
         stage(uri, DAY, "net")
     for name in tables:
         both = name in ("public.a", "public.a-1")
         mine = [folders[name], f"{folders[name]}-fills"] if both else [folders[name]]
         standing = []
-        removed = take_over(lake, name, lambda name=name, standing=standing: standing.extend(staged_for(lake, name)))
+        removed = take_over(
+            lake, name, lambda name=name, standing=standing: standing.extend(staged_for(lake, name))
+        )
         assert sorted(removed) == mine
-        # Behind the removal, as somebody may begin until then; something still tells whoever comes after a kill.
+        # Behind the removal, as somebody may begin until then; something still tells whoever comes
+        # after a kill.
         assert not set(standing) & set(mine)
         assert len(standing) == 1
         assert take_over(lake, name, lambda: pytest.fail("nothing is left to be kept out")) == []
@@ -94,13 +116,17 @@ def test_who_was_to_be_kept_out_is_after_a_kill(lake):
 
 
 def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, caplog):
-    """A late statement would find its source there. Nothing is written beside what it holds, which would be read along."""
+    """A late statement would find its source there. Nothing is written beside what it holds, which
+    would be read along.
+    """
     stuck, other = (staging_folder(lake, "public.t", 1, batch, "killed") for batch in (7, 8))
     stage(other, DAY, "net")
     (tmp_path / "elsewhere").mkdir()
     local_path(stuck).symlink_to(tmp_path / "elsewhere")  # which nobody may remove as a folder
     with pytest.raises(TargetNotWritable, match="late statement") as caught:
-        take_over(lake, "public.t", lambda: pytest.fail("nobody is kept out while a source is there"))
+        take_over(
+            lake, "public.t", lambda: pytest.fail("nobody is kept out while a source is there")
+        )
     assert caught.value.retryable
     with pytest.raises(TargetNotWritable):
         take_over(lake, "public.t", lambda: None)
@@ -139,7 +165,9 @@ def test_old_results_of_expectations_go(lake):
     """But a table's last check, which says what fails for as long as nothing changes it."""
 
     def result(at, run_id, table="public.t"):
-        return ExpectationResult(at, run_id, table, "e", "m", "critical", "derived", True, None, None, 1)
+        return ExpectationResult(
+            at, run_id, table, "e", "m", "critical", "derived", True, None, None, 1
+        )
 
     assert prune_expectation_results(lake, NOON) == 0
     append_expectation_results(lake, [result(OLD, "old"), result(OLD, "old")])

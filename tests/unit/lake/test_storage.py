@@ -11,12 +11,22 @@ from waldelta.lake.storage import by_row_group
 
 
 def test_the_same_rows_by_row_group(tmp_path):
-    """In their order; row groups that can't hold a chosen row aren't there, nor is any where there is no file."""
+    """In their order; row groups that can't hold a chosen row aren't there, nor is any where there
+    is no file.
+    """
     for name, first in (("a", 0), ("b", 10)):
-        pq.write_table(pa.table({"n": range(first, first + 10)}), tmp_path / f"{name}.parquet", row_group_size=4)
+        pq.write_table(
+            pa.table({"n": range(first, first + 10)}),
+            tmp_path / f"{name}.parquet",
+            row_group_size=4,
+        )
     dataset = ds.dataset(tmp_path, format="parquet")
     found = by_row_group(dataset)
-    assert [[group.num_rows for group in part.row_groups] for part in found.get_fragments()] == [[4], [4], [2]] * 2
+    assert [[group.num_rows for group in part.row_groups] for part in found.get_fragments()] == [
+        [4],
+        [4],
+        [2],
+    ] * 2
     assert found.to_table()["n"].to_pylist() == list(range(20))
     chosen = pc.field("n") == 13
     assert [part.row_groups[0].id for part in by_row_group(dataset, chosen).get_fragments()] == [0]

@@ -1,4 +1,6 @@
-"""What couldn't be written says why, and what mends that: as delta-rs, Arrow and object stores put it."""
+"""What couldn't be written says why, and what mends that: as delta-rs, Arrow and object stores put
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,36 +21,56 @@ PARQUET = "Failed to parse parquet: External: Generic LocalFileSystem error: "
 # What delta-rs 1.6 said when it was so; the remedy's beginning; whether trying again may help.
 SAID = {
     "a full disk": (
-        DeltaError(PARQUET + "Unable to copy data to file: No space left on device (os error 28)"), "make space", False
+        DeltaError(PARQUET + "Unable to copy data to file: No space left on device (os error 28)"),
+        "make space",
+        False,
     ),
     "no inode is left": (
         OSError(
             "Generic LocalFileSystem error\n  \x1b[31m↳\x1b[0m Unable to rename file\n"
             "   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
         ),
-        "make space", False,
+        "make space",
+        False,
     ),
-    "a quota": (OSError(errno.EDQUOT, "Disk quota exceeded"), "make space there, or raise the quota", False),
+    "a quota": (
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        "make space there, or raise the quota",
+        False,
+    ),
     "rights": (
-        DeltaError(PARQUET + "Unable to open file /lake/part-0.parquet#1: Permission denied (os error 13)"),
-        "give whoever runs the job the right to write there", False,
+        DeltaError(
+            PARQUET + "Unable to open file /lake/part-0.parquet#1: Permission denied (os error 13)"
+        ),
+        "give whoever runs the job the right to write there",
+        False,
     ),
     "Arrow's rights": (
-        PermissionError(13, "Failed to open local file '/lake/x'. Detail: [errno 13] Permission denied"),
-        "give whoever runs the job the right to write there", False,
+        PermissionError(
+            13, "Failed to open local file '/lake/x'. Detail: [errno 13] Permission denied"
+        ),
+        "give whoever runs the job the right to write there",
+        False,
     ),
     "mounted for reading": (
-        DeltaError(PARQUET + "Unable to open file /lake/x#1: Read-only file system (os error 30)"), "mount it", False
+        DeltaError(PARQUET + "Unable to open file /lake/x#1: Read-only file system (os error 30)"),
+        "mount it",
+        False,
     ),
     "a file in the way": (
         TableNotFoundError(
-            'Could not create local directory: file:///lake/f/t\nError: Os { code: 20, kind: NotADirectory, message: "Not a '
-            'directory" }'
+            "Could not create local directory: file:///lake/f/t\nError: Os { code: 20, kind:"
+            ' NotADirectory, message: "Not a directory" }'
         ),
-        "remove the file", False,
+        "remove the file",
+        False,
     ),
-    "something new": (DeltaError("the lake is frozen"), "check target.root and the rights of whoever runs the job", True),
-}  # fmt: skip
+    "something new": (
+        DeltaError("the lake is frozen"),
+        "check target.root and the rights of whoever runs the job",
+        True,
+    ),
+}
 
 
 @pytest.mark.parametrize("said, remedy, again", SAID.values(), ids=SAID)
@@ -66,7 +88,11 @@ def test_the_remedy_fits_the_cause(said, remedy, again):
 def test_signatures_of_addresses_stay_out():
     """A shared access signature is part of the address that is asked."""
     error = unwritable(
-        URI, OSError("Error performing GET https://a.blob.example/c/_last?sv=2&sig=SECRET in 5ms - 403 Forbidden")
+        URI,
+        OSError(
+            "Error performing GET https://a.blob.example/c/_last?sv=2&sig=SECRET in 5ms - 403"
+            " Forbidden"
+        ),
     )
     assert "SECRET" not in str(error)
     assert "https://a.blob.example/c/_last?… in 5ms" in str(error)
@@ -111,9 +137,14 @@ def test_a_store_that_isnt_there_is_told():
 
 def assert_append_says(port: int, remedy: str, *, again: bool) -> None:
     options = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "max_retries": "0", "retry_timeout": "1s",
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "max_retries": "0",
+        "retry_timeout": "1s",
+    }
     with pytest.raises(TargetNotWritable, match=remedy) as caught:
         Ledger("s3://bucket/lake", options).append(Run(now(), "r", "consume", "running"))
     assert str(caught.value).startswith("s3://bucket/lake/_waldelta/runs can't be written (")

@@ -27,19 +27,47 @@ def test_what_deserves_attention(book):
     """The worst first; each with the page that tells more."""
     for name, status in (("a", "synced"), ("b", "failed")):
         book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
-    gap = Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", "slot 's' is lost", "run resync")
+    gap = Gap(
+        minutes(1),
+        "r",
+        "open",
+        "s",
+        "1",
+        1,
+        "0/1",
+        16,
+        32,
+        "SlotLost",
+        "slot 's' is lost",
+        "run resync",
+    )
     book.ledger.append(gap)
     why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
     book.ledger.append(
-        run("r", minutes(2), "failed", retained_bytes=6000 << 20, wal_status="unreserved", applied=True, result=why)
+        run(
+            "r",
+            minutes(2),
+            "failed",
+            retained_bytes=6000 << 20,
+            wal_status="unreserved",
+            applied=True,
+            result=why,
+        )
     )
     append_expectation_results(book.root, [result(minutes(2), "r", "public.a", False)])
-    Quarantine(book.root).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])])
+    Quarantine(book.root).add(
+        [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])]
+    )
     glance = read_glance(pipeline(book.root), book, minutes(5), 24)
     assert [(item.severity, *item.page[:1]) for item in glance.attention] == [
-        ("failed", "run"), ("failed", "run"), ("failed", "tables"), ("failed", "expectations"), ("failed",), ("warning",),
+        ("failed", "run"),
+        ("failed", "run"),
+        ("failed", "tables"),
+        ("failed", "expectations"),
+        ("failed",),
+        ("warning",),
         ("warning", "quarantine"),
-    ]  # fmt: skip
+    ]
     texts = " | ".join(item.text for item in glance.attention)
     for part in (
         "the slot lost changes: SlotLost",
@@ -55,25 +83,41 @@ def test_what_deserves_attention(book):
 
 
 def test_a_lost_slot_is_named_once_and_without_positions(book):
-    """The open gap and the run that failed by it are one thing; where the slot stood is on that run's page."""
+    """The open gap and the run that failed by it are one thing; where the slot stood is on that
+    run's page.
+    """
     detail = "slot 's' is lost (wal_removed): changes since 4/F0 are gone"
-    book.ledger.append(Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", detail, "run resync"))
+    book.ledger.append(
+        Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", detail, "run resync")
+    )
     why = json.dumps({"error": {"class": "SlotLost", "message": detail}})
     book.ledger.append(run("r", minutes(2), "failed", result=why))
     (told,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
-    assert (told.text, told.page) == ("the slot lost changes: SlotLost: run resync", ("run", "any", "r"))
+    assert (told.text, told.page) == (
+        "the slot lost changes: SlotLost: run resync",
+        ("run", "any", "r"),
+    )
 
 
 def test_what_only_warns_is_told_behind_what_fails(book):
-    """Drift, freshness, rows without partners; runs of the night that failed; attempts that couldn't compare."""
+    """Drift, freshness, rows without partners; runs of the night that failed; attempts that
+    couldn't compare.
+    """
     for name in "abcd":
         book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
-    append_expectation_results(book.root, [result(minutes(-5000), "r", "public.a", False, "warning")])
+    append_expectation_results(
+        book.root, [result(minutes(-5000), "r", "public.a", False, "warning")]
+    )
     why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
     night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
     for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
         book.ledger.append(event)
-    found = [(-200, "a", "different"), (-150, "b", "failed"), (-100, "a", "not compared"), (-100, "c", "equal")]
+    found = [
+        (-200, "a", "different"),
+        (-150, "b", "failed"),
+        (-100, "a", "not compared"),
+        (-100, "c", "equal"),
+    ]
     found += [(-90, "d", "different"), (-80, "d", "failed"), (-70, "d", "repaired")]
     for at, name, status in found:
         row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
@@ -82,17 +126,28 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     assert [(item.severity, item.text, item.page) for item in glance.attention] == [
         (
             "failed",
-            "public.a: other rows than the source has; the latest attempt couldn't compare them again",
+            (
+                "public.a: other rows than the source has; the latest attempt couldn't compare them"
+                " again"
+            ),
             ("reconciliation",),
         ),
         ("warning", "public.a: expectations not met that only warn", ("expectations",)),
         ("warning", "public.b: comparing with the source failed", ("reconciliation",)),
         ("warning", "the latest maintenance failed: LockHeld: busy", ("run", "maintain", "night")),
-        ("warning", "the latest reconciliation failed: LockHeld: busy", ("run", "reconcile", "compared")),
+        (
+            "warning",
+            "the latest reconciliation failed: LockHeld: busy",
+            ("run", "reconcile", "compared"),
+        ),
     ]
     for verb in ("maintain", "reconcile"):
-        book.ledger.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
-    Reconciliations(book.root).add([Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"])
+        book.ledger.append(
+            replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded")
+        )
+    Reconciliations(book.root).add(
+        [Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"]
+    )
     (left,) = read_glance(pipeline(book.root), book, minutes(5), 24).attention
     assert left.page == ("expectations",)
 
@@ -102,23 +157,62 @@ COMPARED = [
     ("no table", [], "", "unknown", (), None),
     ("all of them", [("a", "equal"), ("b", "repaired")], "ab", "passed", (), 0),
     ("one of them", [("a", "equal")], "ab", "unknown", ("1 never compared",), 0),
-    ("only attempts", [("a", "not compared"), ("b", "failed")], "ab", "unknown", ("2 without an answer",), None),
+    (
+        "only attempts",
+        [("a", "not compared"), ("b", "failed")],
+        "ab",
+        "unknown",
+        ("2 without an answer",),
+        None,
+    ),
     ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
-    ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab", "failed", ("1 different",), 2),
+    (
+        "the latest answer counts",
+        [("a", "equal"), ("a", "different"), ("b", "equal")],
+        "ab",
+        "failed",
+        ("1 different",),
+        2,
+    ),
     ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
-    ("but for columns", [("a", "equal", "v"), ("b", "equal")], "ab", "unknown", ("1 equal but for columns left out",), 0),
-    ("repaired but for columns", [("a", "repaired", "v")], "a", "unknown", ("1 equal but for columns left out",), 0),
-    ("different with columns left out", [("a", "different", "v")], "a", "failed", ("1 different",), None),
+    (
+        "but for columns",
+        [("a", "equal", "v"), ("b", "equal")],
+        "ab",
+        "unknown",
+        ("1 equal but for columns left out",),
+        0,
+    ),
+    (
+        "repaired but for columns",
+        [("a", "repaired", "v")],
+        "a",
+        "unknown",
+        ("1 equal but for columns left out",),
+        0,
+    ),
+    (
+        "different with columns left out",
+        [("a", "different", "v")],
+        "a",
+        "failed",
+        ("1 different",),
+        None,
+    ),
     ("with all columns since", [("a", "equal", "v"), ("a", "equal")], "a", "passed", (), 1),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("found, fed, verdict, told, oldest", [c[1:] for c in COMPARED], ids=[c[0] for c in COMPARED])
+@pytest.mark.parametrize(
+    "found, fed, verdict, told, oldest", [c[1:] for c in COMPARED], ids=[c[0] for c in COMPARED]
+)
 def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
     """However long ago that was; and it says how old the knowledge is."""
     long_ago = timedelta(days=400)
     for n, (name, status, *left_out) in enumerate(found):
-        row = Reconciliation(minutes(n) - long_ago, f"r{n}", f"public.{name}", status, left_out=left_out)
+        row = Reconciliation(
+            minutes(n) - long_ago, f"r{n}", f"public.{name}", status, left_out=left_out
+        )
         Reconciliations(book.root).add([row])
     compared = read_compared(book, [f"public.{name}" for name in fed])
     assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
@@ -127,16 +221,34 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
 
 TOLD_BY_RUNS = [
     ("nothing", {}, None),
-    ("a table without a copy", {"never_copied": ["public.x"]}, ("warning", "public.x: published, but never copied")),
+    (
+        "a table without a copy",
+        {"never_copied": ["public.x"]},
+        ("warning", "public.x: published, but never copied"),
+    ),
     ("unless that has begun since", {"never_copied": ["public.late"]}, None),
-    ("a listed table that its publication lacks", {"unpublished": ["public.x"]}, ("failed", "public.x: in the pipeline file, but not")),
+    (
+        "a listed table that its publication lacks",
+        {"unpublished": ["public.x"]},
+        ("failed", "public.x: in the pipeline file, but not"),
+    ),
     ("unless it was set up since", {"unpublished": ["public.late"]}, None),
-    ("a suite of no table", {"unused_suites": ["/e/x.yml fits no table"]}, ("warning", "expectations that judge nothing: /e/x.yml")),
-    ("a slot in danger", {"slot_critical": ["slot 's' is lost in 2 hours"]}, ("failed", "when the latest run began, slot 's' is lost")),
-]  # fmt: skip
+    (
+        "a suite of no table",
+        {"unused_suites": ["/e/x.yml fits no table"]},
+        ("warning", "expectations that judge nothing: /e/x.yml"),
+    ),
+    (
+        "a slot in danger",
+        {"slot_critical": ["slot 's' is lost in 2 hours"]},
+        ("failed", "when the latest run began, slot 's' is lost"),
+    ),
+]
 
 
-@pytest.mark.parametrize("found, told", [case[1:] for case in TOLD_BY_RUNS], ids=[case[0] for case in TOLD_BY_RUNS])
+@pytest.mark.parametrize(
+    "found, told", [case[1:] for case in TOLD_BY_RUNS], ids=[case[0] for case in TOLD_BY_RUNS]
+)
 def test_what_the_latest_run_found_is_told(book, found, told):
     """Also while a later one runs, or failed before it could know."""
     book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
@@ -154,7 +266,9 @@ def test_what_the_latest_run_found_is_told(book, found, told):
     assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)
     book.ledger.append(run("down", minutes(3), "failed"))
     book.ledger.append(run("now", minutes(4), "running"))
-    of_others = [[item for item in listed if "latest run" not in item[1]] for listed in (items(5), attention)]
+    of_others = [
+        [item for item in listed if "latest run" not in item[1]] for listed in (items(5), attention)
+    ]
     assert of_others[0] == of_others[1]
     book.ledger.append(run("fine", minutes(6), result=json.dumps({"stages": {"apply": {}}})))
     assert items(7) == []
@@ -162,7 +276,13 @@ def test_what_the_latest_run_found_is_told(book, found, told):
 
 def test_what_was_found_holds_while_nothing_changes(book):
     """Of a source at rest no run is recorded but maintenance's."""
-    book.ledger.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}, "never_copied": ["public.x"]})))
+    book.ledger.append(
+        run(
+            "r",
+            minutes(0),
+            result=json.dumps({"stages": {"apply": {}}, "never_copied": ["public.x"]}),
+        )
+    )
     book.ledger.append(replace(run("night", minutes(5000)), verb="maintain"))
     glance = read_glance(pipeline(book.root), book, minutes(5005), 24, reach=timedelta(days=2))
     assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
@@ -176,20 +296,38 @@ def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
     (told,) = read_glance(pipeline(book.root), book, minutes(2), 24).attention
     assert (told.severity, told.text.partition(":")[0]) == ("failed", "public.a")
     book.ledger.append(TableState(minutes(3), "sync", "public.a", 2, "synced"))
-    assert "publication" not in str(read_glance(pipeline(book.root), book, minutes(4), 24).attention)
+    assert "publication" not in str(
+        read_glance(pipeline(book.root), book, minutes(4), 24).attention
+    )
 
 
 def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
-    """By the version and the time of both: the versions of a target that was made anew begin anew; and in all of its columns."""
+    """By the version and the time of both: the versions of a target that was made anew begin anew;
+    and in all of its columns.
+    """
     commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
     unsaid = [ForeignCommit(3, "UPDATE", "ann")]
     foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
     for name, found in foreign.items():
-        book.ledger.append(TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found))
-    book.ledger.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
-    answers = [("a", 9, 20), ("b", 8, 21), ("d", 50, 22), ("c", 12, 5), ("f", 1, 23), ("a", 10, 24, "v"), ("g", 9, 25, "v")]  # fmt: skip
+        book.ledger.append(
+            TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found)
+        )
+    book.ledger.append(
+        TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits)
+    )
+    answers = [
+        ("a", 9, 20),
+        ("b", 8, 21),
+        ("d", 50, 22),
+        ("c", 12, 5),
+        ("f", 1, 23),
+        ("a", 10, 24, "v"),
+        ("g", 9, 25, "v"),
+    ]
     for name, version, at, *left_out in sorted(answers, key=lambda answer: answer[2]):
-        row = Reconciliation(minutes(at), "x", f"public.{name}", "equal", version=version, left_out=left_out)
+        row = Reconciliation(
+            minutes(at), "x", f"public.{name}", "equal", version=version, left_out=left_out
+        )
         Reconciliations(book.root).add([row])
     (told,) = read_glance(pipeline(book.root), book, minutes(30), 24).attention
     assert (told.severity, told.page) == ("warning", ("reconciliation",))
@@ -199,30 +337,51 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
 CHECKED_A = replace(result(minutes(8), "night", "public.a"), version=2)
 UNCHECKED = [
     ("its check ran out of time", [], True),
-    ("so did that of later changes", [CHECKED_A, run("more", minutes(9), targets=did(4, a=(0, 1, 0)))], True),
+    (
+        "so did that of later changes",
+        [CHECKED_A, run("more", minutes(9), targets=did(4, a=(0, 1, 0)))],
+        True,
+    ),
     ("a gate's word is no check", [replace(CHECKED_A, version=None)], True),
     ("a check of what was there before, entered late", [replace(CHECKED_A, version=1)], True),
-    ("a run that was killed long ago is none under way", [run("lost", minutes(9), "running"), run("r", minutes(10))], True),
+    (
+        "a run that was killed long ago is none under way",
+        [run("lost", minutes(9), "running"), run("r", minutes(10))],
+        True,
+    ),
     ("while a run is under way", [run("now", minutes(99), "running")], False),
     ("it was checked since", [CHECKED_A], False),
     ("that was tried, and is told", [replace(CHECKED_A, success=None)], False),
-    ("later changes that wrote no row", [CHECKED_A, run("more", minutes(9), targets=[TargetCut("public.a", 1, 4, skipped=3)])], False),
+    (
+        "later changes that wrote no row",
+        [CHECKED_A, run("more", minutes(9), targets=[TargetCut("public.a", 1, 4, skipped=3)])],
+        False,
+    ),
     ("copied anew since", [TableState(minutes(9), "s", "public.a", 2, "synced")], False),
     ("to be copied again", [TableState(minutes(9), "s", "public.a", 1, "needs_sync")], False),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("since, told", [case[1:] for case in UNCHECKED], ids=[case[0] for case in UNCHECKED])
+@pytest.mark.parametrize(
+    "since, told", [case[1:] for case in UNCHECKED], ids=[case[0] for case in UNCHECKED]
+)
 def test_changes_that_nobody_checked_are_told(book, since, told):
-    """A later run checks what it changed itself: of the others an older verdict stands as if it were of now."""
+    """A later run checks what it changed itself: of the others an older verdict stands as if it
+    were of now.
+    """
     for name in "ab":
         book.ledger.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
-    append_expectation_results(book.root, [result(minutes(-8), "s", f"public.{name}") for name in "ab"])
+    append_expectation_results(
+        book.root, [result(minutes(-8), "s", f"public.{name}") for name in "ab"]
+    )
     for event in (
-        run("one", minutes(2), "failed", targets=did(2, a=(1, 0, 0))), run("two", minutes(7), targets=did(3, b=(1, 0, 0))),
-    ):  # fmt: skip
+        run("one", minutes(2), "failed", targets=did(2, a=(1, 0, 0))),
+        run("two", minutes(7), targets=did(3, b=(1, 0, 0))),
+    ):
         book.ledger.append(event)
-    append_expectation_results(book.root, [replace(result(minutes(7), "two", "public.b"), version=3)])
+    append_expectation_results(
+        book.root, [replace(result(minutes(7), "two", "public.b"), version=3)]
+    )
     for row in since:
         if isinstance(row, ExpectationResult):
             append_expectation_results(book.root, [row])
@@ -231,7 +390,9 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
 
     def unchecked(of):
         found = read_glance(of, book, minutes(100), 24).attention
-        return [(item.severity, item.text, item.page) for item in found if "not checked" in item.text]
+        return [
+            (item.severity, item.text, item.page) for item in found if "not checked" in item.text
+        ]
 
     expected = ("warning", "public.a: not checked since it was last changed", ("expectations",))
     shop = pipeline(book.root)
@@ -243,29 +404,47 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
 MENDED = [
     ("nothing was done", [], "different"),
     ("copied", [("copying", 2, ""), ("synced", 2, "s")], "copied"),
-    ("copied, and its columns changed since", [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")], "copied"),
+    (
+        "copied, and its columns changed since",
+        [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")],
+        "copied",
+    ),
     ("a copy that failed", [("copying", 2, ""), ("failed", 2, "")], "different"),
     ("a copy under way", [("copying", 2, "")], "different"),
     ("a repair of what drifted", [("copying", 2, "s"), ("synced", 2, "s")], "different"),
-    ("a repair after a copy", [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")], "copied"),
+    (
+        "a repair after a copy",
+        [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")],
+        "copied",
+    ),
     ("its columns changed", [("synced", 1, "s")], "different"),
     ("a copy that nobody knows the beginning of", [("synced", 2, "s")], "different"),
     ("it left the publications", [("removed", 1, "s")], None),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("states, found", [case[1:] for case in MENDED], ids=[case[0] for case in MENDED])
+@pytest.mark.parametrize(
+    "states, found", [case[1:] for case in MENDED], ids=[case[0] for case in MENDED]
+)
 def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states, found):
-    """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is about."""
+    """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is
+    about.
+    """
     for status, snapshot in (("copying", ""), ("synced", "s")):
         book.ledger.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
     Reconciliations(book.root).add([Reconciliation(minutes(5), "r", "public.a", "different")])
     for n, (status, generation, snapshot) in enumerate(states):
-        book.ledger.append(TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot))
+        book.ledger.append(
+            TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot)
+        )
     glance = read_glance(pipeline(book.root), book, minutes(20), 24)
     assert glance.compared.count == (found is not None)
-    assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == ([found] if found else [])
-    told = [(item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)]
+    assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == (
+        [found] if found else []
+    )
+    told = [
+        (item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)
+    ]
     expected = {
         "different": [("failed", "public.a: other rows than the source has")],
         "copied": [("warning", "public.a: differed, and was copied since: compare again")],
@@ -285,7 +464,9 @@ def test_a_run_that_was_killed_is_told_by_its_silence(book):
 def test_the_remedy_of_a_failure_is_shown_whole(book):
     """It is at the end of the message: behind many tables, or in a line of its own."""
     remedy = "run the initial sync for each of them again"
-    message = "9 of 9 tables not synced:\n" + "\n".join(f"  - public.t{n}: {'why ' * 30}" for n in range(9))
+    message = "9 of 9 tables not synced:\n" + "\n".join(
+        f"  - public.t{n}: {'why ' * 30}" for n in range(9)
+    )
     why = json.dumps({"error": {"class": "SyncFailed", "message": f"{message}\n{remedy}"}})
     book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
     book.ledger.append(run("r", minutes(2), "failed", result=why))

@@ -57,7 +57,9 @@ def test_a_lake_that_isnt_there_is_empty(book):
 
 
 def test_runs_are_one_line_each(book):
-    """The last event of each counts; stages of one run, and runs of one id under other verbs, aren't mixed up."""
+    """The last event of each counts; stages of one run, and runs of one id under other verbs,
+    aren't mixed up.
+    """
     for event in (
         run("one", minutes(2), "running", seconds=30.0),
         run("one", minutes(3), changes=7),
@@ -67,24 +69,38 @@ def test_runs_are_one_line_each(book):
         book.ledger.append(event)
     lines = read_runs(book)
     assert [(r.run_id, r.verb, r.status) for r in lines] == [
-        ("two", "consume", "failed"), ("one", "maintain", "succeeded"), ("one", "consume", "succeeded"),
-    ]  # fmt: skip
+        ("two", "consume", "failed"),
+        ("one", "maintain", "succeeded"),
+        ("one", "consume", "succeeded"),
+    ]
     assert lines[2].changes == 7
     assert [r.run_id for r in read_runs(book, minutes(5))] == ["two"]
     assert brought_up_to(lines) == minutes(1)
 
 
 def test_lag_counts_from_the_last_run_that_was_applied(book):
-    """Readers miss what was committed since then, until the next run's end; a failed run brings nothing."""
+    """Readers miss what was committed since then, until the next run's end; a failed run brings
+    nothing.
+    """
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
         book.ledger.append(event)
-    assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [("a", None), ("b", 420.0), ("c", 720.0)]
+    assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [
+        ("a", None),
+        ("b", 420.0),
+        ("c", 720.0),
+    ]
 
 
 def test_thinning_out_keeps_peaks_and_failures():
     """Also where a failed run and the peak that follows it are neighbours."""
     points = [
-        LagPoint(minutes(n), str(n), "failed" if n == 76 else "succeeded", float(n == 77), 5 if n == 12 else 0)
+        LagPoint(
+            minutes(n),
+            str(n),
+            "failed" if n == 76 else "succeeded",
+            float(n == 77),
+            5 if n == 12 else 0,
+        )
         for n in range(100)
     ]
     kept = thin_out(points, 10)
@@ -95,14 +111,31 @@ def test_thinning_out_keeps_peaks_and_failures():
 
 
 def test_a_ledger_of_an_earlier_version_is_read(book):
-    """Without the columns that runs record today the lag is reckoned from the run's events; bytes aren't known."""
+    """Without the columns that runs record today the lag is reckoned from the run's events; bytes
+    aren't known.
+    """
     fields = [
         f
         for f in Run.schema
         if f.name
-        not in ("as_of", "lag_before_bytes", "lag_bytes", "retained_bytes", "wal_status", "applied", "targets")
+        not in (
+            "as_of",
+            "lag_before_bytes",
+            "lag_bytes",
+            "retained_bytes",
+            "wal_status",
+            "applied",
+            "targets",
+        )
     ]
-    old = {"run_id": "old", "verb": "consume", "run_type": "scheduled", "changes": 1, "seconds": 60.0, "result": "{}"}
+    old = {
+        "run_id": "old",
+        "verb": "consume",
+        "run_type": "scheduled",
+        "changes": 1,
+        "seconds": 60.0,
+        "result": "{}",
+    }
     LedgerTable(bookkeeping_uri(book.root, "runs"), pa.schema(fields)).extend(
         [
             old | {"at": minutes(1), "status": "running"},
@@ -110,14 +143,21 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
         ]
     )
     (line,) = read_runs(book)
-    assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (minutes(0), True, None, None)
+    assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (
+        minutes(0),
+        True,
+        None,
+        None,
+    )
     assert read_run(book, "consume", "old").stages == ()
     book.ledger.append(run("new", minutes(9)))
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
 
 def old_result(**tables):
-    """As versions recorded runs that had no column for it: each event has all that the run did so far."""
+    """As versions recorded runs that had no column for it: each event has all that the run did so
+    far.
+    """
     counts = {
         f"public.{name}": dict(zip(("inserted", "updated", "deleted"), done, strict=True))
         for name, done in tables.items()
@@ -126,23 +166,67 @@ def old_result(**tables):
 
 
 CHANGED = [
-    ("no cut is needed", [run("r", minutes(1), "failed", targets=did(1, a=(5, 1, 0)))], {"a": (5, 1, 0)}),
-    ("each stage adds what it did", [run("r", minutes(1), "running"), run("r", minutes(2), "running", targets=did(1, a=(5, 0, 0))), run("r", minutes(3))], {"a": (5, 0, 0)}),
-    ("an attempt that began anew adds to what the one before did", [run("r", minutes(1), "failed", targets=did(1, a=(5, 0, 0))), run("r", minutes(2), targets=did(2, a=(2, 0, 0)))], {"a": (7, 0, 0)}),
-    ("what a killed run committed is in the result of the run that found it", [run("later", minutes(3), targets=did(2, a=(9, 0, 0)))], {"a": (9, 0, 0)}),
-    ("a replay and a repair count what they wrote", [
-        run("r", minutes(1), targets=did(1, a=(5, 0, 0))), replace(run("r", minutes(2), targets=did(2, a=(0, 1, 0))), verb="replay"),
-        replace(run("q", minutes(3), targets=did(3, a=(0, 0, 1))), verb="quarantine"),
-    ], {"a": (5, 1, 1)}),
+    (
+        "no cut is needed",
+        [run("r", minutes(1), "failed", targets=did(1, a=(5, 1, 0)))],
+        {"a": (5, 1, 0)},
+    ),
+    (
+        "each stage adds what it did",
+        [
+            run("r", minutes(1), "running"),
+            run("r", minutes(2), "running", targets=did(1, a=(5, 0, 0))),
+            run("r", minutes(3)),
+        ],
+        {"a": (5, 0, 0)},
+    ),
+    (
+        "an attempt that began anew adds to what the one before did",
+        [
+            run("r", minutes(1), "failed", targets=did(1, a=(5, 0, 0))),
+            run("r", minutes(2), targets=did(2, a=(2, 0, 0))),
+        ],
+        {"a": (7, 0, 0)},
+    ),
+    (
+        "what a killed run committed is in the result of the run that found it",
+        [run("later", minutes(3), targets=did(2, a=(9, 0, 0)))],
+        {"a": (9, 0, 0)},
+    ),
+    (
+        "a replay and a repair count what they wrote",
+        [
+            run("r", minutes(1), targets=did(1, a=(5, 0, 0))),
+            replace(run("r", minutes(2), targets=did(2, a=(0, 1, 0))), verb="replay"),
+            replace(run("q", minutes(3), targets=did(3, a=(0, 0, 1))), verb="quarantine"),
+        ],
+        {"a": (5, 1, 1)},
+    ),
     ("a copy is no change", [replace(run("s", minutes(1)), verb="sync")], {}),
     ("before the window", [run("r", minutes(-1), targets=did(1, a=(5, 0, 0)))], {}),
-    ("an earlier version's, once", [run("r", minutes(1), "running", **old_result(a=(5, 0, 0))), run("r", minutes(2), **old_result(a=(5, 0, 0), b=(0, 0, 0)))], {"a": (5, 0, 0)}),
-    ("one that was updated in between", [run("r", minutes(1), "running", **old_result(a=(5, 0, 0))), run("r", minutes(2), targets=did(1, b=(1, 0, 0)))], {"a": (5, 0, 0), "b": (1, 0, 0)}),
+    (
+        "an earlier version's, once",
+        [
+            run("r", minutes(1), "running", **old_result(a=(5, 0, 0))),
+            run("r", minutes(2), **old_result(a=(5, 0, 0), b=(0, 0, 0))),
+        ],
+        {"a": (5, 0, 0)},
+    ),
+    (
+        "one that was updated in between",
+        [
+            run("r", minutes(1), "running", **old_result(a=(5, 0, 0))),
+            run("r", minutes(2), targets=did(1, b=(1, 0, 0))),
+        ],
+        {"a": (5, 0, 0), "b": (1, 0, 0)},
+    ),
     ("a result that is no JSON", [run("r", minutes(1), result="", targets=None)], {}),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize("rows, expected", [case[1:] for case in CHANGED], ids=[case[0] for case in CHANGED])
+@pytest.mark.parametrize(
+    "rows, expected", [case[1:] for case in CHANGED], ids=[case[0] for case in CHANGED]
+)
 def test_what_runs_did_by_table(book, rows, expected):
     """Each change once, whatever became of its run."""
     for row in rows:
@@ -152,15 +236,21 @@ def test_what_runs_did_by_table(book, rows, expected):
 
 
 def test_the_latest_change_of_a_table(book):
-    """By its commit on the source where that is known, with the run that brought it and the version that run wrote."""
-    book.ledger.append(run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0))))
+    """By its commit on the source where that is known, with the run that brought it and the version
+    that run wrote.
+    """
+    book.ledger.append(
+        run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0)))
+    )
     skipped = [TargetCut("public.a", 1, 3, skipped=2)]
     book.ledger.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
     changed = read_changed(book, minutes(0))
     assert [(changed[f"public.{name}"].at, changed[f"public.{name}"].run_id) for name in "abc"] == [
         (minutes(6), "two"), (minutes(-2), "one"), (minutes(3), "two"),
     ]  # fmt: skip
-    assert [(changed[f"public.{name}"].version, changed[f"public.{name}"].generation) for name in "ac"] == [
+    assert [
+        (changed[f"public.{name}"].version, changed[f"public.{name}"].generation) for name in "ac"
+    ] == [
         (1, 1),
         (2, 1),
     ]
@@ -171,19 +261,30 @@ def test_the_latest_change_of_a_table(book):
 def test_columns_of_a_heat_map_are_told_apart(book, seconds, shown):
     """By seconds where two runs checked within one minute, and by their days."""
     at = [minutes(n / 60) for n in seconds]
-    append_expectation_results(book.root, [result(one, f"r{n}", "public.a") for n, one in enumerate(at)])
+    append_expectation_results(
+        book.root, [result(one, f"r{n}", "public.a") for n, one in enumerate(at)]
+    )
     heat = tables_map(book, minutes(9), 10)
     assert (heat.shows_seconds, {run.day for run in heat.runs}) == (shown, {NOON.date()})
 
 
 def test_what_a_table_holds_and_where(book):
-    """Columns by their types on the source and in the lake, the key, rows and size of the target as it is now; before its copy what is known."""
+    """Columns by their types on the source and in the lake, the key, rows and size of the target as
+    it is now; before its copy what is known.
+    """
     columns = [
         ColumnState("id", 20, -1, "int8", "bigint", not_null=True),
         ColumnState("tags", 1009, -1, "_text", "array<string>", not_null=False),
     ]
     state = TableState(
-        minutes(0), "s", "public.orders", 1, "synced", key_columns=["id"], columns=columns, row_filter="id > 0"
+        minutes(0),
+        "s",
+        "public.orders",
+        1,
+        "synced",
+        key_columns=["id"],
+        columns=columns,
+        row_filter="id > 0",
     )
     book.ledger.append(state)
     before = read_table_details(book, "public.orders")
@@ -192,16 +293,26 @@ def test_what_a_table_holds_and_where(book):
     types = {"id": pa.int64(), "_wd_lsn": pa.int64(), "tags": pa.list_(pa.string())}
     write_deltalake(uri, pa.table({name: pa.nulls(3, kind) for name, kind in types.items()}))
     found = read_table_details(book, "public.orders")
-    assert (found.uri, found.rows, found.files, found.version, found.filters) == (uri, 3, 1, 0, ("id > 0",))
+    assert (found.uri, found.rows, found.files, found.version, found.filters) == (
+        uri,
+        3,
+        1,
+        0,
+        ("id > 0",),
+    )
     assert found.bytes > 0
     assert [(c.name, c.type, c.source_type, c.is_key) for c in found.columns] == [
-        ("id", "bigint", "int8", True), ("tags", "array<string>", "_text", False), ("_wd_lsn", "bigint", None, False),
-    ]  # fmt: skip
+        ("id", "bigint", "int8", True),
+        ("tags", "array<string>", "_text", False),
+        ("_wd_lsn", "bigint", None, False),
+    ]
     assert read_table_details(book, "public.none") is None
 
 
 def test_tables_say_up_to_when_they_are_complete(book):
-    """Of one that the latest runs couldn't apply to, since which run; what is to be looked after comes first."""
+    """Of one that the latest runs couldn't apply to, since which run; what is to be looked after
+    comes first.
+    """
     for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync")):
         book.ledger.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     stuck = json.dumps({"not_applied": ["public.b"]})
@@ -247,7 +358,9 @@ def test_a_table_says_what_its_target_keeps(book):
 
 
 def test_a_run_that_read_nothing_brings_no_table_further(book):
-    """The source couldn't be reached: that is nothing any table is behind by, and none is complete up to then."""
+    """The source couldn't be reached: that is nothing any table is behind by, and none is complete
+    up to then.
+    """
     book.ledger.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
     book.ledger.append(run("fine", minutes(2)))
     book.ledger.append(run("down", minutes(7), "failed"))
@@ -278,10 +391,15 @@ def test_the_worst_finding_is_the_verdict(book, verdict, found):
 
 
 def test_heat_maps(book):
-    """Tables by runs and one table's expectations by runs; the newest run last, the worst row first."""
+    """Tables by runs and one table's expectations by runs; the newest run last, the worst row
+    first.
+    """
     append_expectation_results(
         book.root,
-        [result(minutes(1), "one", "public.a"), replace(result(minutes(1), "one", "public.b"), not_checked=["gone"])],
+        [
+            result(minutes(1), "one", "public.a"),
+            replace(result(minutes(1), "one", "public.b"), not_checked=["gone"]),
+        ],
     )
     missed = result(minutes(6), "two", "public.b", False, count=3)
     append_expectation_results(book.root, [replace(missed, not_checked=["unique key: none"])])
@@ -299,16 +417,22 @@ def test_heat_maps(book):
 
 
 def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
-    """The runs of the heat map may all be newer, or may have judged only a part of what is expected of a table."""
+    """The runs of the heat map may all be newer, or may have judged only a part of what is expected
+    of a table.
+    """
     append_expectation_results(
         book.root,
         [
-            result(minutes(-20_000), "old", "public.old", False), result(minutes(-20_000), "old", "public.warned", False, "warning"),
-            result(minutes(-20_000), "old", "public.fine"), result(minutes(-20_000), "old", "public.partly", False),
+            result(minutes(-20_000), "old", "public.old", False),
+            result(minutes(-20_000), "old", "public.warned", False, "warning"),
+            result(minutes(-20_000), "old", "public.fine"),
+            result(minutes(-20_000), "old", "public.partly", False),
             result(minutes(-20_000), "old", "public.gone", False),
         ],
-    )  # fmt: skip
-    append_expectation_results(book.root, [replace(reference(minutes(1), True), table_name="public.partly")])
+    )
+    append_expectation_results(
+        book.root, [replace(reference(minutes(1), True), table_name="public.partly")]
+    )
     append_expectation_results(book.root, [result(minutes(2), "new", "public.new", False)])
     fed = [f"public.{name}" for name in ("old", "warned", "fine", "partly", "new", "never")]
     heat = tables_map(book, minutes(9), 2)
@@ -322,7 +446,9 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
 
 
 def reference(at, success, meaning="a row of b is there", run_id="night"):
-    return replace(result(at, run_id, "public.a", success, "warning", meaning), expectation=REFERENCES_HOLD)
+    return replace(
+        result(at, run_id, "public.a", success, "warning", meaning), expectation=REFERENCES_HOLD
+    )
 
 
 def gate(at, success, meaning="gate stop: amounts are positive"):
@@ -330,32 +456,94 @@ def gate(at, success, meaning="gate stop: amounts are positive"):
 
 
 def unknown(at, success, version=None):
-    return replace(reference(at, success, "all values known", "day"), expectation=ALL_VALUES_KNOWN, version=version)
+    return replace(
+        reference(at, success, "all values known", "day"),
+        expectation=ALL_VALUES_KNOWN,
+        version=version,
+    )
 
 
-KEY, CHECKED = result(minutes(1), "day", "public.a"), result(minutes(1), "day", "public.a", False, meaning="CHECK c")
+KEY, CHECKED = (
+    result(minutes(1), "day", "public.a"),
+    result(minutes(1), "day", "public.a", False, meaning="CHECK c"),
+)
 OTHERS = result(minutes(2), "night", "public.b")
 LATEST_CHECKS = [
     ("a maintenance hides no failed check", [KEY, CHECKED, reference(minutes(2), True)], (3, 1, 0)),
-    ("nor one of its references another", [KEY, reference(minutes(2), False), reference(minutes(2), True, "of c")], (3, 0, 1)),
-    ("nor the freshness that it judges", [KEY, CHECKED, replace(reference(minutes(2), True, "fresh"), expectation=IS_FRESH)], (3, 1, 0)),
+    (
+        "nor one of its references another",
+        [KEY, reference(minutes(2), False), reference(minutes(2), True, "of c")],
+        (3, 0, 1),
+    ),
+    (
+        "nor the freshness that it judges",
+        [KEY, CHECKED, replace(reference(minutes(2), True, "fresh"), expectation=IS_FRESH)],
+        (3, 1, 0),
+    ),
     ("nor a gate that rows passed again", [KEY, CHECKED, gate(minutes(2), True)], (3, 1, 0)),
     ("what a gate stops counts", [KEY, gate(minutes(2), False)], (2, 1, 0)),
     ("until the table is checked again", [gate(minutes(0), False), KEY], (1, 0, 0)),
-    ("an expectation that isn't there any more is no matter", [replace(CHECKED, at=minutes(0)), KEY], (1, 0, 0)),
-    ("what was found again counts once", [reference(minutes(0), False), KEY, reference(minutes(2), True)], (2, 0, 0)),
+    (
+        "an expectation that isn't there any more is no matter",
+        [replace(CHECKED, at=minutes(0)), KEY],
+        (1, 0, 0),
+    ),
+    (
+        "what was found again counts once",
+        [reference(minutes(0), False), KEY, reference(minutes(2), True)],
+        (2, 0, 0),
+    ),
     ("a check leaves out what maintenance judges", [reference(minutes(0), False), KEY], (2, 0, 1)),
-    ("a foreign key that a later maintenance didn't find is gone", [reference(minutes(0), False), reference(minutes(1.5), True, "of c"), KEY], (2, 0, 0)),
-    ("nor is one counted that a later check didn't find", [replace(reference(minutes(0), False), run_id="r"), result(minutes(0), "r", "public.a"), KEY], (1, 0, 0)),
-    ("nor one of the check that a later maintenance didn't find", [KEY, reference(minutes(1), False, run_id="day"), reference(minutes(2), True, "of c")], (2, 0, 0)),
-    ("also while another table is checked in full", [KEY, reference(minutes(1.5), False), OTHERS, reference(minutes(2), True, "of c")], (2, 0, 0)),
-    ("rows that were discarded lack no value any more, and say nothing else", [KEY, reference(minutes(1), False), unknown(minutes(1), False, 1), unknown(minutes(2), True)], (3, 0, 1)),
-    ("until the table is checked again, or maintained", [unknown(minutes(0), False), KEY, unknown(minutes(2), False), reference(minutes(3), True)], (2, 0, 0)),
-    ("one that couldn't be evaluated counts as that", [CHECKED, replace(CHECKED, at=minutes(2), success=None)], (1, 0, 0)),
-]  # fmt: skip
+    (
+        "a foreign key that a later maintenance didn't find is gone",
+        [reference(minutes(0), False), reference(minutes(1.5), True, "of c"), KEY],
+        (2, 0, 0),
+    ),
+    (
+        "nor is one counted that a later check didn't find",
+        [
+            replace(reference(minutes(0), False), run_id="r"),
+            result(minutes(0), "r", "public.a"),
+            KEY,
+        ],
+        (1, 0, 0),
+    ),
+    (
+        "nor one of the check that a later maintenance didn't find",
+        [KEY, reference(minutes(1), False, run_id="day"), reference(minutes(2), True, "of c")],
+        (2, 0, 0),
+    ),
+    (
+        "also while another table is checked in full",
+        [KEY, reference(minutes(1.5), False), OTHERS, reference(minutes(2), True, "of c")],
+        (2, 0, 0),
+    ),
+    (
+        "rows that were discarded lack no value any more, and say nothing else",
+        [
+            KEY,
+            reference(minutes(1), False),
+            unknown(minutes(1), False, 1),
+            unknown(minutes(2), True),
+        ],
+        (3, 0, 1),
+    ),
+    (
+        "until the table is checked again, or maintained",
+        [unknown(minutes(0), False), KEY, unknown(minutes(2), False), reference(minutes(3), True)],
+        (2, 0, 0),
+    ),
+    (
+        "one that couldn't be evaluated counts as that",
+        [CHECKED, replace(CHECKED, at=minutes(2), success=None)],
+        (1, 0, 0),
+    ),
+]
 
 
-@pytest.mark.parametrize("rows, counts", [case[1:] for case in LATEST_CHECKS], ids=[case[0] for case in LATEST_CHECKS])
+@pytest.mark.parametrize(
+    "rows, counts", [case[1:] for case in LATEST_CHECKS], ids=[case[0] for case in LATEST_CHECKS]
+)
 def test_the_last_word_on_each_expectation_counts(book, rows, counts):
     """Checks, maintenance and gates each judge a part of what is expected of a table."""
     for _, of_one_check in groupby(rows, attrgetter("at")):
@@ -366,7 +554,9 @@ def test_the_last_word_on_each_expectation_counts(book, rows, counts):
 
 def unjudged(at, version=1, run_id="broke off"):
     return replace(
-        result(at, run_id, "public.a", None, meaning="all can be judged"), expectation=CAN_BE_JUDGED, version=version
+        result(at, run_id, "public.a", None, meaning="all can be judged"),
+        expectation=CAN_BE_JUDGED,
+        version=version,
     )
 
 
@@ -376,16 +566,36 @@ UNJUDGED = [
     ("however often", [CHECKED, unjudged(minutes(2)), unjudged(minutes(3), None)], (2, 1, 1)),
     ("nothing else is known", [unjudged(minutes(2))], (1, 0, 1)),
     ("a check ends it", [unjudged(minutes(0)), KEY, CHECKED], (2, 1, 0)),
-    ("one that refuses a suite says so beside the rest", [KEY, unjudged(minutes(1)), CHECKED], (3, 1, 1)),
-    ("a maintenance that judges the rest alone ends it", [KEY, CHECKED, unjudged(minutes(2), None), reference(minutes(3), True)], (3, 1, 0)),
-    ("who discards rows doesn't", [KEY, unjudged(minutes(2), None), unknown(minutes(3), True)], (3, 0, 1)),
-    ("nor a maintenance before it", [KEY, reference(minutes(2), True), unjudged(minutes(3))], (3, 0, 1)),
-]  # fmt: skip
+    (
+        "one that refuses a suite says so beside the rest",
+        [KEY, unjudged(minutes(1)), CHECKED],
+        (3, 1, 1),
+    ),
+    (
+        "a maintenance that judges the rest alone ends it",
+        [KEY, CHECKED, unjudged(minutes(2), None), reference(minutes(3), True)],
+        (3, 1, 0),
+    ),
+    (
+        "who discards rows doesn't",
+        [KEY, unjudged(minutes(2), None), unknown(minutes(3), True)],
+        (3, 0, 1),
+    ),
+    (
+        "nor a maintenance before it",
+        [KEY, reference(minutes(2), True), unjudged(minutes(3))],
+        (3, 0, 1),
+    ),
+]
 
 
-@pytest.mark.parametrize("rows, counts", [case[1:] for case in UNJUDGED], ids=[case[0] for case in UNJUDGED])
+@pytest.mark.parametrize(
+    "rows, counts", [case[1:] for case in UNJUDGED], ids=[case[0] for case in UNJUDGED]
+)
 def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
-    """Nor is it told any more once the target was looked at; the same when what failed is older than the days that are read."""
+    """Nor is it told any more once the target was looked at; the same when what failed is older
+    than the days that are read.
+    """
     for _, of_one_check in groupby(rows, attrgetter("at")):
         append_expectation_results(book.root, list(of_one_check))
     for since in (None, minutes(1.5)):
@@ -399,10 +609,11 @@ def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
 def test_a_check_that_broke_off_and_was_tried_again_counts_as_it_ended(book):
     """On the maps as well; what wasn't tried again couldn't be judged."""
     for rows in (
-        [unjudged(minutes(0), run_id="day"), unjudged(minutes(0), run_id="lost")], [KEY, result(minutes(1), "lost", "public.b")],
-    ):  # fmt: skip
+        [unjudged(minutes(0), run_id="day"), unjudged(minutes(0), run_id="lost")],
+        [KEY, result(minutes(1), "lost", "public.b")],
+    ):
         append_expectation_results(book.root, rows)
-    ((_, of_b), (_, of_a)) = sorted(tables_map(book, minutes(9), 10).rows, reverse=True)
+    (_, of_b), (_, of_a) = sorted(tables_map(book, minutes(9), 10).rows, reverse=True)
     assert [cell and cell.verdict for cell in of_a] == ["passed", "unknown"]
     assert [cell and cell.verdict for cell in of_b] == [None, "passed"]
     found = dict(expectations_map(book, "public.a", minutes(9), 10).rows)
@@ -413,7 +624,10 @@ def test_a_check_that_broke_off_and_was_tried_again_counts_as_it_ended(book):
 
 def test_who_discards_rows_checks_nothing(book):
     """The table's last check is as old as it was."""
-    for rows in ([KEY, unknown(minutes(1), False, 1)], [replace(unknown(minutes(2), True), run_id="discard")]):
+    for rows in (
+        [KEY, unknown(minutes(1), False, 1)],
+        [replace(unknown(minutes(2), True), run_id="discard")],
+    ):
         append_expectation_results(book.root, rows)
     check = read_latest_checks(book, None)["public.a"]
     assert (check.at, check.run_id, check.warnings) == (minutes(1), "day", 0)
@@ -422,34 +636,59 @@ def test_who_discards_rows_checks_nothing(book):
 def test_a_table_that_nothing_changes_keeps_its_verdict(book):
     """However long ago it was checked: a page that forgets what failed says that all is well."""
     append_expectation_results(book.root, [CHECKED, replace(KEY, table_name="public.b")])
-    append_expectation_results(book.root, [result(minutes(9), "later", "public.b"), reference(minutes(9), True)])
+    append_expectation_results(
+        book.root, [result(minutes(9), "later", "public.b"), reference(minutes(9), True)]
+    )
     found = read_latest_checks(book, minutes(5), ["public.a", "public.b", "public.c"])
-    assert {name: check.verdict for name, check in found.items()} == {"public.a": "failed", "public.b": "passed"}
+    assert {name: check.verdict for name, check in found.items()} == {
+        "public.a": "failed",
+        "public.b": "passed",
+    }
 
 
 def test_a_check_that_is_tried_again_counts_as_it_ended(book):
-    """Its task was cleared: the run has the same id; and so has another DAG's run of that moment."""
+    """Its task was cleared: the run has the same id; and so has another DAG's run of that
+    moment.
+    """
     append_expectation_results(book.root, [KEY, CHECKED])
-    append_expectation_results(book.root, [replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)])
+    append_expectation_results(
+        book.root, [replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)]
+    )
     append_expectation_results(book.root, [reference(minutes(4), None, run_id="day")])
     (check,) = read_checks(book, None, "day")
     assert (check.expectations, check.failed, check.unknown, check.verdict) == (3, 0, 1, "unknown")
 
 
 def test_own_expectations_may_be_of_one_meaning(book):
-    """In results of earlier versions that of their type, when they have no notes: none hides another."""
-    rows = [result(minutes(1), "r", "public.a", success, meaning="expect_x") for success in (True, False, True)]
+    """In results of earlier versions that of their type, when they have no notes: none hides
+    another.
+    """
+    rows = [
+        result(minutes(1), "r", "public.a", success, meaning="expect_x")
+        for success in (True, False, True)
+    ]
     append_expectation_results(book.root, rows)
     (check,) = read_checks(book, None)
-    assert (check, check.expectations, check.failed) == (read_latest_checks(book, None)["public.a"], 3, 1)
+    assert (check, check.expectations, check.failed) == (
+        read_latest_checks(book, None)["public.a"],
+        3,
+        1,
+    )
     ((_, (cell,)),) = expectations_map(book, "public.a", minutes(2), 10).rows
     assert cell.verdict == "failed"
 
 
 def test_a_runs_page_is_what_its_stages_recorded(book, lake):
-    """Through the result that runs write: stages, tables, the slot, the error; and what it left in other tables."""
-    done = RunResult("consume", "r", "failed", start_lsn="0/10", end_lsn="0/20", changes=3, lag_bytes=5)
-    done.stages = {"land": StageResult("succeeded", 1.5, "1 batches"), "apply": StageResult("failed", 2.0)}
+    """Through the result that runs write: stages, tables, the slot, the error; and what it left in
+    other tables.
+    """
+    done = RunResult(
+        "consume", "r", "failed", start_lsn="0/10", end_lsn="0/20", changes=3, lag_bytes=5
+    )
+    done.stages = {
+        "land": StageResult("succeeded", 1.5, "1 batches"),
+        "apply": StageResult("failed", 2.0),
+    }
     done.tables = {"public.a": TableResult(1, 2, reread=4, version=7)}
     done.not_applied, done.warnings = ["public.b"], ["look"]
     done.error = {"class": "ApplyError", "message": "no", "retryable": False}
@@ -460,12 +699,30 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     assert read_back == done
     ledger = Ledger(lake)
     read_back.record(
-        type("Job", (), {"ledger": ledger, "run_type": "scheduled", "interval_start": None, "interval_end": None})()
+        type(
+            "Job",
+            (),
+            {
+                "ledger": ledger,
+                "run_type": "scheduled",
+                "interval_start": None,
+                "interval_end": None,
+            },
+        )()
     )
-    ledger.append(TableState(minutes(1), "r", "public.c", 1, "synced", reason="columns changed: added x"))
-    Quarantine(lake).add([IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, '{"id": "1"}', ["body"])])
+    ledger.append(
+        TableState(minutes(1), "r", "public.c", 1, "synced", reason="columns changed: added x")
+    )
+    Quarantine(lake).add(
+        [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, '{"id": "1"}', ["body"])]
+    )
     (line,) = read_runs(book)
-    assert (line.as_of, line.lag_before_bytes, line.lag_bytes, line.wal_status) == (minutes(0), 900, 5, "extended")
+    assert (line.as_of, line.lag_before_bytes, line.lag_bytes, line.wal_status) == (
+        minutes(0),
+        900,
+        5,
+        "extended",
+    )
     assert (line.retained_bytes, line.applied) == (2 << 20, False)
     seen = read_run(book, "consume", "r")
     assert [(s.name, s.status, s.seconds) for s in seen.stages] == [
@@ -473,24 +730,36 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
         ("apply", "failed", 2.0),
     ]
     assert [(t.table_name, t.is_behind, t.schema) for t in seen.tables] == [
-        ("public.b", True, ()), ("public.a", False, ()), ("public.c", False, ("columns changed: added x",)),
-    ]  # fmt: skip
+        ("public.b", True, ()),
+        ("public.a", False, ()),
+        ("public.c", False, ("columns changed: added x",)),
+    ]
     assert (seen.tables[1].reread, seen.error_class, seen.warnings) == (4, "ApplyError", ("look",))
     assert [row.key for row in seen.quarantined] == ['{"id": "1"}']
     assert seen.slot_after.safe_wal_size == 77
 
 
 def test_rows_that_targets_lack(book):
-    """What was resolved, read again or of an earlier copy isn't lacking any more; nor is one that came back counted twice."""
+    """What was resolved, read again or of an earlier copy isn't lacking any more; nor is one that
+    came back counted twice.
+    """
 
     def row(n, status, key, table="public.a", generation=2):
-        return IncompleteRow(minutes(n), "r", status, table, generation, 1, key, ["body"], reason="gone")
+        return IncompleteRow(
+            minutes(n), "r", status, table, generation, 1, key, ["body"], reason="gone"
+        )
 
     for told in (
-        row(1, "quarantined", "old copy", generation=1), row(2, "quarantined", "resolved"), row(3, "quarantined", "twice"),
-        row(4, "resolved", "resolved"), row(5, "resolved", "twice"), row(6, "quarantined", "twice"),
-        row(7, "reread", "reread"), row(8, "quarantined", "b", "public.b"), row(9, "quarantined", "gone table", "public.x"),
-    ):  # fmt: skip
+        row(1, "quarantined", "old copy", generation=1),
+        row(2, "quarantined", "resolved"),
+        row(3, "quarantined", "twice"),
+        row(4, "resolved", "resolved"),
+        row(5, "resolved", "twice"),
+        row(6, "quarantined", "twice"),
+        row(7, "reread", "reread"),
+        row(8, "quarantined", "b", "public.b"),
+        row(9, "quarantined", "gone table", "public.x"),
+    ):
         Quarantine(book.root).add([told])
     generations = {"public.a": 2, "public.b": 2, "public.c": 1}
     assert count_open(book, generations) == {"public.a": 1, "public.b": 1}

@@ -17,7 +17,9 @@ from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.stages.check.gate.verdicts import STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
-DOWN = json.dumps({"stages": {"land": {}}, "error": {"class": "SourceUnreachable", "message": "no connection"}})
+DOWN = json.dumps(
+    {"stages": {"land": {}}, "error": {"class": "SourceUnreachable", "message": "no connection"}}
+)
 
 
 @pytest.fixture
@@ -27,7 +29,9 @@ def book(lake):
     book.ledger.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
     book.ledger.append(TableState(minutes(-8), "sync", "public.a", 1, "synced", incarnation="1"))
     book.ledger.append(run("stuck", minutes(2), "failed", result=STUCK))
-    found = result(minutes(2), "stuck", "public.a", False, meaning=f"{STOP}amount is positive", count=2)
+    found = result(
+        minutes(2), "stuck", "public.a", False, meaning=f"{STOP}amount is positive", count=2
+    )
     append_expectation_results(lake, [replace(found, version=None)])
     return book
 
@@ -43,16 +47,25 @@ def told(book):
 
 @pytest.mark.parametrize("count", [1, 8, 30])
 def test_a_table_stays_stopped_while_no_run_comes_to_it(book, count):
-    """The source can't be reached for a while: the pages don't say meanwhile that no gate holds a table back."""
+    """The source can't be reached for a while: the pages don't say meanwhile that no gate holds a
+    table back.
+    """
     for n in range(count):
         book.ledger.append(run(f"down{n}", minutes(3 + n), "failed", result=DOWN, applied=None))
     assert stopped(book) == ["public.a"]
-    assert any(text.startswith("public.a: stopped by a gate (amount is positive)") for text in told(book))
+    assert any(
+        text.startswith("public.a: stopped by a gate (amount is positive)") for text in told(book)
+    )
 
 
 def test_a_retry_that_the_gate_stops_too_changes_nothing(book):
-    """It judges what waits, and enters what it found as its own; what it found to be met stops nothing any more."""
-    again = replace(result(minutes(3), "retry", "public.a", False, meaning=f"{STOP}amount is positive"), version=None)
+    """It judges what waits, and enters what it found as its own; what it found to be met stops
+    nothing any more.
+    """
+    again = replace(
+        result(minutes(3), "retry", "public.a", False, meaning=f"{STOP}amount is positive"),
+        version=None,
+    )
     append_expectation_results(book.root, [again])
     (one,) = read_stopped(pipeline(book.root), book)
     assert (one.table_name, one.since) == ("public.a", minutes(2))

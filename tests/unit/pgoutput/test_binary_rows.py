@@ -1,4 +1,6 @@
-"""Row messages with values in binary format, cut and flipped: a named error, or exactly what each message says alone."""
+"""Row messages with values in binary format, cut and flipped: a named error, or exactly what each
+message says alone.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ ARRAY = struct.pack("!iiIii", 1, 1, 23, 2, 1)
 # Of each type some values as its send function gives them.
 VALUES = {
     "int4": [struct.pack("!i", -7), struct.pack("!i", 1 << 30)],
-    "numeric": [struct.pack("!hhHh2h", 2, 0, 0, 2, 12, 5000), struct.pack("!hhHh", 0, 0, 0xC000, 0)],
-    "timestamptz": [struct.pack("!q", 0), struct.pack("!q", (1 << 63) - 1), struct.pack("!q", -99_999_999_999_999_999)],
+    "numeric": [
+        struct.pack("!hhHh2h", 2, 0, 0, 2, 12, 5000),
+        struct.pack("!hhHh", 0, 0, 0xC000, 0),
+    ],
+    "timestamptz": [
+        struct.pack("!q", 0),
+        struct.pack("!q", (1 << 63) - 1),
+        struct.pack("!q", -99_999_999_999_999_999),
+    ],
     "text": ["ü€😀".encode(), b""],
     "bytea": [b"\0\xff", b""],
     "uuid": [bytes(range(16))],
@@ -76,7 +85,9 @@ def to_text(k: int, values: pa.Array) -> pa.Array:
 
 
 def test_damaged_binary_rows_never_become_wrong_rows():
-    """Whatever stands beside a message, its values are those it has alone; a damaged one stops all, by DecodeError."""
+    """Whatever stands beside a message, its values are those it has alone; a damaged one stops all,
+    by DecodeError.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -90,7 +101,8 @@ def test_damaged_binary_rows_never_become_wrong_rows():
         try:
             new, old = texts(decode_rows(data, len(TYPES), to_text=to_text))
         except DecodeError as err:
-            # A damaged byte may have made a binary value a text: only beside others can that be told.
+            # A damaged byte may have made a binary value a text: only beside others can that be
+            # told.
             is_mixed = "text and binary" in str(err)
             refused, mixed = refused + (None in expected), mixed + is_mixed
             if None not in expected and not is_mixed:

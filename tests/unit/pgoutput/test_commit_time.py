@@ -28,7 +28,9 @@ TIMES = {
 
 @pytest.mark.parametrize(("sent", "held", "seen"), TIMES.values(), ids=TIMES)
 def test_every_time_is_taken(sent, held, seen):
-    """By Begin and Commit, by what decides streamed and prepared transactions, and by the first message of one that waits."""
+    """By Begin and Commit, by what decides streamed and prepared transactions, and by the first
+    message of one that waits.
+    """
     at = sent.to_bytes(8, "big", signed=True)
     begin, commit = enc.begin(100, SHIFT, 7), enc.commit(100, 110, SHIFT)
     begin = begin[:9] + at + begin[17:]
@@ -40,8 +42,13 @@ def test_every_time_is_taken(sent, held, seen):
 
 
 def test_what_is_shown_is_a_moment_wherever_the_reader_is():
-    """The first and the last one have a local time in the zones that are furthest from UTC; null stays null."""
+    """The first and the last one have a local time in the zones that are furthest from UTC; null
+    stays null.
+    """
     for moment in (EARLIEST, LATEST):
         for zone in ("Etc/GMT+12", "Etc/GMT-14"):
             assert moment.astimezone(ZoneInfo(zone)).year in (1, 9999)
-    assert shown(pa.array([None, 0], pa.timestamp("us", "UTC"))).to_pylist() == [None, datetime(1970, 1, 1, tzinfo=UTC)]
+    assert shown(pa.array([None, 0], pa.timestamp("us", "UTC"))).to_pylist() == [
+        None,
+        datetime(1970, 1, 1, tzinfo=UTC),
+    ]

@@ -1,4 +1,6 @@
-"""The envelope: sequence, kind, relation, transaction, commit position and time of every message."""
+"""The envelope: sequence, kind, relation, transaction, commit position and time of every
+message.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,16 @@ def add(envelope, stream):
 def columns(batches):
     rows = pa.Table.from_batches(batches).to_pylist()
     return [
-        (r["kind"], r["relation_id"], r["xid8"], r["lsn"], r["commit_lsn"], r["end_lsn"], r["commit_ts"]) for r in rows
+        (
+            r["kind"],
+            r["relation_id"],
+            r["xid8"],
+            r["lsn"],
+            r["commit_lsn"],
+            r["end_lsn"],
+            r["commit_ts"],
+        )
+        for r in rows
     ]
 
 
@@ -84,7 +95,8 @@ def test_one_message_a_batch():
         (7, 8, 7),
         (7, (3 << 32) + 8, (3 << 32) + 7),
         (4_294_967_290, (3 << 32) + 8, (2 << 32) + 4_294_967_290),  # from before the wrap-around
-        # Commits that wait for a synchronous standby are decoded, though the snapshot's xmax lies below them.
+        # Commits that wait for a synchronous standby are decoded, though the snapshot's xmax lies
+        # below them.
         (8, (3 << 32) + 8, (3 << 32) + 8),
         (12, (3 << 32) + 8, (3 << 32) + 12),
         (3, (3 << 32) + 4_294_967_290, (4 << 32) + 3),
@@ -123,7 +135,9 @@ MALFORMED = [
 @pytest.mark.parametrize("_, given, match", MALFORMED, ids=[m[0] for m in MALFORMED])
 @pytest.mark.parametrize("cut", [False, True])
 def test_malformed_streams_are_refused(_, given, match, cut):
-    """Unknown, cut or unpaired messages stop with a named error, also at the seam of two record batches."""
+    """Unknown, cut or unpaired messages stop with a named error, also at the seam of two record
+    batches.
+    """
     envelope, stream = Envelope(1000), [(1, 7, message) for message in given]
     if cut:
         add(envelope, stream[:-1])
@@ -141,7 +155,10 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
         at = rng.randrange(len(stream))
         message = bytearray(stream[at][2])
         message[rng.randrange(len(message))] = rng.randrange(256)
-        stream[at] = (*stream[at][:2], bytes(message[: rng.choice([len(message), rng.randrange(len(message) + 1)])]))
+        stream[at] = (
+            *stream[at][:2],
+            bytes(message[: rng.choice([len(message), rng.randrange(len(message) + 1)])]),
+        )
         try:
             batch = add(Envelope(1000), stream)
         except DecodeError:
@@ -150,33 +167,90 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
         assert batch["data"].to_pylist() == [m for _, _, m in stream]
 
 
-# Messages as (lsn, xid, bytes), which one is skipped, and what lands: kind, xid8, commit_lsn, end_lsn.
+# Messages as (lsn, xid, bytes), which one is skipped, and what lands: kind, xid8, commit_lsn,
+# end_lsn.
 ONE = [(10, 7, BEGIN), (11, 7, ROW), (110, 7, COMMIT)]
 TWO = [(111, 8, enc.begin(200, TS, 8)), (112, 8, ROW), (210, 8, enc.commit(200, 210, TS))]
 ONE_LANDED = [("B", 7, 100, None), ("I", 7, 100, None), ("C", 7, 100, 110)]
 TWO_LANDED = [("B", 8, 200, None), ("I", 8, 200, None), ("C", 8, 200, 210)]
 UNKNOWN_BEGIN, UNKNOWN_COMMIT = (10, 7, b"z" + BEGIN[1:]), (110, 7, b"z" + COMMIT[1:])
 SKIPPED = {
-    "a row of an unknown kind": ([ONE[0], (11, 7, b"zz"), ONE[2], *TWO], 1, [("B", 7, 100, None), ("!zC", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
-    "a row that is cut off": ([ONE[0], (11, 7, ROW[:6]), ONE[2], *TWO], 1, [("B", 7, 100, None), ("!I", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
-    "an empty message": ([ONE[0], (11, 7, b""), ONE[2], *TWO], 1, [("B", 7, 100, None), ("!?C", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
-    "between transactions": ([*ONE, (111, 9, b"zz"), *TWO], 3, [*ONE_LANDED, ("!zB", 9, None, None), *TWO_LANDED]),
-    "a Begin that is too long": ([(10, 7, BEGIN + b"x"), *ONE[1:], *TWO], 0, [("!B", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
-    "a Commit that is too long": ([*ONE[:2], (110, 7, COMMIT + b"x"), *TWO], 2, [*ONE_LANDED[:2], ("!C", 7, 100, 110), *TWO_LANDED]),
-    "a Begin of an unknown kind": ([UNKNOWN_BEGIN, *ONE[1:], *TWO], 0, [("!zB", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
-    "a Commit of an unknown kind": ([*ONE[:2], UNKNOWN_COMMIT, *TWO], 2, [*ONE_LANDED[:2], ("!zC", 7, 100, 110), *TWO_LANDED]),
-    "the last Commit": ([*TWO, *ONE[:2], UNKNOWN_COMMIT], 5, [*TWO_LANDED, *ONE_LANDED[:2], ("!zC", 7, 100, 110)]),
-    "a Commit that came as a Stream Stop": ([*ONE[:2], (110, 7, b"E" + COMMIT[1:]), *TWO], 2, [*ONE_LANDED[:2], ("!EC", 7, 100, 110), *TWO_LANDED]),
+    "a row of an unknown kind": (
+        [ONE[0], (11, 7, b"zz"), ONE[2], *TWO],
+        1,
+        [("B", 7, 100, None), ("!zC", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED],
+    ),
+    "a row that is cut off": (
+        [ONE[0], (11, 7, ROW[:6]), ONE[2], *TWO],
+        1,
+        [("B", 7, 100, None), ("!I", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED],
+    ),
+    "an empty message": (
+        [ONE[0], (11, 7, b""), ONE[2], *TWO],
+        1,
+        [("B", 7, 100, None), ("!?C", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED],
+    ),
+    "between transactions": (
+        [*ONE, (111, 9, b"zz"), *TWO],
+        3,
+        [*ONE_LANDED, ("!zB", 9, None, None), *TWO_LANDED],
+    ),
+    "a Begin that is too long": (
+        [(10, 7, BEGIN + b"x"), *ONE[1:], *TWO],
+        0,
+        [("!B", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED],
+    ),
+    "a Commit that is too long": (
+        [*ONE[:2], (110, 7, COMMIT + b"x"), *TWO],
+        2,
+        [*ONE_LANDED[:2], ("!C", 7, 100, 110), *TWO_LANDED],
+    ),
+    "a Begin of an unknown kind": (
+        [UNKNOWN_BEGIN, *ONE[1:], *TWO],
+        0,
+        [("!zB", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED],
+    ),
+    "a Commit of an unknown kind": (
+        [*ONE[:2], UNKNOWN_COMMIT, *TWO],
+        2,
+        [*ONE_LANDED[:2], ("!zC", 7, 100, 110), *TWO_LANDED],
+    ),
+    "the last Commit": (
+        [*TWO, *ONE[:2], UNKNOWN_COMMIT],
+        5,
+        [*TWO_LANDED, *ONE_LANDED[:2], ("!zC", 7, 100, 110)],
+    ),
+    "a Commit that came as a Stream Stop": (
+        [*ONE[:2], (110, 7, b"E" + COMMIT[1:]), *TWO],
+        2,
+        [*ONE_LANDED[:2], ("!EC", 7, 100, 110), *TWO_LANDED],
+    ),
     # Of two that are alike both are skipped.
-    "a Begin that came twice": ([ONE[0], ONE[0], *ONE[1:], *TWO], 1, [("!B", 7, None, None), ("!BC", 7, None, 10), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
-    "a Commit that came twice": ([*ONE, ONE[2], *TWO], 3, [*ONE_LANDED[:2], ("!C", 7, 100, 110), ("!C", 7, None, 110), *TWO_LANDED]),
-}  # fmt: skip
+    "a Begin that came twice": (
+        [ONE[0], ONE[0], *ONE[1:], *TWO],
+        1,
+        [
+            ("!B", 7, None, None),
+            ("!BC", 7, None, 10),
+            ("I", 7, None, None),
+            ("C", 7, None, 110),
+            *TWO_LANDED,
+        ],
+    ),
+    "a Commit that came twice": (
+        [*ONE, ONE[2], *TWO],
+        3,
+        [*ONE_LANDED[:2], ("!C", 7, 100, 110), ("!C", 7, None, 110), *TWO_LANDED],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SKIPPED)
 @pytest.mark.parametrize("cut", range(7))
 def test_a_message_that_is_skipped_lands_unread(name, cut):
-    """The others land as ever, wherever record batches end; without it the stream is refused, by that message."""
+    """The others land as ever, wherever record batches end; without it the stream is refused, by
+    that message.
+    """
     given, at, landed = SKIPPED[name]
     with pytest.raises(DecodeError) as caught:
         add(Envelope(1000), given)

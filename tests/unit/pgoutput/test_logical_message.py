@@ -26,13 +26,21 @@ def streamed(given):
 
 def one_by_one(given, flags=None):
     flags = [False] * len(given) if flags is None else flags
-    read = [read_logical_message(message, streamed=flag) for message, flag in zip(given, flags, strict=True)]
+    read = [
+        read_logical_message(message, streamed=flag)
+        for message, flag in zip(given, flags, strict=True)
+    ]
     return [(m.lsn, m.is_transactional, m.prefix, m.content) for m in read]
 
 
 def at_once(data, flags=None):
     found = decode_logical_messages(data, None if flags is None else np.array(flags, np.bool_))
-    columns = (found.lsn.tolist(), found.is_transactional.tolist(), found.prefix.to_pylist(), found.content.to_pylist())
+    columns = (
+        found.lsn.tolist(),
+        found.is_transactional.tolist(),
+        found.prefix.to_pylist(),
+        found.content.to_pylist(),
+    )
     return list(zip(*columns, strict=True))
 
 
@@ -63,9 +71,9 @@ def test_damaged_messages_are_named_or_the_same():
         at = rng.randrange(3)
         message = bytearray(given[at])
         message[rng.randrange(len(message))] = rng.choice([0, 1, 255, rng.randrange(256)])
-        given[at] = bytes(message[: rng.choice([len(message), rng.randrange(1, len(message) + 1)])]) + rng.choice(
-            [b"", b"\0x"]
-        )
+        given[at] = bytes(
+            message[: rng.choice([len(message), rng.randrange(1, len(message) + 1)])]
+        ) + rng.choice([b"", b"\0x"])
         flags = rng.choices([False, True], k=3)
         given = streamed(zip(given, flags, strict=True))
         try:

@@ -10,7 +10,11 @@ from waldelta.pgoutput.logical_message import LogicalMessage, read_logical_messa
 from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation
 from waldelta.pgoutput.truncate import Truncate, read_truncate
 
-COLUMNS = [("id", 23, -1, True), ('odd "name". ü', 1700, 786438, False), ("x" * 63, 4_294_967_295, -1, False)]
+COLUMNS = [
+    ("id", 23, -1, True),
+    ('odd "name". ü', 1700, 786438, False),
+    ("x" * 63, 4_294_967_295, -1, False),
+]
 RELATION = enc.relation(4_000_000_000, "public", "my table", COLUMNS, "f")
 MESSAGE = enc.message(77, "outbox", b"\0any\xff")
 TRUNCATE = enc.truncate([1, 4_000_000_000], cascade=True, restart_identity=True)
@@ -32,7 +36,9 @@ def test_empty_namespace_is_pg_catalog():
 @pytest.mark.parametrize("relations", [(), (1,), (1, 4_000_000_000)])
 def test_truncate(relations, cascade, restart):
     """All relations of one TRUNCATE, and its two options."""
-    assert read_truncate(enc.truncate(relations, cascade, restart)) == Truncate(relations, cascade, restart)
+    assert read_truncate(enc.truncate(relations, cascade, restart)) == Truncate(
+        relations, cascade, restart
+    )
 
 
 @pytest.mark.parametrize("transactional", [False, True])

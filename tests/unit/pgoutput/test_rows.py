@@ -19,17 +19,65 @@ OID = 16400
 # id, message, op, old kind, new values, old values (None: no such tuple, or not sent)
 SHAPES = [
     ("insert", enc.insert(OID, ["1", None, "x"]), "I", "", [b"1", None, b"x"], [None] * 3),
-    ("empty text is not null", enc.insert(OID, ["", "", None]), "I", "", [b"", b"", None], [None] * 3),
+    (
+        "empty text is not null",
+        enc.insert(OID, ["", "", None]),
+        "I",
+        "",
+        [b"", b"", None],
+        [None] * 3,
+    ),
     ("update alone", enc.update(OID, ["1", "b", "c"]), "U", "", [b"1", b"b", b"c"], [None] * 3),
     ("unchanged", enc.update(OID, ["1", UNCHANGED, "c"]), "U", "", [b"1", None, b"c"], [None] * 3),
-    ("last one unchanged", enc.update(OID, ["1", "b", UNCHANGED]), "U", "", [b"1", b"b", None], [None] * 3),
-    ("key changed", enc.update(OID, ["2", "b", "c"], key=["1", None, None]), "U", "K", [b"2", b"b", b"c"], [b"1", None, None]),
-    ("full identity", enc.update(OID, ["2", "b", "c"], old=["1", "p", "q"]), "U", "O", [b"2", b"b", b"c"], [b"1", b"p", b"q"]),
-    ("delete by key", enc.delete(OID, key=["1", None, None]), "D", "K", [None] * 3, [b"1", None, None]),
-    ("delete by full row", enc.delete(OID, old=["1", None, "q"]), "D", "O", [None] * 3, [b"1", None, b"q"]),
-    ("UTF-8 and marker letters", enc.insert(OID, ["tNb", "ü€😀", "nK\0O"]), "I", "",
-     [b"tNb", "ü€😀".encode(), b"nK\0O"], [None] * 3),
-]  # fmt: skip
+    (
+        "last one unchanged",
+        enc.update(OID, ["1", "b", UNCHANGED]),
+        "U",
+        "",
+        [b"1", b"b", None],
+        [None] * 3,
+    ),
+    (
+        "key changed",
+        enc.update(OID, ["2", "b", "c"], key=["1", None, None]),
+        "U",
+        "K",
+        [b"2", b"b", b"c"],
+        [b"1", None, None],
+    ),
+    (
+        "full identity",
+        enc.update(OID, ["2", "b", "c"], old=["1", "p", "q"]),
+        "U",
+        "O",
+        [b"2", b"b", b"c"],
+        [b"1", b"p", b"q"],
+    ),
+    (
+        "delete by key",
+        enc.delete(OID, key=["1", None, None]),
+        "D",
+        "K",
+        [None] * 3,
+        [b"1", None, None],
+    ),
+    (
+        "delete by full row",
+        enc.delete(OID, old=["1", None, "q"]),
+        "D",
+        "O",
+        [None] * 3,
+        [b"1", None, b"q"],
+    ),
+    (
+        "UTF-8 and marker letters",
+        enc.insert(OID, ["tNb", "ü€😀", "nK\0O"]),
+        "I",
+        "",
+        [b"tNb", "ü€😀".encode(), b"nK\0O"],
+        [None] * 3,
+    ),
+]
 
 
 def columns(shape_indexes, which):
@@ -76,7 +124,9 @@ def test_blocks_join_without_a_seam(monkeypatch):
 
 def test_unchanged_is_told_apart_from_null():
     """A TOASTed value that wasn't sent is null among the values and flagged."""
-    rows = decode_rows(enc.messages(enc.update(OID, ["1", UNCHANGED]), enc.update(OID, ["2", None])), 2)
+    rows = decode_rows(
+        enc.messages(enc.update(OID, ["1", UNCHANGED]), enc.update(OID, ["2", None])), 2
+    )
     assert rows.unchanged[1].tolist() == [True, False]
     assert rows.unchanged[0].tolist() == [False, False]
     assert rows.unchanged[1].dtype == np.bool_
@@ -90,8 +140,12 @@ def test_presence_of_old_tuples():
 
 
 def test_binary_values_are_not_taken_for_text():
-    """A column in binary format is refused where text is expected, and given as bytes where asked for."""
-    rows = decode_rows(enc.messages(enc.insert(OID, [Binary(b"\0\0\0\7"), "x"]), enc.insert(OID, [None, "y"])), 2)
+    """A column in binary format is refused where text is expected, and given as bytes where asked
+    for.
+    """
+    rows = decode_rows(
+        enc.messages(enc.insert(OID, [Binary(b"\0\0\0\7"), "x"]), enc.insert(OID, [None, "y"])), 2
+    )
     assert (rows.new.format(0), rows.new.format(1)) == ("b", "t")
     assert rows.new.values(0).to_pylist() == [b"\0\0\0\7", None]
     with pytest.raises(DecodeError, match=r"column 0.*binary format"):
@@ -107,9 +161,13 @@ def test_mixed_formats_are_refused():
 
 
 def test_formats_of_several_calls():
-    """Each call of the slot had its own; a column whose values came in both is text all the same."""
+    """Each call of the slot had its own; a column whose values came in both is text all the
+    same.
+    """
     given = enc.messages(
-        enc.insert(OID, [Binary(b"1"), "x"]), enc.update(OID, ["2", None], old=["3", "y"]), enc.insert(OID, [None, "z"])
+        enc.insert(OID, [Binary(b"1"), "x"]),
+        enc.update(OID, ["2", None], old=["3", "y"]),
+        enc.insert(OID, [None, "z"]),
     )
     rows = decode_rows(
         given,
@@ -167,13 +225,16 @@ def test_malformed_messages_are_named(_, bad, field, before, after):
 
 
 @pytest.mark.parametrize(
-    "message", [enc.insert(OID, ["zoe", "zoe"])[:-1], enc.delete(OID, key=["zoe", "zoe"])[:6] + b"zoe"]
+    "message",
+    [enc.insert(OID, ["zoe", "zoe"])[:-1], enc.delete(OID, key=["zoe", "zoe"])[:6] + b"zoe"],
 )
 def test_an_error_has_no_bytes_of_its_row(message):
     """Neither as text nor in hexadecimal: who reads an error may not be shown values."""
     with pytest.raises(DecodeError) as caught:
         decode_rows(enc.messages(message), 2)
-    assert not any(part in repr(caught.value.detail) for part in ("zoe", b"zoe".hex(), b"zoe".hex(" ")))
+    assert not any(
+        part in repr(caught.value.detail) for part in ("zoe", b"zoe".hex(), b"zoe".hex(" "))
+    )
 
 
 def test_null_messages_are_refused():
@@ -190,7 +251,9 @@ def read_tuple(message: bytes, at: int, column_count: int):
     for _ in range(column_count):
         kind = message[at : at + 1]
         length = struct.unpack_from("!i", message, at + 1)[0] if kind in (b"t", b"b") else None
-        if kind not in (b"n", b"u", b"t", b"b") or (length is not None and not 0 <= length <= len(message) - at - 5):
+        if kind not in (b"n", b"u", b"t", b"b") or (
+            length is not None and not 0 <= length <= len(message) - at - 5
+        ):
             raise ValueError
         value = message[at + 5 : at + 5 + length] if length is not None else None
         values.append(UNCHANGED if kind == b"u" else value)
@@ -199,7 +262,9 @@ def read_tuple(message: bytes, at: int, column_count: int):
 
 
 def reference(message: bytes, column_count: int):
-    """The same by a plain loop over one message: (op, old kind, new, old), or None when malformed."""
+    """The same by a plain loop over one message: (op, old kind, new, old), or None when
+    malformed.
+    """
     op, marker, at, old, new = message[:1], message[5:6], 5, None, None
     try:
         if marker in (b"K", b"O") and op in (b"U", b"D"):
@@ -224,12 +289,18 @@ def damage(rng: random.Random, message: bytes) -> bytes:
     if choice == 4:
         return message
     at = rng.randrange(len(message))
-    return message[:at] + bytes([rng.choice([0, 255, 127, 128, rng.randrange(256), *b"nutbKON"])]) + message[at + 1 :]
+    return (
+        message[:at]
+        + bytes([rng.choice([0, 255, 127, 128, rng.randrange(256), *b"nutbKON"])])
+        + message[at + 1 :]
+    )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_damaged_messages_never_become_wrong_rows(streamed):
-    """Cut, flipped or lengthened bytes end in DecodeError or in exactly the rows a plain loop reads."""
+    """Cut, flipped or lengthened bytes end in DecodeError or in exactly the rows a plain loop
+    reads.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -239,8 +310,12 @@ def test_damaged_messages_never_become_wrong_rows(streamed):
         at = rng.randrange(len(given))
         given[at] = damage(rng, given[at])
         expected = [reference(message, 3) for message in given]
-        # Behind the first byte a streamed message has its xid; damage before that is another message's.
-        sent = [message[:1] + b"\0\0\0\7" * streamed + message[1:] if message else message for message in given]
+        # Behind the first byte a streamed message has its xid; damage before that is another
+        # message's.
+        sent = [
+            message[:1] + b"\0\0\0\7" * streamed + message[1:] if message else message
+            for message in given
+        ]
         data = enc.messages(enc.insert(1, ["x"]), *sent, large=rng.random() < 0.2).slice(1)
         if None in expected:
             refused += 1
@@ -249,8 +324,14 @@ def test_damaged_messages_never_become_wrong_rows(streamed):
             continue
         rows = decode_rows(data, 3, streamed=streamed)
         for row, (op, old_kind, new, old) in enumerate(expected):
-            assert (chr(rows.op[row]), rows.old_kind[row]) == (op.decode(), old_kind[0] if old_kind else 0)
+            assert (chr(rows.op[row]), rows.old_kind[row]) == (
+                op.decode(),
+                old_kind[0] if old_kind else 0,
+            )
             for which, values in ((rows.new, new), (rows.old, old)):
-                got = [UNCHANGED if which.unchanged(k)[row] else which.values(k)[row].as_py() for k in range(3)]
+                got = [
+                    UNCHANGED if which.unchanged(k)[row] else which.values(k)[row].as_py()
+                    for k in range(3)
+                ]
                 assert got == (values or [None] * 3)
     assert refused > 200

@@ -1,4 +1,6 @@
-"""The envelope of protocol versions 2 to 4: chunks of streamed transactions, prepared ones, and what decides them."""
+"""The envelope of protocol versions 2 to 4: chunks of streamed transactions, prepared ones, and
+what decides them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ STREAM = [  # lsn, xid, message
     (13, 7, enc.truncate([16400], xid=8)),
     (14, 7, enc.message(9, "in", b"x", xid=7)),
     (14, 7, enc.stream_stop()),
-    (15, 8, enc.message(15, "beat", b"", transactional=False)),  # written in 8, to which it doesn't belong
+    (
+        15,
+        8,
+        enc.message(15, "beat", b"", transactional=False),
+    ),  # written in 8, to which it doesn't belong
     (16, 9, enc.begin(100, TS, 9)),
     (16, 9, enc.delete(16400, key=["1"])),
     (110, 9, enc.commit(100, 110, TS)),
@@ -55,7 +61,15 @@ EXPECTED = [  # kind, relation_id, xid8, streamed_xid, commit_lsn, end_lsn, comm
     ("B", None, 9, None, 100, None, AT),
     ("D", 16400, 9, None, 100, None, AT),
     ("C", None, 9, None, 100, 110, AT),
-    ("A", None, 7, None, None, None, None),  # the slot function says 8, the message knows the top-level one
+    (
+        "A",
+        None,
+        7,
+        None,
+        None,
+        None,
+        None,
+    ),  # the slot function says 8, the message knows the top-level one
     ("S", None, 7, None, None, None, None),
     ("D", 16400, 7, 7, None, None, None),
     ("E", None, 7, None, None, None, None),
@@ -73,7 +87,9 @@ EXPECTED = [  # kind, relation_id, xid8, streamed_xid, commit_lsn, end_lsn, comm
 
 def columns(batches):
     names = ("kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts")
-    return [tuple(row[name] for name in names) for row in pa.Table.from_batches(batches).to_pylist()]
+    return [
+        tuple(row[name] for name in names) for row in pa.Table.from_batches(batches).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("cut", range(len(STREAM) + 1))
@@ -107,11 +123,26 @@ MALFORMED = [
     ("Stream Commit in a chunk", 4, [S7, enc.stream_commit(7, 1, 2, TS)], "no Commit"),
     ("Stream Abort in a chunk", 4, [S7, enc.stream_abort(7, 8)], "no Commit"),
     ("row without an xid", 4, [S7, enc.insert(16400, [])], "too short for its kind with an xid"),
-    ("Stream Abort too long for version 2", 2, [enc.stream_abort(7, 8, 9, TS)], "25 bytes long, 9 wanted"),
-    ("Stream Abort too long for version 1", 1, [enc.stream_abort(7, 8, 9, TS)], "25 bytes long, 9 wanted"),
+    (
+        "Stream Abort too long for version 2",
+        2,
+        [enc.stream_abort(7, 8, 9, TS)],
+        "25 bytes long, 9 wanted",
+    ),
+    (
+        "Stream Abort too long for version 1",
+        1,
+        [enc.stream_abort(7, 8, 9, TS)],
+        "25 bytes long, 9 wanted",
+    ),
     ("Stream Abort cut off", 1, [enc.stream_abort(7, 8)[:-1]], "8 bytes long, 9 wanted"),
     ("Stream Abort in a transaction", 1, [BEGIN, enc.stream_abort(7, 8)], "no Commit"),
-    ("Stream Abort in a prepared transaction", 3, [BEGIN_PREPARE, enc.stream_abort(7, 8)], "no Commit"),
+    (
+        "Stream Abort in a prepared transaction",
+        3,
+        [BEGIN_PREPARE, enc.stream_abort(7, 8)],
+        "no Commit",
+    ),
     ("Stream Commit cut off", 2, [enc.stream_commit(7, 1, 2, TS)[:-1]], "29 bytes long, 30 wanted"),
     ("prepared in version 2", 2, [BEGIN_PREPARE], "protocol version 3, 2 was asked for"),
 ]
@@ -129,14 +160,18 @@ def test_malformed_streams_are_refused(_, version, given, match, cut):
 
 
 STRAY, OF_ALL = enc.stream_abort(7, 8), enc.stream_abort(7, 7)
-# What is given, and the numbers of those that are kept: an abort counts once its call has sent a chunk of that transaction.
+# What is given, and the numbers of those that are kept: an abort counts once its call has sent a
+# chunk of that transaction.
 ABORTS = {
     "of a subtransaction, nothing was streamed": ([STRAY], []),
     "of a whole transaction, nothing was streamed": ([OF_ALL], []),
     "between transactions": ([BEGIN, COMMIT, STRAY, STRAY, BEGIN, COMMIT], [0, 1, 4, 5]),
     "after another transaction's chunk": ([enc.stream_start(9), E, STRAY], [0, 1]),
     "after a chunk of it": ([S7, E, STRAY, OF_ALL], [0, 1, 2, 3]),
-    "of a subtransaction without a chunk, in one that has some": ([S7, E, enc.stream_abort(7, 99)], [0, 1, 2]),
+    "of a subtransaction without a chunk, in one that has some": (
+        [S7, E, enc.stream_abort(7, 99)],
+        [0, 1, 2],
+    ),
 }
 
 
@@ -144,7 +179,9 @@ ABORTS = {
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 @pytest.mark.parametrize("cut", [False, True])
 def test_an_abort_of_what_was_never_streamed_is_discarded(name, version, cut):
-    """In every version, also one without streaming; what is kept is numbered without it, and what was given is counted with it."""
+    """In every version, also one without streaming; what is kept is numbered without it, and what
+    was given is counted with it.
+    """
     given, kept = ABORTS[name]
     if version == 1 and any(message[:1] == b"S" for message in given):
         given, kept = [STRAY, OF_ALL], []
@@ -172,7 +209,9 @@ ROW = enc.insert(16400, ["1"], xid=7)
 
 
 def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
-    """Flipped and cut bytes, left out and doubled messages: DecodeError or a batch of the right length, nothing else."""
+    """Flipped and cut bytes, left out and doubled messages: DecodeError or a batch of the right
+    length, nothing else.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -181,7 +220,10 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
         at = rng.randrange(len(stream))
         message = bytearray(stream[at][2])
         message[rng.randrange(len(message))] = rng.randrange(256)
-        stream[at] = (*stream[at][:2], bytes(message[: rng.choice([len(message), rng.randrange(len(message) + 1)])]))
+        stream[at] = (
+            *stream[at][:2],
+            bytes(message[: rng.choice([len(message), rng.randrange(len(message) + 1)])]),
+        )
         if rng.random() < 0.3:
             other = rng.randrange(len(stream))
             stream[other:other] = [stream[rng.randrange(len(stream))]] * rng.randrange(2)
@@ -191,4 +233,6 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
         except DecodeError:
             continue
         batch.validate(full=True)
-        assert [m for m in batch["data"].to_pylist() if m[:1] != b"A"] == [m for _, _, m in stream if m[:1] != b"A"]
+        assert [m for m in batch["data"].to_pylist() if m[:1] != b"A"] == [
+            m for _, _, m in stream if m[:1] != b"A"
+        ]

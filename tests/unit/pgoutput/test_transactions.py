@@ -14,8 +14,9 @@ from waldelta.pgoutput.transactions import Landmark, prepared_transactions, reso
 def stream(script):
     """A log written as one string per batch: words are messages in order.
 
-    ``r`` a plain row, ``7r`` a row of streamed (sub)transaction 7; ``S7 E7`` a chunk of 7, ``c7``, ``p7``, ``b7``, ``P7``,
-    ``K7``, ``r7``; ``A7`` all of 7 rolled back, ``A7/8`` its subtransaction 8. Gives landmarks and rows.
+    ``r`` a plain row, ``7r`` a row of streamed (sub)transaction 7; ``S7 E7`` a chunk of 7, ``c7``,
+    ``p7``, ``b7``, ``P7``, ``K7``, ``r7``; ``A7`` all of 7 rolled back, ``A7/8`` its subtransaction
+    8. Gives landmarks and rows.
     """
     landmarks, rows = [], []
     for batch, words in script.items():
@@ -25,7 +26,12 @@ def stream(script):
                 continue
             kind, (xid, _, subxid) = word[0], word[1:].partition("/")
             control = Control(
-                kind, int(xid), int(subxid or xid), gid=xid if kind in "bPpKr" else "", lsn=100 + seq, at_us=seq
+                kind,
+                int(xid),
+                int(subxid or xid),
+                gid=xid if kind in "bPpKr" else "",
+                lsn=100 + seq,
+                at_us=seq,
             )
             landmarks.append(Landmark(batch, seq, int(xid), control))
     return landmarks, rows
@@ -39,34 +45,72 @@ def order(script, after=0, upto=None):
     places = segments.places(batch, seq, streamed)
     inside = (places >= 0) & ((batch > after) | np.isin(batch, [s.batch for s in segments.older]))
     assert len(set(places[inside].tolist())) == inside.sum()
-    return " ".join(f"{b}.{s}" for p, b, s in sorted(zip(places[inside], batch[inside], seq[inside], strict=True)))
+    return " ".join(
+        f"{b}.{s}"
+        for p, b, s in sorted(zip(places[inside], batch[inside], seq[inside], strict=True))
+    )
 
 
 CASES = {
     "plain rows stand in commit order": ({1: "r r r", 2: "r"}, 0, "1.0 1.1 1.2 2.0"),
-    "a streamed transaction counts at its commit": ({1: "S7 7r E7 r S7 7r E7 r c7 r"}, 0, "1.3 1.7 1.1 1.5 1.9"),
+    "a streamed transaction counts at its commit": (
+        {1: "S7 7r E7 r S7 7r E7 r c7 r"},
+        0,
+        "1.3 1.7 1.1 1.5 1.9",
+    ),
     "without a commit it doesn't count": ({1: "r S7 7r E7 r"}, 0, "1.0 1.4"),
-    "a commit in another batch doesn't make its chunks count": ({1: "S7 7r E7", 2: "S7 7r E7 c7"}, 0, "2.1"),
+    "a commit in another batch doesn't make its chunks count": (
+        {1: "S7 7r E7", 2: "S7 7r E7 c7"},
+        0,
+        "2.1",
+    ),
     "a rolled back one doesn't count": ({1: "S7 7r E7 A7 r"}, 0, "1.4"),
-    "a subtransaction rolled back takes only its own": ({1: "S7 7r 8r 9r E7 A7/8 S7 7r E7 c7"}, 0, "1.1 1.3 1.7"),
+    "a subtransaction rolled back takes only its own": (
+        {1: "S7 7r 8r 9r E7 A7/8 S7 7r E7 c7"},
+        0,
+        "1.1 1.3 1.7",
+    ),
     "another transaction's subtransaction in another batch isn't meant": (
-        {1: "S7 8r E7 A7/8 c7", 2: "S9 8r E9 c9"}, 0, "2.1"),
+        {1: "S7 8r E7 A7/8 c7", 2: "S9 8r E9 c9"},
+        0,
+        "2.1",
+    ),
     "interleaved chunks": ({1: "S7 7r E7 S9 9r E9 S7 7r E7 c9 S7 7r E7 c7"}, 0, "1.4 1.1 1.7 1.11"),
     "prepared and committed in one batch": ({1: "r b7 r P7 r K7 r"}, 0, "1.0 1.4 1.2 1.6"),
     "prepared and rolled back": ({1: "r b7 r P7 r r7 r"}, 0, "1.0 1.4 1.6"),
     "prepared and never decided": ({1: "r b7 r P7 r"}, 0, "1.0 1.4"),
-    "prepared in a batch, committed in the next": ({1: "r b7 r P7 r", 2: "r K7 r"}, 0, "1.0 1.4 2.0 1.2 2.2"),
+    "prepared in a batch, committed in the next": (
+        {1: "r b7 r P7 r", 2: "r K7 r"},
+        0,
+        "1.0 1.4 2.0 1.2 2.2",
+    ),
     "prepared before the range": ({1: "r b7 r P7 r", 2: "r", 3: "r K7 r"}, 1, "2.0 3.0 1.2 3.2"),
     "prepared before the range, decided before it": ({1: "b7 r P7", 2: "K7 r", 3: "r"}, 2, "3.0"),
-    "streamed, then prepared": ({1: "S7 7r 8r E7 A7/8 S7 7r E7 p7 r", 2: "r K7 r"}, 0, "1.9 2.0 1.1 1.6 2.2"),
+    "streamed, then prepared": (
+        {1: "S7 7r 8r E7 A7/8 S7 7r E7 p7 r", 2: "r K7 r"},
+        0,
+        "1.9 2.0 1.1 1.6 2.2",
+    ),
     "streamed, prepared, never decided": ({1: "S7 7r E7 p7 r"}, 0, "1.4"),
     "streamed and prepared before the range": ({1: "S7 7r E7 r p7", 2: "K7 r"}, 1, "1.1 2.1"),
     "prepared twice under one name": ({1: "b7 r P7 r7", 2: "b7 r P7 K7"}, 0, "2.1"),
-    "streamed once more after it was prepared": ({1: "S7 7r E7 p7", 2: "S7 7r E7 r K7"}, 1, "2.3 1.1"),
+    "streamed once more after it was prepared": (
+        {1: "S7 7r E7 p7", 2: "S7 7r E7 r K7"},
+        1,
+        "2.3 1.1",
+    ),
     "two prepared, committed in the other order": ({1: "b7 r P7 b9 r P9 K9 K7"}, 0, "1.4 1.1"),
-    "batches without any control message beside one that has": ({1: "r", 2: "S7 7r E7 c7", 3: "r"}, 0, "1.0 2.1 3.0"),
-    "a message outside any transaction between chunks": ({1: "S7 7r E7 r S7 7r E7 c7"}, 0, "1.3 1.1 1.5"),
-}  # fmt: skip
+    "batches without any control message beside one that has": (
+        {1: "r", 2: "S7 7r E7 c7", 3: "r"},
+        0,
+        "1.0 2.1 3.0",
+    ),
+    "a message outside any transaction between chunks": (
+        {1: "S7 7r E7 r S7 7r E7 c7"},
+        0,
+        "1.3 1.1 1.5",
+    ),
+}
 
 
 @pytest.mark.parametrize("script, after, expected", CASES.values(), ids=CASES)
@@ -76,7 +120,9 @@ def test_order(script, after, expected):
 
 
 def test_commit_position_and_time():
-    """Rows of a plain stretch keep their own; others take those of the message that decided them."""
+    """Rows of a plain stretch keep their own; others take those of the message that decided
+    them.
+    """
     landmarks, rows = stream({1: "r S7 7r E7 c7", 2: "b8 r P8 K8"})
     batch, seq, streamed = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     segments = resolve(landmarks, 0, 2)
@@ -111,7 +157,11 @@ def random_log(rng):
                 xid = rng.choice([*streams, str(next(xids))])
                 subxids = streams.setdefault(xid, [xid])
                 subxids += [str(next(xids))] * (rng.random() < 0.4)
-                words += [f"S{xid}", *(f"{rng.choice(subxids)}r" for _ in range(rng.randrange(4))), f"E{xid}"]
+                words += [
+                    f"S{xid}",
+                    *(f"{rng.choice(subxids)}r" for _ in range(rng.randrange(4))),
+                    f"E{xid}",
+                ]
             elif action == "A" and streams:
                 xid = rng.choice(list(streams))
                 gone = rng.choice(streams[xid])
@@ -135,7 +185,9 @@ def random_log(rng):
 
 
 class Subscriber:
-    """Applies one message at a time, as PostgreSQL's does; only what comes in batches behind ``after`` is noted."""
+    """Applies one message at a time, as PostgreSQL's does; only what comes in batches behind
+    ``after`` is noted.
+    """
 
     def __init__(self, after):
         self.after, self.batch, self.applied, self.waiting = after, 0, [], {}

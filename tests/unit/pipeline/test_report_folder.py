@@ -1,4 +1,6 @@
-"""Data Docs of a lake in an object store: setup says that there are none, and nothing that has to do with them fails."""
+"""Data Docs of a lake in an object store: setup says that there are none, and nothing that has to
+do with them fails.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def test_an_object_store_has_no_folder_and_setup_says_so(root):
     pipeline = pipeline_file(root, "shop", quality={})
     assert docs_folder(pipeline) is None
     (found,) = judge_docs(pipeline)
-    assert (found.severity, root in found.text, "quality.data_docs" in found.text) == ("warning", True, True)
+    assert (found.severity, root in found.text, "quality.data_docs" in found.text) == (
+        "warning",
+        True,
+        True,
+    )
     assert list_reconciliation(pipeline, []) is None
     assert prune_reports(pipeline) == 0
 
@@ -40,7 +46,9 @@ FOLDERS = [
 ]
 
 
-@pytest.mark.parametrize(("root", "quality", "folder"), [f[1:] for f in FOLDERS], ids=[f[0] for f in FOLDERS])
+@pytest.mark.parametrize(
+    ("root", "quality", "folder"), [f[1:] for f in FOLDERS], ids=[f[0] for f in FOLDERS]
+)
 def test_a_folder_of_this_machine_is_taken(root, quality, folder):
     pipeline = pipeline_file(root, "shop", quality=quality)
     assert docs_folder(pipeline) == Path(folder)
@@ -84,7 +92,11 @@ def test_a_named_folder_of_other_files_is_refused(held, taken, tmp_path):
     if taken:
         assert list_reconciliation(pipeline, []) == folder / "index.html"
     else:
-        with pytest.raises(ConfigError, match="holds other files than reports: name a new or an empty folder"):
+        with pytest.raises(
+            ConfigError, match="holds other files than reports: name a new or an empty folder"
+        ):
             list_reconciliation(pipeline, [])
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
-        assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()) == sorted(held)
+        assert sorted(
+            p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()
+        ) == sorted(held)

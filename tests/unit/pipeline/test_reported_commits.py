@@ -1,4 +1,6 @@
-"""Which commits of a target some run's result has: the others are told, checked and announced by the next run."""
+"""Which commits of a target some run's result has: the others are told, checked and announced by
+the next run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def ledger(lake):
 def tell(ledger, run_id, minutes, version=None, verb="consume"):
     tables = {} if version is None else {"public.t": TableResult(version=version)}
     ledger.append_run(
-        Run(at(minutes), run_id, verb, "succeeded", result=RunResult(verb, run_id, tables=tables).to_json())
+        Run(
+            at(minutes),
+            run_id,
+            verb,
+            "succeeded",
+            result=RunResult(verb, run_id, tables=tables).to_json(),
+        )
     )
 
 
@@ -36,17 +44,27 @@ def tell(ledger, run_id, minutes, version=None, verb="consume"):
         pytest.param([("a", 10, 5)], True, id="by its own run"),
         pytest.param([("a", 10, 6)], True, id="by its own run, with a later one"),
         pytest.param([("a", 10, 4)], False, id="its own run told of an earlier one"),
-        pytest.param([("a", 10, None), ("b", 20, 5)], True, id="by the run that came after a failed landing"),
-        pytest.param([("z", -600, None), ("b", 20, 5)], True, id="by the run that came after a killed one"),
+        pytest.param(
+            [("a", 10, None), ("b", 20, 5)], True, id="by the run that came after a failed landing"
+        ),
+        pytest.param(
+            [("z", -600, None), ("b", 20, 5)], True, id="by the run that came after a killed one"
+        ),
         pytest.param([("z", -600, None), ("b", 20, 4)], False, id="nobody has yet"),
-        pytest.param([("a", 10, None)], False, id="its own run failed before it told, the first of the lake"),
+        pytest.param(
+            [("a", 10, None)], False, id="its own run failed before it told, the first of the lake"
+        ),
         pytest.param([("b", 600, None)], True, id="all runs that are left are later ones"),
         pytest.param(
-            [("z", -600, 5000), ("b", 20, None)], False, id="an earlier run told of a table that was there before"
+            [("z", -600, 5000), ("b", 20, None)],
+            False,
+            id="an earlier run told of a table that was there before",
         ),
         pytest.param([("z", -20, 5)], True, id="by a clock that is behind"),
         pytest.param(
-            [("z", -40, 5)], False, id="a run told of a table that was there before it was copied, an hour ago"
+            [("z", -40, 5)],
+            False,
+            id="a run told of a table that was there before it was copied, an hour ago",
         ),
         pytest.param([], False, id="no run has told anything"),
     ],
@@ -59,7 +77,9 @@ def test_what_is_told(ledger, told, expected):
 
 
 def test_a_run_of_late_without_a_result_was_not_forgotten(ledger):
-    """It hasn't told yet, or was killed before it could, the lake's first: all rows that are left are later ones."""
+    """It hasn't told yet, or was killed before it could, the lake's first: all rows that are left
+    are later ones.
+    """
     tell(ledger, "b", 600)
     assert not Told(ledger, at(-1)).has("a", "public.t", 5, at(0), lambda: at(-30))
 
@@ -77,7 +97,11 @@ def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
     for number in range(5):
         tell(ledger, f"r{number}", 10 + number)
     parsed, real = [], RunResult.from_json.__func__
-    monkeypatch.setattr(RunResult, "from_json", classmethod(lambda cls, text: parsed.append(text) or real(cls, text)))
+    monkeypatch.setattr(
+        RunResult,
+        "from_json",
+        classmethod(lambda cls, text: parsed.append(text) or real(cls, text)),
+    )
     told = Told(ledger, at(1))
     for version in range(20):
         assert not told.has("a", "public.t", 5 + version, at(0), lambda: at(-30))

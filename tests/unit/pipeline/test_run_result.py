@@ -18,7 +18,11 @@ def shown(result: RunResult, stage: str | None = None) -> str:
 
 
 HEADINGS = {
-    "consume": (TableResult(inserted=1234, version=7), ["inserted", "skipped", "1,234"], ["rows copied"]),
+    "consume": (
+        TableResult(inserted=1234, version=7),
+        ["inserted", "skipped", "1,234"],
+        ["rows copied"],
+    ),
     "sync": (TableResult(rows=99, version=1), ["rows copied", "99", "verbatim"], ["inserted"]),
     "validate": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
     "maintain": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
@@ -55,7 +59,10 @@ def test_files_that_fit_no_table_are_told():
     result = RunResult("consume", "r")
     for notes in (("x.yml fits no table",), ("x.yml fits no table",)):
         result.add_check(QualityReport("r", (), notes=notes))
-    assert (result.unused_suites, result.warnings) == (["x.yml fits no table"], ["x.yml fits no table"])
+    assert (result.unused_suites, result.warnings) == (
+        ["x.yml fits no table"],
+        ["x.yml fits no table"],
+    )
     assert RunResult.from_json(result.to_json()) == result
     result.add_check(QualityReport("r", ()))
     assert result.unused_suites == []

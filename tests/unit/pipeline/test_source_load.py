@@ -20,10 +20,19 @@ SAID = {
     "nothing asked": (SourceBill(), ""),
     "a slot read": (
         SourceBill(3, 48 << 20, 2048, 0, 0, 2.25, server_seconds=1.9, database_temp_bytes=3 << 20),
-        "48 MB of WAL read in 3 calls (2.2 s, the server 1.9 s), 2 kB decoded, 0 bytes spilled, at most 3 MB of temporary files",
+        (
+            "48 MB of WAL read in 3 calls (2.2 s, the server 1.9 s), 2 kB decoded, 0 bytes spilled,"
+            " at most 3 MB of temporary files"
+        ),
     ),
-    "a slow server": (SourceBill(timeouts=2, server_seconds=1200), "2 calls ended by the statement timeout"),
-    "a copy": (SourceBill(snapshot_seconds=60, xmin_age=12345), "a snapshot held for 60.0 s, 12,345 transactions"),
+    "a slow server": (
+        SourceBill(timeouts=2, server_seconds=1200),
+        "2 calls ended by the statement timeout",
+    ),
+    "a copy": (
+        SourceBill(snapshot_seconds=60, xmin_age=12345),
+        "a snapshot held for 60.0 s, 12,345 transactions",
+    ),
 }
 
 
@@ -37,7 +46,10 @@ def test_the_result_keeps_it():
     result = RunResult("consume", "r")
     result.source.add(SourceBill(slot_calls=2, wal_read_bytes=7))
     assert RunResult.from_json(result.to_json()).source == result.source
-    assert RunResult.from_json('{"verb": "consume", "run_id": "r", "stages": {}, "tables": {}}').source == SourceBill()
+    assert (
+        RunResult.from_json('{"verb": "consume", "run_id": "r", "stages": {}, "tables": {}}').source
+        == SourceBill()
+    )
 
 
 PASSES = {

@@ -12,7 +12,12 @@ from waldelta.spark import writable
 from waldelta.spark.attempts import told
 
 ERRORS = [
-    DecodeError("Stream Commit", "length", 0, "29 bytes long, 30 wanted (row 0, 29 bytes), message 7 of this call"),
+    DecodeError(
+        "Stream Commit",
+        "length",
+        0,
+        "29 bytes long, 30 wanted (row 0, 29 bytes), message 7 of this call",
+    ),
     DecodeError("slot", "kind", 0),
     PeekTimeout("reading slot 's' took longer than the statement timeout"),
     SlotInUse("slot 's' is being read by another process: x"),
@@ -22,7 +27,10 @@ ERRORS = [
 @pytest.mark.parametrize("err", ERRORS, ids=lambda err: type(err).__name__)
 def test_the_same_error_again(err):
     """Kind, text, and for a malformed message its parts."""
-    text = f"[PYTHON_EXCEPTION] Traceback\n  File x\nwaldelta.errors.{type(err).__name__}: {err}\n\tat org.apache.spark"
+    text = (
+        f"[PYTHON_EXCEPTION] Traceback\n  File x\nwaldelta.errors.{type(err).__name__}: {err}\n\tat"
+        " org.apache.spark"
+    )
     found = named_error(RuntimeError(text))
     assert type(found) is type(err)
     assert str(found) == str(err)
@@ -38,13 +46,19 @@ def test_the_same_error_again(err):
 URI = "file:///lake/t"
 READERS = {
     "told by a task": lambda said: named_error(RuntimeError(told(unwritable(URI, OSError(said))))),
-    "of the change log": lambda said: writable.write_error(URI, RuntimeError(f"java.io.IOException: {said}")),
-    "of a target": lambda said: target.write_error(URI, RuntimeError(f"java.io.IOException: {said}")),
+    "of the change log": lambda said: writable.write_error(
+        URI, RuntimeError(f"java.io.IOException: {said}")
+    ),
+    "of a target": lambda said: target.write_error(
+        URI, RuntimeError(f"java.io.IOException: {said}")
+    ),
 }
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("said", ["No space left on device (os error 28)", "Permission denied (os error 13)"])
+@pytest.mark.parametrize(
+    "said", ["No space left on device (os error 28)", "Permission denied (os error 13)"]
+)
 def test_a_full_disk_and_a_refused_right_are_not_tried_again(read, said):
     """A copy's next attempt would read the whole table from the source once more."""
     error = read(said)
@@ -71,8 +85,12 @@ def test_a_store_that_does_not_answer_is_asked_again(reader, said):
 CONFLICTS = {
     "[DELTA_CONCURRENT_TRANSACTION] This error occurs when multiple streaming queries": True,
     "[DELTA_CONCURRENT_APPEND.WITHOUT_HINT] Transaction conflict detected": True,
-    "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of the Delta table has been changed": True,
-    "io.delta.exceptions.ConcurrentWriteException: A concurrent transaction has written new data": True,
+    "[DELTA_METADATA_CHANGED] MetadataChangedException: The metadata of the Delta table has been changed": (  # noqa: E501
+        True
+    ),
+    "io.delta.exceptions.ConcurrentWriteException: A concurrent transaction has written new data": (
+        True
+    ),
     "java.util.ConcurrentModificationException": False,
     "[DELTA_CANNOT_MODIFY_APPEND_ONLY] This table is configured to only allow appends": False,
 }
@@ -80,12 +98,16 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("text", CONFLICTS)
 def test_what_somebody_elses_commit_is_told_by(text):
-    """A newer run has committed: there is nothing to do, where a defect must not be taken for it."""
+    """A newer run has committed: there is nothing to do, where a defect must not be taken for
+    it.
+    """
     assert is_conflict(RuntimeError(text)) is CONFLICTS[text]
 
 
 @pytest.mark.parametrize(
-    "err", [*ERRORS, ApplyError("a change came without its key")], ids=lambda err: type(err).__name__
+    "err",
+    [*ERRORS, ApplyError("a change came without its key")],
+    ids=lambda err: type(err).__name__,
 )
 def test_errors_name_their_table(err):
     """Of the same kind, as retryable, and once only."""

@@ -1,4 +1,6 @@
-"""An Airflow connection as libpq's connection string: what of its extra is passed on, left to Airflow, or refused."""
+"""An Airflow connection as libpq's connection string: what of its extra is passed on, left to
+Airflow, or refused.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,51 @@ PASSED = {
         "sslpassword": SECRET,
         "sslcertmode": "require",
     },
-    "protocol of TLS": {"ssl_min_protocol_version": "TLSv1.3", "ssl_max_protocol_version": "TLSv1.3", "sslsni": "0"},
-    "the server's identity": {"requirepeer": "postgres", "require_auth": "scram-sha-256", "channel_binding": "require"},
-    "kerberos": {"gssencmode": "require", "krbsrvname": "pg", "gsslib": "gssapi", "gssdelegation": "1"},
+    "protocol of TLS": {
+        "ssl_min_protocol_version": "TLSv1.3",
+        "ssl_max_protocol_version": "TLSv1.3",
+        "sslsni": "0",
+    },
+    "the server's identity": {
+        "requirepeer": "postgres",
+        "require_auth": "scram-sha-256",
+        "channel_binding": "require",
+    },
+    "kerberos": {
+        "gssencmode": "require",
+        "krbsrvname": "pg",
+        "gsslib": "gssapi",
+        "gssdelegation": "1",
+    },
     "the network": {"hostaddr": "10.0.0.1", "keepalives_idle": "5", "load_balance_hosts": "random"},
-    "the session": {"options": "-c work_mem=64MB", "target_session_attrs": "read-write", "connect_timeout": "3"},
+    "the session": {
+        "options": "-c work_mem=64MB",
+        "target_session_attrs": "read-write",
+        "connect_timeout": "3",
+    },
 }
 # Airflow's and its hooks' own, and what is ours to say.
 LEFT = {
-    "airflow": {"iam": True, "redshift": False, "cursor": "dictcursor", "aws_conn_id": "aws", "cluster-identifier": "c"},
-    "ours": {"application_name": "x", "fallback_application_name": "x", "client_encoding": "latin1", "replication": "true"},
-    "fields of the connection": {"user": "other", "password": "other", "dbname": "other", "port": "1"},
-}  # fmt: skip
+    "airflow": {
+        "iam": True,
+        "redshift": False,
+        "cursor": "dictcursor",
+        "aws_conn_id": "aws",
+        "cluster-identifier": "c",
+    },
+    "ours": {
+        "application_name": "x",
+        "fallback_application_name": "x",
+        "client_encoding": "latin1",
+        "replication": "true",
+    },
+    "fields of the connection": {
+        "user": "other",
+        "password": "other",
+        "dbname": "other",
+        "port": "1",
+    },
+}
 REFUSED = {
     "misspelt": "sslrootcrt",
     "of another driver": "ssl_ca",
@@ -99,7 +134,11 @@ def test_a_protection_that_nobody_would_give_is_refused(form, name):
 
 def test_a_connection_is_described_without_its_secrets():
     assert (
-        describe(conninfo_from_environment("it", {"AIRFLOW_CONN_IT": as_json(PASSED["client certificate"])}))
+        describe(
+            conninfo_from_environment(
+                "it", {"AIRFLOW_CONN_IT": as_json(PASSED["client certificate"])}
+            )
+        )
         == "db:5432/d"
     )
 
@@ -107,8 +146,14 @@ def test_a_connection_is_described_without_its_secrets():
 OTHER_KINDS = {
     "a URI of another type": (f"mysql://u:{SECRET}@db/d", "of type 'mysql'"),
     "SQLAlchemy's": (f"postgresql+psycopg2://u:{SECRET}@db/d", "of type 'postgresql+psycopg2'"),
-    "JSON of another type": (json.dumps({"conn_type": "mssql", "password": SECRET}), "of type 'mssql'"),
-    "JSON without a type": (json.dumps({"host": "db", "password": SECRET}), "neither an Airflow connection URI nor"),
+    "JSON of another type": (
+        json.dumps({"conn_type": "mssql", "password": SECRET}),
+        "of type 'mssql'",
+    ),
+    "JSON without a type": (
+        json.dumps({"host": "db", "password": SECRET}),
+        "neither an Airflow connection URI nor",
+    ),
     "libpq's words": (f"host=db password={SECRET}", "neither an Airflow connection URI nor"),
     "no scheme": (f"u:{SECRET}@db/d", "neither an Airflow connection URI nor"),
 }

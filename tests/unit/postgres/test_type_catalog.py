@@ -15,7 +15,9 @@ def test_types_are_asked_for_once(monkeypatch):
     there = {(20, -1): PgType(20, -1, "bigint"), (25, -1): PgType(25, -1, "text")}
     asked, opened = [], []
     monkeypatch.setattr(
-        type_catalog, "read_types", lambda _, pairs: asked.append(set(pairs)) or {pair: there[pair] for pair in pairs}
+        type_catalog,
+        "read_types",
+        lambda _, pairs: asked.append(set(pairs)) or {pair: there[pair] for pair in pairs},
     )
     known = KnownTypes(lambda: opened.append(True) or nullcontext())
     assert known([(20, -1)]) == {(20, -1): there[20, -1]}

@@ -1,4 +1,6 @@
-"""What `make bench` computes of what it measured: ratios, targets, the check against the reference, tables, the picture."""
+"""What `make bench` computes of what it measured: ratios, targets, the check against the reference,
+tables, the picture.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,17 @@ from tests.support import pgoutput_encoder as encoder
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
 
 
-def measured(workload, contender, seconds, *, backlog="", baseline=False, changes=1000, source_cpu=1.0, notes=None):
+def measured(
+    workload,
+    contender,
+    seconds,
+    *,
+    backlog="",
+    baseline=False,
+    changes=1000,
+    source_cpu=1.0,
+    notes=None,
+):
     rounds = [
         Round(
             s,
@@ -67,9 +79,15 @@ RESULT = Result(1, 3, {"cores": 2}, BACKLOG, scores(BACKLOG))
     ("name", "rounds"),
     [
         ("backlog-1m-random/warm ÷ pg_recvlogical", [3, 5, 3]),  # round by round
-        ("backlog-1m-random/warm ÷ native subscriber", [1.5, 2.5, 3]),  # fewer rounds there: by their median
+        (
+            "backlog-1m-random/warm ÷ native subscriber",
+            [1.5, 2.5, 3],
+        ),  # fewer rounds there: by their median
         ("backlog-1m-random/warm, CPU of the source ÷ COPY of a peek", [1.5, 1.5, 1.5]),
-        ("backlog-1m-random/COPY of a peek ÷ pg_recvlogical", [0.5, 0.5, 0.5]),  # a baseline by the raw one alone
+        (
+            "backlog-1m-random/COPY of a peek ÷ pg_recvlogical",
+            [0.5, 0.5, 0.5],
+        ),  # a baseline by the raw one alone
         ("growth: 5,000,000 ÷ 500,000, per change", [1.0, 1.1]),
         ("small/tasks: apply", [3, 3, 3]),
         ("idle/idle: seconds", [1.2]),
@@ -87,7 +105,9 @@ def test_baselines_are_no_multiples_of_each_other():
 
 
 def test_what_different_runs_measured_is_compared_beside_their_own_drains():
-    """A machine twice as slow in one of the runs makes nothing twice as dear; without a drain there is nothing to say."""
+    """A machine twice as slow in one of the runs makes nothing twice as dear; without a drain there
+    is nothing to say.
+    """
     drain = measured("backlog-50m-clustered", RECVLOGICAL, [20, 40], baseline=True)
     runs = [
         measured("backlog-1m-clustered", RECVLOGICAL, [10, 10], baseline=True),
@@ -128,7 +148,10 @@ def test_targets(target, value, verdict):
     assert target.verdict(value) == verdict
 
 
-DRAINED, GROWTH = "backlog-1m-random/warm ÷ pg_recvlogical", "growth: 5,000,000 ÷ 500,000, per change"
+DRAINED, GROWTH = (
+    "backlog-1m-random/warm ÷ pg_recvlogical",
+    "growth: 5,000,000 ÷ 500,000, per change",
+)
 
 
 CPU = "a/warm, CPU of the source ÷ b"
@@ -144,7 +167,11 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
         (score(4, 4, 4), score(4.1), check.SAME),  # rounds that agree too well: 5% at the least
         (score(4, 4, 4), score(4.3), check.WORSE),
         (score(4, 4, 4), score(3.7), check.BETTER),
-        (score(3.9, 4, 4.3), score(4.35), check.SAME),  # from the least to the most of the reference it's 10%
+        (
+            score(3.9, 4, 4.3),
+            score(4.35),
+            check.SAME,
+        ),  # from the least to the most of the reference it's 10%
         (score(3.9, 4, 4.3), score(4.45), check.WORSE),
         (score(4.9, 4, 5), score(6.3), check.WORSE),  # 20% and more apart: what 30% more is
         (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are apart
@@ -152,7 +179,11 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
         (score(2.49, 2.09, 1.49), score(9), check.UNGUARDED),  # 29% off the median
         (score(4), score(4.9), check.SAME),  # one round alone doesn't tell its noise
         (score(4), score(5.1), check.WORSE),
-        (score(4, 4, 4, against=[9]), score(4.9), check.SAME),  # what it is beside was measured once
+        (
+            score(4, 4, 4, against=[9]),
+            score(4.9),
+            check.SAME,
+        ),  # what it is beside was measured once
         (score(4, 4, against=[0.4, 0.4]), score(9), check.UNGUARDED),
         (score(4, 4, against=[0.6, 0.6]), score(9), check.WORSE),
         (score(4, 4, against=[0.6, 0.6]), score(9, against=[0.3]), check.UNGUARDED),
@@ -160,23 +191,55 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
         (score(4, 4, name=CPU, against=[0.3, 0.3]), score(9, name=CPU), check.WORSE),
         (score(4, 4, name=CPU, against=[0.1, 0.1]), score(9, name=CPU), check.UNGUARDED),
         (score(3.8, name=DRAINED), score(3.9, name=DRAINED), check.SAME),
-        (score(3.8, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # within the noise, above 4
-        (score(2, 3.8, 3.9, name=DRAINED), score(4.1, name=DRAINED), check.MISSED),  # a must needs no quiet rounds
+        (
+            score(3.8, name=DRAINED),
+            score(4.1, name=DRAINED),
+            check.MISSED,
+        ),  # within the noise, above 4
+        (
+            score(2, 3.8, 3.9, name=DRAINED),
+            score(4.1, name=DRAINED),
+            check.MISSED,
+        ),  # a must needs no quiet rounds
         (None, score(4.1, name=DRAINED), check.MISSED),
         (None, score(3.9, name=DRAINED), check.NEW),
         (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.KNOWN),  # it was missed before
         (score(4.2, 4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
-        (score(3, 4.2, 6, name=DRAINED), score(6, name=DRAINED), check.KNOWN),  # no more than its own rounds
+        (
+            score(3, 4.2, 6, name=DRAINED),
+            score(6, name=DRAINED),
+            check.KNOWN,
+        ),  # no more than its own rounds
         (score(3, 4.2, 6, name=DRAINED), score(6.1, name=DRAINED), check.WORSE),
         (score(1, name=GROWTH), score(0.8, name=GROWTH), check.MISSED),  # too little is as wrong
         (score(0.7, 0.7, name=GROWTH), score(0.69, name=GROWTH), check.KNOWN),
         (score(0.7, 0.7, name=GROWTH), score(0.5, name=GROWTH), check.WORSE),
         (score(0.7, 0.7, name=GROWTH), score(1.2, name=GROWTH), check.WORSE),
-        (score(300, name="reader's memory", unit="MB"), score(490, name="reader's memory", unit="MB"), check.SAME),
-        (score(300, name="reader's memory", unit="MB"), score(510, name="reader's memory", unit="MB"), check.MISSED),
-        (score(2, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.MISSED),
-        (score(3.4, name="idle/idle: seconds", unit="s"), score(3.5, name="idle/idle: seconds", unit="s"), check.KNOWN),
-        (score(3.4, name="idle/idle: seconds", unit="s"), score(4.5, name="idle/idle: seconds", unit="s"), check.WORSE),
+        (
+            score(300, name="reader's memory", unit="MB"),
+            score(490, name="reader's memory", unit="MB"),
+            check.SAME,
+        ),
+        (
+            score(300, name="reader's memory", unit="MB"),
+            score(510, name="reader's memory", unit="MB"),
+            check.MISSED,
+        ),
+        (
+            score(2, name="idle/idle: seconds", unit="s"),
+            score(3.5, name="idle/idle: seconds", unit="s"),
+            check.MISSED,
+        ),
+        (
+            score(3.4, name="idle/idle: seconds", unit="s"),
+            score(3.5, name="idle/idle: seconds", unit="s"),
+            check.KNOWN,
+        ),
+        (
+            score(3.4, name="idle/idle: seconds", unit="s"),
+            score(4.5, name="idle/idle: seconds", unit="s"),
+            check.WORSE,
+        ),
         (score(2, name="idle/idle: seconds", unit="s"), None, check.MISSING),
         (score(4), None, check.MISSING),
         (score(4), score(9, name="another"), check.MISSING),
@@ -196,7 +259,9 @@ def test_a_reference_is_never_worse_than_itself(pick):
 
 
 def test_ratios_of_seconds_are_guarded_in_the_reference():
-    """What a third more would be worse of: everything whose rounds agree, and whose other side lasts."""
+    """What a third more would be worse of: everything whose rounds agree, and whose other side
+    lasts.
+    """
     stored = read(REFERENCE).scores
     found = check.compare(stored, [replace(one, rounds=[1.3 * one.median]) for one in stored])
     excused = {check.WORSE, check.MISSED, check.UNGUARDED}
@@ -238,7 +303,9 @@ LATTER = [measured("tables-200", "tasks", [30, 31], changes=10_000)]
 
 
 def test_accepted_scores_are_of_all_measurements():
-    """The most memory is that of all workloads, and what compares workloads is there, whichever run measured them."""
+    """The most memory is that of all workloads, and what compares workloads is there, whichever run
+    measured them.
+    """
     first = check.accept(None, replace(RESULT, measurements=FORMER, scores=scores(FORMER)))
     accepted = check.accept(first, replace(RESULT, measurements=LATTER, scores=scores(LATTER)))
     found = {one.name: one.rounds for one in accepted.scores}
@@ -246,7 +313,9 @@ def test_accepted_scores_are_of_all_measurements():
     assert found["reader's memory"] == [300]
     assert found["tables: 200 ÷ 20, per change"] == pytest.approx([0.6, 0.62])
     assert found["tables-20/tasks ÷ pg_recvlogical"] == [5, 5]
-    at_another_scale = check.accept(first, replace(RESULT, scale=0.1, measurements=LATTER, scores=scores(LATTER)))
+    at_another_scale = check.accept(
+        first, replace(RESULT, scale=0.1, measurements=LATTER, scores=scores(LATTER))
+    )
     assert at_another_scale.scores == scores(LATTER)
 
 
@@ -256,12 +325,18 @@ def test_the_stored_scores_are_those_of_the_stored_measurements():
 
 
 def test_memory_is_compared_over_what_both_have_measured():
-    """A part of the workloads takes less than all of them did; one that is new is judged by itself."""
+    """A part of the workloads takes less than all of them did; one that is new is judged by
+    itself.
+    """
     reference = replace(RESULT, measurements=FORMER, scores=scores(FORMER))
-    found = {one.name: one for one in check.findings(reference, replace(RESULT, measurements=FORMER[:2]))}
+    found = {
+        one.name: one for one in check.findings(reference, replace(RESULT, measurements=FORMER[:2]))
+    }
     memory = found["JVM's memory"]
     assert (memory.before.median, memory.now.median) == (900, 900)
-    assert check.MISSING not in {one.verdict for name, one in found.items() if name.startswith("tables-20")}
+    assert check.MISSING not in {
+        one.verdict for name, one in found.items() if name.startswith("tables-20")
+    }
     large = Measurement("wide", "", "warm", 1000, [Round(7, peak_mb={"jvm": 5000.0})])
     verdicts = [
         (one.before and one.before.median, one.now.median, one.verdict)
@@ -272,11 +347,18 @@ def test_memory_is_compared_over_what_both_have_measured():
 
 
 def test_accepted_measurements_say_where_they_are_from():
-    """Those of a workload replace the former ones; others stay, with the day, the commit and the versions of theirs."""
-    former, latter = {"cores": 2, "date": "2026-11-22"}, {"cores": 2, "date": "2026-11-23", "commit": "abc"}
+    """Those of a workload replace the former ones; others stay, with the day, the commit and the
+    versions of theirs.
+    """
+    former, latter = (
+        {"cores": 2, "date": "2026-11-22"},
+        {"cores": 2, "date": "2026-11-23", "commit": "abc"},
+    )
     first = check.accept(None, replace(RESULT, machine=former))
     again = [measured("idle", "idle", [0.9])]
-    accepted = check.accept(first, replace(RESULT, machine=latter, measurements=again, failed={"small": "e"}))
+    accepted = check.accept(
+        first, replace(RESULT, machine=latter, measurements=again, failed={"small": "e"})
+    )
     assert accepted.measurements == [*BACKLOG[:-1], *again]
     assert accepted.provenance == {
         "backlog-1m-random": former, "small": former, "growth": former, "idle": latter
@@ -286,8 +368,9 @@ def test_accepted_measurements_say_where_they_are_from():
 
 
 def test_check_command(tmp_path, monkeypatch, capsys):
-    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse, or a workload failed,
-    or one with limits wasn't measured, unless that is meant."""
+    """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse,
+    or a workload failed, or one with limits wasn't measured, unless that is meant.
+    """
     monkeypatch.setattr(check, "LAST", tmp_path / "last.json")
     monkeypatch.setattr(check, "REFERENCE", tmp_path / "reference.json")
     assert check.main([]) == 2
@@ -296,11 +379,14 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     assert check.main(["--accept"]) == 0
     capsys.readouterr()
     assert check.main([]) == 1
-    left_out = "backlog-1m-clustered, backlog-50m-clustered, sync, one-transaction, tables-20, tables-200"
+    left_out = (
+        "backlog-1m-clustered, backlog-50m-clustered, sync, one-transaction, tables-20, tables-200"
+    )
     assert f"NOT MEASURED, THOUGH THEY HAVE LIMITS: {left_out}\n" in capsys.readouterr().err
     assert check.main(["--accept"]) == 0
     noisy = (
-        "not guarded until it is measured again: backlog-1m-random/warm ÷ pg_recvlogical, rounds of 3.00, 5.00, 3.00"
+        "not guarded until it is measured again: backlog-1m-random/warm ÷ pg_recvlogical, rounds of"
+        " 3.00, 5.00, 3.00"
     )
     assert noisy in capsys.readouterr().out
     assert check.main(["--partial"]) == 0
@@ -323,8 +409,17 @@ def test_result_file(tmp_path):
 
 
 def test_references_of_former_versions_can_be_read(tmp_path):
-    """Those kept no measurements, nor where they were from; the one that is stored can be read too."""
-    document = {"scale": 1.0, "rounds": 3, "machine": {"cores": 2}, "measurements": [], "scores": [], "failed": {}}
+    """Those kept no measurements, nor where they were from; the one that is stored can be read
+    too.
+    """
+    document = {
+        "scale": 1.0,
+        "rounds": 3,
+        "machine": {"cores": 2},
+        "measurements": [],
+        "scores": [],
+        "failed": {},
+    }
     (tmp_path / "reference.json").write_text(json.dumps(document))
     assert read(tmp_path / "reference.json").provenance == {}
     assert read(REFERENCE).scores
@@ -338,7 +433,9 @@ def test_what_figures_depend_on():
 
 
 def test_tables():
-    """Seconds with their spread, multiples of the baselines, and whether the limits were reached."""
+    """Seconds with their spread, multiples of the baselines, and whether the limits were
+    reached.
+    """
     out = StringIO()
     console = Console(file=out, width=190)
     console.print(measured_table(RESULT))
@@ -347,7 +444,14 @@ def test_tables():
     warm = next(line for line in lines if " warm " in line)
     assert all(
         part in warm
-        for part in ("10.00 (6.00–12.00)", "3.00", "6.00 ", "2.50", "source 1.50 jvm 10.00", "≤ 4×: reached")
+        for part in (
+            "10.00 (6.00–12.00)",
+            "3.00",
+            "6.00 ",
+            "2.50",
+            "source 1.50 jvm 10.00",
+            "≤ 4×: reached",
+        )
     )
     (small,) = (line for line in lines if "10,000 changes" in line)
     assert all(part in small for part in ("apply job, warm (no Airflow)", "3.00 s", "aim"))
@@ -365,7 +469,15 @@ def test_the_bill_of_the_source():
     out = StringIO()
     Console(file=out, width=190).print(source_table(replace(RESULT, measurements=[*BACKLOG, ours])))
     (row,) = [line for line in out.getvalue().splitlines() if "warm" in line]
-    assert row.replace("│", " ").split() == ["acknowledge", "warm,", "get", "1.60", "2.00", "108.00", "3.00"]
+    assert row.replace("│", " ").split() == [
+        "acknowledge",
+        "warm,",
+        "get",
+        "1.60",
+        "2.00",
+        "108.00",
+        "3.00",
+    ]
 
 
 def test_picture(tmp_path):
@@ -376,14 +488,20 @@ def test_picture(tmp_path):
 
 def ours(workload, how, variant="", backlog="", tables=1):
     """A measurement of ours as `make bench` makes it of a run's result."""
-    stages = {name: StageResult("succeeded", 2.0) for name in ("land", "apply", "sync", "check", "report")}
-    run = RunResult("consume", "r", stages=stages, tables={f"public.t{n}": TableResult() for n in range(tables)})
+    stages = {
+        name: StageResult("succeeded", 2.0) for name in ("land", "apply", "sync", "check", "report")
+    }
+    run = RunResult(
+        "consume", "r", stages=stages, tables={f"public.t{n}": TableResult() for n in range(tables)}
+    )
     result = json.loads(run.to_json())
     if how == TASKS:
         notes = notes_of_tasks(dict.fromkeys(STAGES, 3.0), result)
     else:
         notes = notes_of_job(result, 20.0 if how == FRESH else None)
-    return measured(workload.name, f"{how}, {variant}" if variant else how, [9, 9], backlog=backlog, notes=notes)
+    return measured(
+        workload.name, f"{how}, {variant}" if variant else how, [9, 9], backlog=backlog, notes=notes
+    )
 
 
 def all_of(workload):
@@ -392,8 +510,12 @@ def all_of(workload):
         return [measured(workload.name, "idle", [1.2])]
     if not isinstance(workload, Changes | Tables | Sync):
         return []
-    variants = [variant.name for variant in workload.variants] if isinstance(workload, Changes) else [""]
-    backlogs = [backlog.name for backlog in workload.backlogs] if isinstance(workload, Changes) else [""]
+    variants = (
+        [variant.name for variant in workload.variants] if isinstance(workload, Changes) else [""]
+    )
+    backlogs = (
+        [backlog.name for backlog in workload.backlogs] if isinstance(workload, Changes) else [""]
+    )
     tables = workload.tables if isinstance(workload, Tables) else 1
     found = []
     for backlog in backlogs:
@@ -410,7 +532,9 @@ ALL = [one for workload in WORKLOADS for one in all_of(workload)]
 
 def test_every_comparison_is_of_measured_things():
     """Comparisons name workloads, backlogs and variants that there are."""
-    compared = {comparison.of for comparison in COMPARISONS} | {comparison.to for comparison in COMPARISONS}
+    compared = {comparison.of for comparison in COMPARISONS} | {
+        comparison.to for comparison in COMPARISONS
+    }
     assert compared - {one.name for one in ALL} == set()
 
 
@@ -423,14 +547,18 @@ def test_every_target_judges_a_score(target):
 def test_workloads_that_targets_judge():
     """A result without one of these has nothing to hold against a limit."""
     judged = check.judged_workloads()
-    found = {one.name.split("/")[0] for one in scores(ALL) if "/" in one.name and target_of(one.name)}
+    found = {
+        one.name.split("/")[0] for one in scores(ALL) if "/" in one.name and target_of(one.name)
+    }
     assert found < set(judged)
     assert {"growth", "one-transaction", "backlog-50m-clustered"} == set(judged) - found
     assert "tables-busy" not in judged
 
 
 def test_a_check_is_told_from_the_task_that_reports_too():
-    """One task checks and reports: the check's seconds are those of its stage, and shared among the run's tables."""
+    """One task checks and reports: the check's seconds are those of its stage, and shared among the
+    run's tables.
+    """
     (workload,) = chosen(["tables-200"])
     found = {score.name: score.rounds for score in scores([ours(workload, TASKS, tables=200)])}
     assert found["tables-200/tasks: check"] == [2, 2]
@@ -466,7 +594,8 @@ def test_wrong_arguments_are_refused(arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("number", "scale", "expected"), [(1_000_000, 1, 1_000_000), (1_000_000, 0.0125, 12_500), (500, 0.01, 100)]
+    ("number", "scale", "expected"),
+    [(1_000_000, 1, 1_000_000), (1_000_000, 0.0125, 12_500), (500, 0.01, 100)],
 )
 def test_scaled(number, scale, expected):
     assert scaled(number, scale) == expected

@@ -41,7 +41,9 @@ def fake_java(home: Path, line: str) -> Path:
 
 def test_make_prints_every_target():
     makefile = (REPOSITORY / "Makefile").read_text()
-    printed = subprocess.run(["make"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
     targets = re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE)
     assert {"demo", "test", "bench", "up", "down", "lint", "schema"} <= set(targets)
     assert [t for t in targets if t not in printed] == []
@@ -105,7 +107,9 @@ def test_an_unfit_java_is_passed_over_and_the_remedy_named(tmp_path, monkeypatch
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, 'openjdk version "25" 2025-09-16')))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(java, "_USUAL_PLACES", ())
-    with pytest.raises(java.JavaError, match=r"Java 17 or 21.*apt-get install openjdk-17-jre-headless"):
+    with pytest.raises(
+        java.JavaError, match=r"Java 17 or 21.*apt-get install openjdk-17-jre-headless"
+    ):
         java.java_home()
 
 

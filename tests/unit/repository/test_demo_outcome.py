@@ -17,7 +17,9 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, TargetCut, now
 
 EQUAL = Difference("public.flights", 200, 200, 0, 0)
-UNEQUAL = Difference("public.flights", 200, 200, 1, 1, ("missing carrier=AA, flight=1", "extra carrier=AA, flight=1"))
+UNEQUAL = Difference(
+    "public.flights", 200, 200, 1, 1, ("missing carrier=AA, flight=1", "extra carrier=AA, flight=1")
+)
 
 
 @pytest.fixture
@@ -26,20 +28,30 @@ def ledger(lake):
     made = Ledger(lake)
     for changes in (0, 9000):
         result = {"changes": changes, "report": "/lake/report.html" if changes else None}
-        did = TargetCut("public.flights", 1, 1, inserted=10, updated=20, deleted=5, truncated=bool(changes))
-        made.append(Run(now(), "run-1", "consume", "running", result=json.dumps(result), targets=[did]))
+        did = TargetCut(
+            "public.flights", 1, 1, inserted=10, updated=20, deleted=5, truncated=bool(changes)
+        )
+        made.append(
+            Run(now(), "run-1", "consume", "running", result=json.dumps(result), targets=[did])
+        )
     return made
 
 
 def outcome(ledger, *differences):
     tasks = tuple(
-        TaskRun(name, "success", 1, -1, None, None, seconds) for name, seconds in (("land", 1.0), ("apply", 2.0))
+        TaskRun(name, "success", 1, -1, None, None, seconds)
+        for name, seconds in (("land", 1.0), ("apply", 2.0))
     )
     skipped = DagRun("flights_cdc", "run-0", "scheduled", "success", None, None, None, {},
                      (TaskRun("land", "skipped", 0, -1, None, None, None),))  # fmt: skip
-    runs = [skipped, DagRun("flights_cdc", "run-1", "manual", "success", None, None, 4.0, {}, tasks)]
+    runs = [
+        skipped,
+        DagRun("flights_cdc", "run-1", "manual", "success", None, None, 4.0, {}, tasks),
+    ]
     operations = Counter({("flights", "update"): 60})
-    return Outcome(Loaded({"flights": 300}), operations, {"load": 1.0}, runs, list(differences), ledger)
+    return Outcome(
+        Loaded({"flights": 300}), operations, {"load": 1.0}, runs, list(differences), ledger
+    )
 
 
 def shown(made):
@@ -53,7 +65,9 @@ def test_equal_targets_are_a_success(ledger):
     made = outcome(ledger, EQUAL)
     text = shown(made)
     assert made.equal
-    assert made.applied()["public.flights"] == Counter(inserted=20, updated=40, deleted=10, skipped=0, truncated=1)
+    assert made.applied()["public.flights"] == Counter(
+        inserted=20, updated=40, deleted=10, skipped=0, truncated=1
+    )
     assert "9,000 in 3.0 s of land and apply: 3,000 changes/s" in text
     assert "0 differences between 1 target and their source" in text
     assert "/lake/report.html" in text

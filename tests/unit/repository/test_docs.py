@@ -1,4 +1,6 @@
-"""What the documents name exists: files, anchors, make targets, verbs, errors, keys of the pipeline file."""
+"""What the documents name exists: files, anchors, make targets, verbs, errors, keys of the pipeline
+file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ import waldelta.errors
 from waldelta.cli._arguments import VERBS
 from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger.records import BatchCut, ColumnState, Gap, Run, SlotMove, TableState, TargetCut
+from waldelta.lake.ledger.records import (
+    BatchCut,
+    ColumnState,
+    Gap,
+    Run,
+    SlotMove,
+    TableState,
+    TargetCut,
+)
 from waldelta.remedies import REMEDIES
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +36,10 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT))
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives a page's headings."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
-    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower()) for h in headings)
+    plain = (
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", h).lower())
+        for h in headings
+    )
     return {text.replace(" ", "-") for text in plain}
 
 
@@ -38,7 +51,9 @@ def errors() -> dict[str, type[WaldeltaError]]:
 def failure_table() -> dict[str, bool]:
     """The errors of README's table, and whether they are marked as retried."""
     section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
-    return {name: bool(mark) for name, mark in re.findall(r"^\| `(\w+)`( ↻)? \|", section, re.MULTILINE)}
+    return {
+        name: bool(mark) for name, mark in re.findall(r"^\| `(\w+)`( ↻)? \|", section, re.MULTILINE)
+    }
 
 
 @each_page
@@ -79,7 +94,9 @@ def test_every_verb_is_explained():
 
 
 def test_failure_table_names_every_error_that_is_raised():
-    """The table has each error once; only the bases of the tree, which are never the whole story, are left out."""
+    """The table has each error once; only the bases of the tree, which are never the whole story,
+    are left out.
+    """
     bases = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
     assert set(failure_table()) == set(errors()) - bases
 
@@ -87,15 +104,28 @@ def test_failure_table_names_every_error_that_is_raised():
 def test_the_tree_of_errors_is_drawn_whole():
     """Each class once, below its base."""
     drawn, path = [], {-1: "Exception"}
-    for indent, name in re.findall(r"^([ |]*)(?:\+-- )?(\w+)(?=  |$)", waldelta.errors.__doc__ or "", re.MULTILINE):
-        path = {depth: above for depth, above in path.items() if depth < len(indent)} | {len(indent): name}
+    for indent, name in re.findall(
+        r"^([ |]*)(?:\+-- )?(\w+)(?=  |$)", waldelta.errors.__doc__ or "", re.MULTILINE
+    ):
+        path = {depth: above for depth, above in path.items() if depth < len(indent)} | {
+            len(indent): name
+        }
         drawn.append((name, list(path.values())[-2]))
-    assert sorted(drawn) == sorted((name, kind.__base__.__name__) for name, kind in errors().items())
+    assert sorted(drawn) == sorted(
+        (name, kind.__base__.__name__) for name, kind in errors().items()
+    )
 
 
 def test_operations_lead_to_what_to_do_for_every_error():
-    """Whoever has nothing but a red task and the last line of its log starts there; the table has them all."""
-    section = (ROOT / "docs/operations.md").read_text().split("## What each alert means")[1].split("\n## ")[0]
+    """Whoever has nothing but a red task and the last line of its log starts there; the table has
+    them all.
+    """
+    section = (
+        (ROOT / "docs/operations.md")
+        .read_text()
+        .split("## What each alert means")[1]
+        .split("\n## ")[0]
+    )
     before_the_tables = section.split("\n|")[0]
     assert "../README.md#when-it-fails" in before_the_tables
 
@@ -120,25 +150,33 @@ def test_failure_table_marks_what_is_retried():
 
 def test_readme_shows_the_real_pipeline_file():
     """Comments and layout aside, README's example is the demo's file."""
-    shown = re.search(r"```yaml\n(pipeline: flights.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.search(
+        r"```yaml\n(pipeline: flights.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
     assert shown is not None
     real = (ROOT / "include/pipelines/flights.yml").read_text()
     assert yaml.safe_load(shown.group(1)) == yaml.safe_load(real)
 
 
-@pytest.mark.parametrize("model", [PipelineFile, Source, Publication, Options, Target], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "model", [PipelineFile, Source, Publication, Options, Target], ids=lambda m: m.__name__
+)
 def test_every_key_of_the_pipeline_file_is_explained(model):
     text = (ROOT / "docs/pipeline-file.md").read_text()
     assert [key for key in model.model_fields if not re.search(rf"`[\w.]*\b{key}\b", text)] == []
 
 
 @pytest.mark.parametrize(
-    "row", [SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut], ids=lambda r: r.__name__
+    "row",
+    [SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut],
+    ids=lambda r: r.__name__,
 )
 def test_every_ledger_column_is_explained(row):
     text = (ROOT / "docs/ledger.md").read_text()
     assert [
-        name for name in row.__dataclass_fields__ if f"`{name}`" not in text and name not in ("table", "schema")
+        name
+        for name in row.__dataclass_fields__
+        if f"`{name}`" not in text and name not in ("table", "schema")
     ] == []
 
 
@@ -151,24 +189,41 @@ def attention_texts() -> list[str]:
     ]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Attention":
-                parts = node.args[1].values if isinstance(node.args[1], ast.JoinedStr) else [node.args[1]]
-                texts = [part.value.strip(" :;(,") for part in parts if isinstance(part, ast.Constant)]
-                assert any(" " in text for text in texts), f"{path.name}:{node.lineno} words that can be looked for"
+                parts = (
+                    node.args[1].values
+                    if isinstance(node.args[1], ast.JoinedStr)
+                    else [node.args[1]]
+                )
+                texts = [
+                    part.value.strip(" :;(,") for part in parts if isinstance(part, ast.Constant)
+                ]
+                assert any(" " in text for text in texts), (
+                    f"{path.name}:{node.lineno} words that can be looked for"
+                )
                 found.append(next(text for text in texts if " " in text).partition(":")[0])
     return found
 
 
 def test_what_needs_attention_is_explained():
     """Word for word, as somebody searches for what the pages tell."""
-    section = (ROOT / "docs/operations.md").read_text().split("## What each alert means")[1].split("\n## ")[0]
+    section = (
+        (ROOT / "docs/operations.md")
+        .read_text()
+        .split("## What each alert means")[1]
+        .split("\n## ")[0]
+    )
     texts = attention_texts()
     assert len(texts) > 20
-    assert [text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", section)] == []
+    assert [
+        text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", section)
+    ] == []
 
 
 def test_screenshots_are_small():
     """They are part of every clone."""
     large = {
-        path.name: path.stat().st_size for path in (ROOT / "docs/images").iterdir() if path.stat().st_size > 300_000
+        path.name: path.stat().st_size
+        for path in (ROOT / "docs/images").iterdir()
+        if path.stat().st_size > 300_000
     }
     assert large == {}

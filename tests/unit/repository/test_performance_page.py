@@ -19,12 +19,20 @@ RATIO = re.compile(r"(?:(\d+(?:\.\d+)?)–)?(\d+(?:\.\d+)?)(?:x| times| decodes)
 
 
 def unfounded(row: str, ratios: dict[str, list[float]]) -> list[str]:
-    """Ratios of a table's row that its scores don't have; ``<!-- prefix, prefix -->`` in the row names the scores.
+    """Ratios of a table's row that its scores don't have; ``<!-- prefix, prefix -->`` in the row
+    names the scores.
 
     A cell that says when its figures were taken may have any.
     """
-    prefixes = tuple(f"{name}{end}" for found in REFERENCED.findall(row) for name in found.split(", ") for end in "/: ")
-    held = [value for name, values in ratios.items() if name.startswith(prefixes) for value in values]
+    prefixes = tuple(
+        f"{name}{end}"
+        for found in REFERENCED.findall(row)
+        for name in found.split(", ")
+        for end in "/: "
+    )
+    held = [
+        value for name, values in ratios.items() if name.startswith(prefixes) for value in values
+    ]
     shown = [
         number
         for cell in REFERENCED.sub("", row).split("|")
@@ -33,14 +41,22 @@ def unfounded(row: str, ratios: dict[str, list[float]]) -> list[str]:
         for number in numbers
         if number
     ]
-    return [number for number in shown if not any(_rounded_as(number, value) == number for value in held)]
+    return [
+        number
+        for number in shown
+        if not any(_rounded_as(number, value) == number for value in held)
+    ]
 
 
 def _rounded_as(number: str, value: float) -> str:
     return f"{value:.{len(number.partition('.')[2])}f}"
 
 
-RATIOS = {"sync/warm ÷ COPY binary": [3.46, 4.25, 4.9], "small/tasks ÷ naive": [0.56], "growth: 5 ÷ 1": [0.66]}
+RATIOS = {
+    "sync/warm ÷ COPY binary": [3.46, 4.25, 4.9],
+    "small/tasks ÷ naive": [0.56],
+    "growth: 5 ÷ 1": [0.66],
+}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +79,9 @@ def test_which_ratios_are_unfounded(row, found):
 
 
 def test_ratios_in_the_tables_are_in_the_reference():
-    """Each is a round of its workload's, or a median, as it is rounded there; otherwise its cell says when it was taken."""
+    """Each is a round of its workload's, or a median, as it is rounded there; otherwise its cell
+    says when it was taken.
+    """
     scores = [score for score in read(REFERENCE).scores if score.unit == "×"]
     ratios = {score.name: [*score.rounds, score.median] for score in scores}
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
@@ -73,17 +91,25 @@ def test_ratios_in_the_tables_are_in_the_reference():
 def test_what_the_page_refers_to_is_in_the_reference():
     """A workload that isn't stored any more would leave its row without figures to compare."""
     names = [score.name for score in read(REFERENCE).scores]
-    referred = {name for found in REFERENCED.findall(PAGE.read_text()) for name in found.split(", ")}
+    referred = {
+        name for found in REFERENCED.findall(PAGE.read_text()) for name in found.split(", ")
+    }
     assert {
-        one for one in referred if not any(f"{name}/".startswith((f"{one}/", f"{one}:", f"{one} ")) for name in names)
+        one
+        for one in referred
+        if not any(f"{name}/".startswith((f"{one}/", f"{one}:", f"{one} ")) for name in names)
     } == set()
     assert len(referred) > 3
 
 
 def _tells(row: str, score: Score) -> bool:
-    """Whether a row says that a score is missed: by the word, its workload's marker, or its own, and the figure."""
+    """Whether a row says that a score is missed: by the word, its workload's marker, or its own,
+    and the figure.
+    """
     names = [name for found in REFERENCED.findall(row) for name in found.split(", ")]
-    is_named = score.name in names or score.name.startswith(tuple(f"{name}{end}" for name in names for end in "/: "))
+    is_named = score.name in names or score.name.startswith(
+        tuple(f"{name}{end}" for name in names for end in "/: ")
+    )
     return "missed" in row and is_named and f" {score.median:.2f}" in row
 
 
@@ -102,9 +128,13 @@ def test_which_row_tells_a_missed_limit():
 
 def test_limits_that_the_reference_misses_are_told():
     """Each in a row of its own, and none is told that the reference keeps."""
-    judged = [(score, target) for score in read(REFERENCE).scores if (target := target_of(score.name))]
+    judged = [
+        (score, target) for score in read(REFERENCE).scores if (target := target_of(score.name))
+    ]
     missed = [score for score, target in judged if target.verdict(score.median) == "missed"]
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "missed" in line]
+    rows = [
+        line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "missed" in line
+    ]
     assert {score.name for score in missed if not any(_tells(row, score) for row in rows)} == set()
     assert {row for row in rows if not any(_tells(row, score) for score in missed)} == set()
 

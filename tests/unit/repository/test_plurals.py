@@ -19,13 +19,17 @@ NOUNS = (
     "publications|records|relations|reports|rows|runs|sessions|slots|snapshots|statements|steps|tables|targets|tasks|times|"
     "transactions|truncates|updates|values|versions"
 )
-_PLURAL = re.compile(rf"^ (?:[a-z]+(?:ed|er) |new |more |critical |replication )?(?:{NOUNS})\b(?!/)")
+_PLURAL = re.compile(
+    rf"^ (?:[a-z]+(?:ed|er) |new |more |critical |replication )?(?:{NOUNS})\b(?!/)"
+)
 _IN_TEMPLATE = re.compile(rf"\}}\}}(?:</?\w+>)? (?:{NOUNS})\b")
 # A log line's number is one argument of several: there, too, counted() gives it its noun.
 _IN_LOG = re.compile(rf"(?<!=)%d (?:{NOUNS})\b")
 _BRACKETS = re.compile(r"[a-z]\(e?s\)")
 # In front of these words stands a name, not a number, or what follows is a verb.
-_NO_NUMBER = re.compile(r"^counted\(|^table$|name|_id\b|\.id\b|uri|gate|leaf|file|path|size\b|code|kind|!r")
+_NO_NUMBER = re.compile(
+    r"^counted\(|^table$|name|_id\b|\.id\b|uri|gate|leaf|file|path|size\b|code|kind|!r"
+)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +53,16 @@ def plural_after_number(source: str) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.JoinedStr):
             for value, text in zip(node.values, node.values[1:], strict=False):
                 words = text.value if isinstance(text, ast.Constant) else ""
-                if isinstance(value, ast.FormattedValue) and _PLURAL.match(words) and is_number(value):
+                if (
+                    isinstance(value, ast.FormattedValue)
+                    and _PLURAL.match(words)
+                    and is_number(value)
+                ):
                     yield node.lineno, f"{{{ast.unparse(value.value)}}}{words[:40]}"
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found = _IN_LOG.search(node.value) or ("to_jsonb(s)" not in node.value and _BRACKETS.search(node.value))
+            found = _IN_LOG.search(node.value) or (
+                "to_jsonb(s)" not in node.value and _BRACKETS.search(node.value)
+            )
             if found:
                 yield node.lineno, node.value[:80]
 
@@ -60,12 +70,15 @@ def plural_after_number(source: str) -> Iterator[tuple[int, str]]:
 def is_number(value: ast.FormattedValue) -> bool:
     """Whether it may be one: what is named in capitals is a constant above it."""
     text = ast.unparse(value.value)
-    return re.fullmatch(r"[A-Z0-9_]+", text) is None and (text.startswith("len(") or not _NO_NUMBER.search(text))
+    return re.fullmatch(r"[A-Z0-9_]+", text) is None and (
+        text.startswith("len(") or not _NO_NUMBER.search(text)
+    )
 
 
 def test_what_is_found():
     source = (
-        'f"{n} rows, {n:,} new keys, {_MOST} rows, {n} kB, {t.name} keeps"; f"{n} row(s)"; log.info("%d tables", n)'
+        'f"{n} rows, {n:,} new keys, {_MOST} rows, {n} kB, {t.name} keeps"; f"{n} row(s)";'
+        ' log.info("%d tables", n)'
     )
     found = [text for _, text in plural_after_number(source)]
     assert found == ["{n} rows, ", "{n} new keys, ", " row(s)", "%d tables"]
@@ -74,11 +87,21 @@ def test_what_is_found():
 def test_no_plural_after_a_number():
     """Of every message and page."""
     wrong = []
-    for folder in ("include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs", "plugins", "dags"):
+    for folder in (
+        "include/waldelta",
+        "include/waldelta_airflow",
+        "include/demo",
+        "spark_jobs",
+        "plugins",
+        "dags",
+    ):
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             places = plural_after_number(path.read_text(encoding="utf-8"))
             wrong += [f"{path.relative_to(REPOSITORY)}:{line}: {text}" for line, text in places]
         for path in sorted((REPOSITORY / folder).rglob("*.html")):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                wrong += [f"{path.relative_to(REPOSITORY)}:{number}: {m[0]}" for m in _IN_TEMPLATE.finditer(line)]
+                wrong += [
+                    f"{path.relative_to(REPOSITORY)}:{number}: {m[0]}"
+                    for m in _IN_TEMPLATE.finditer(line)
+                ]
     assert wrong == [], "\n".join(wrong)

@@ -1,4 +1,6 @@
-"""The stack's processes end completely: children, orphans in other sessions, and those that ignore SIGTERM."""
+"""The stack's processes end completely: children, orphans in other sessions, and those that ignore
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print("ready", child.pid, flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def launch(tmp_path):
     environment = {**os.environ, MARK: str(tmp_path)}
     yield lambda code: start(
-        "part", [sys.executable, "-c", code], folder=tmp_path, log=tmp_path / "logs/part.log", environment=environment
+        "part",
+        [sys.executable, "-c", code],
+        folder=tmp_path,
+        log=tmp_path / "logs/part.log",
+        environment=environment,
     )
     end(marked(tmp_path), grace_s=0)
 

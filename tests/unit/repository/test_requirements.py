@@ -1,4 +1,6 @@
-"""requirements.txt is complete and exact: what the code imports is pinned there, and every pin is a version."""
+"""requirements.txt is complete and exact: what the code imports is pinned there, and every pin is a
+version.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from demo import delta_jars
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SOURCES = ("include", "spark_jobs", "dags", "plugins", "tests", "tools", "benchmarks")
-OWN = {"waldelta", "waldelta_airflow", "demo", "spark_jobs", "tests", "tools", "benchmarks", "bootstrap"}
+OWN = {
+    "waldelta",
+    "waldelta_airflow",
+    "demo",
+    "spark_jobs",
+    "tests",
+    "tools",
+    "benchmarks",
+    "bootstrap",
+}
 # Parts of a pinned package that are distributions of their own.
 PART_OF = {
     "apache-airflow-core": "apache-airflow",
@@ -26,7 +37,9 @@ PART_OF = {
 }
 # Imported only where somebody has installed it (and by its own test, in a folder of its own).
 OPTIONAL = {"include/waldelta_airflow/reporting/lineage.py"}
-PIN = re.compile(r"\A(?P<name>[A-Za-z0-9._-]+)(\[[a-z,]+\])?==(?P<version>[0-9][A-Za-z0-9.]*)\s+# \S.*\Z")
+PIN = re.compile(
+    r"\A(?P<name>[A-Za-z0-9._-]+)(\[[a-z,]+\])?==(?P<version>[0-9][A-Za-z0-9.]*)\s+# \S.*\Z"
+)
 
 
 def requirement_lines() -> list[str]:
@@ -61,8 +74,12 @@ def distributions_by_package() -> Mapping[str, list[str]]:
 
 
 def distributions(module: str) -> set[str]:
-    """The pinned names that may have brought a module: several distributions share the packages airflow and pyspark."""
-    found = {canonical(name) for name in distributions_by_package().get(module.partition(".")[0], [])}
+    """The pinned names that may have brought a module: several distributions share the packages
+    airflow and pyspark.
+    """
+    found = {
+        canonical(name) for name in distributions_by_package().get(module.partition(".")[0], [])
+    }
     return found | {PART_OF[name] for name in found if name in PART_OF}
 
 

@@ -1,4 +1,6 @@
-"""The demo's Spark Connect server alone has its port, on both of the addresses that its clients' name for it may mean."""
+"""The demo's Spark Connect server alone has its port, on both of the addresses that its clients'
+name for it may mean.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def server(tmp_path, monkeypatch):
     (tmp_path / "jars" / "delta.jar").touch()
     monkeypatch.setenv("WALDELTA_JARS", str(tmp_path / "jars"))
     python = str(program.with_name("python"))
-    return SparkConnectServer(tmp_path / "spark", free_port(), "token", tmp_path / "spark.log", python=python)
+    return SparkConnectServer(
+        tmp_path / "spark", free_port(), "token", tmp_path / "spark.log", python=python
+    )
 
 
 def bound(port: int) -> bool:
@@ -43,7 +47,10 @@ def test_no_other_process_can_listen_in_its_place(server):
     part = server.start(os.environ)
     try:
         assert not bound(server.port)
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client, pytest.raises(ConnectionRefusedError):
+        with (
+            socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client,
+            pytest.raises(ConnectionRefusedError),
+        ):
             client.connect(("::1", server.port))
     finally:
         stop([part], grace_s=5)
@@ -54,5 +61,7 @@ def test_where_another_process_listens_it_doesnt_start(server):
     with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as other:
         other.bind(("::1", server.port))
         other.listen()
-        with pytest.raises(StackError, match=f"port {server.port} of \\[::1\\] is another process's"):
+        with pytest.raises(
+            StackError, match=f"port {server.port} of \\[::1\\] is another process's"
+        ):
             server.start(os.environ)

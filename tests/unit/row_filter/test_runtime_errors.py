@@ -6,7 +6,14 @@ import pytest
 
 from waldelta.row_filter.runtime_errors import raising_parts
 
-TYPES = {"n": "integer", "big": "bigint", "v": "text", "c": "character varying(3)", "d": "date", "j": "jsonb"}
+TYPES = {
+    "n": "integer",
+    "big": "bigint",
+    "v": "text",
+    "c": "character varying(3)",
+    "d": "date",
+    "j": "jsonb",
+}
 CASES = {
     "((10 / n) > 0)": ["division"],
     "((n % 2) = 0)": [],

@@ -40,17 +40,39 @@ def ends(**timelines: int) -> dict[int, Lsn]:
     return {int(name[1:]): Lsn(end) for name, end in timelines.items()}
 
 
-# The lake's timeline, the server's, the server's history, what the lake knows of it, the landed end; what comes of it.
+# The lake's timeline, the server's, the server's history, what the lake knows of it, the landed
+# end; what comes of it.
 HISTORIES = {
     "promoted behind what has landed": (1, 2, ends(t1=100), {}, 90, 100),
     "promoted right at its end": (1, 2, ends(t1=100), {}, 100, 100),
     "twice meanwhile": (1, 3, ends(t1=100, t2=200), {}, 90, 100),
     "for the second time": (2, 3, ends(t1=100, t2=200), ends(t1=100), 190, 200),
     "nothing landed": (1, 2, ends(t1=100), {}, 0, 100),
-    "the lake is ahead": (1, 2, ends(t1=100), {}, 101, r"left the former at 0/64.* up to 0/65.* lost 1 bytes"),
-    "the lake is ahead of the first of two": (1, 3, ends(t1=100, t2=200), {}, 150, "is ahead of it"),
+    "the lake is ahead": (
+        1,
+        2,
+        ends(t1=100),
+        {},
+        101,
+        r"left the former at 0/64.* up to 0/65.* lost 1 bytes",
+    ),
+    "the lake is ahead of the first of two": (
+        1,
+        3,
+        ends(t1=100, t2=200),
+        {},
+        150,
+        "is ahead of it",
+    ),
     "another branch": (2, 3, ends(t1=100), ends(t1=100), 50, "doesn't descend from it"),
-    "another timeline of that number": (2, 3, ends(t1=80, t2=200), ends(t1=100), 90, "timeline 1 until 0/50"),
+    "another timeline of that number": (
+        2,
+        3,
+        ends(t1=80, t2=200),
+        ends(t1=100),
+        90,
+        "timeline 1 until 0/50",
+    ),
     "no history": (1, 2, {}, {}, 0, "doesn't descend from it"),
 }
 
@@ -69,8 +91,13 @@ def test_a_promotion_is_followed_only_within_common_history(case):
 
 
 def test_history_file():
-    """As PostgreSQL writes it, with the reason behind; comments and empty lines aren't timelines."""
-    text = "1\t0/3000148\tno recovery target specified\n\n# note\n2\tA/50\tbefore 2026-01-01 00:00:00+00\n"
+    """As PostgreSQL writes it, with the reason behind; comments and empty lines aren't
+    timelines.
+    """
+    text = (
+        "1\t0/3000148\tno recovery target specified\n\n# note\n2\tA/50\tbefore 2026-01-01"
+        " 00:00:00+00\n"
+    )
     assert parse_timeline_ends(text) == {1: Lsn.parse("0/3000148"), 2: Lsn.parse("A/50")}
     assert parse_timeline_ends("") == {}
 
@@ -78,24 +105,44 @@ def test_history_file():
 FURTHEST = {
     "no failover": ([move("created", 10), move("intent", 50)], 50),
     "idle moves beyond the failover don't count": (
-        [move("created", 10), move("intent", 50), move("intent", 90), move("promoted", 70, 2)], 70,
+        [move("created", 10), move("intent", 50), move("intent", 90), move("promoted", 70, 2)],
+        70,
     ),
-    "where it was left is no move": ([move("created", 10), move("intent", 50), move("promoted", 70, 2)], 50),
+    "where it was left is no move": (
+        [move("created", 10), move("intent", 50), move("promoted", 70, 2)],
+        50,
+    ),
     "moves on the new timeline": (
-        [move("created", 10), move("intent", 90), move("promoted", 70, 2), move("intent", 80, 2)], 80,
+        [move("created", 10), move("intent", 90), move("promoted", 70, 2), move("intent", 80, 2)],
+        80,
     ),
     "a late run on the old one": (
-        [move("created", 10), move("promoted", 70, 2), move("intent", 80, 2), move("intent", 200, 1)], 80,
+        [
+            move("created", 10),
+            move("promoted", 70, 2),
+            move("intent", 80, 2),
+            move("intent", 200, 1),
+        ],
+        80,
     ),
     "two failovers": (
-        [move("created", 10), move("intent", 90), move("promoted", 70, 2), move("intent", 99, 2), move("promoted", 80, 3)], 80,
+        [
+            move("created", 10),
+            move("intent", 90),
+            move("promoted", 70, 2),
+            move("intent", 99, 2),
+            move("promoted", 80, 3),
+        ],
+        80,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("moves, furthest", FURTHEST.values(), ids=FURTHEST)
 def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake):
-    """Beyond a failover the server has other WAL; passing over it because the old server's was idle would lose changes."""
+    """Beyond a failover the server has other WAL; passing over it because the old server's was idle
+    would lose changes.
+    """
     ledger = Ledger(lake)
     for row in moves:
         ledger.append(row)
@@ -103,14 +150,23 @@ def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake)
     # Whatever maintenance drops.
     ledger.prune(SlotMove, lambda rows: keep_moves(rows, NOON + timedelta(days=1)))
     assert ledger.furthest_lsn("s", "0/1") == furthest
-    assert identity_of("s", ledger.slot_lives()).timeline == max(m.timeline for m in moves if m.event != "intent")
+    assert identity_of("s", ledger.slot_lives()).timeline == max(
+        m.timeline for m in moves if m.event != "intent"
+    )
 
 
 def test_a_slot_made_anew_is_on_the_timeline_of_its_making():
-    moves = [move("created", 10), move("promoted", 70, 2), move("dropped", 0), move("created", 80, 2, "0/50")]
+    moves = [
+        move("created", 10),
+        move("promoted", 70, 2),
+        move("dropped", 0),
+        move("created", 80, 2, "0/50"),
+    ]
     assert identity_of("s", moves).timeline == 2
     # A server restored to another history begins with a life of its own.
-    assert identity_of("s", [*moves, move("dropped", 0), move("created", 5, 1, "0/5")]).timeline == 1
+    assert (
+        identity_of("s", [*moves, move("dropped", 0), move("created", 5, 1, "0/5")]).timeline == 1
+    )
 
 
 def test_earlier_promotions_are_known():
@@ -122,16 +178,25 @@ def test_earlier_promotions_are_known():
 
 def test_copies_of_what_was_lost():
     """Their snapshots call transactions seen whose numbers the new primary gives to others."""
-    states = [TableState(NOON, "r", name, 1, status, snapshot_lsn=lsn) for name, status, lsn in
-              [("a", "synced", 70), ("b", "synced", 71), ("c", "copying", 99), ("d", "needs_sync", 99)]]  # fmt: skip
+    states = [
+        TableState(NOON, "r", name, 1, status, snapshot_lsn=lsn)
+        for name, status, lsn in [
+            ("a", "synced", 70),
+            ("b", "synced", 71),
+            ("c", "copying", 99),
+            ("d", "needs_sync", 99),
+        ]
+    ]
     assert [state.table_name for state in copies_beyond(states, Lsn(70))] == ["b"]
 
 
 def test_runs_end_within_the_present_history():
     """What a run read beyond the failover belongs to the run that reads it on the new primary."""
-    runs = [Run(NOON - timedelta(hours=1), "a", "consume", "succeeded", start_lsn=0, end_lsn=90),
-            Run(NOON - timedelta(hours=1), "b", "consume", "failed"),
-            Run(NOON + timedelta(hours=1), "c", "consume", "succeeded", start_lsn=70, end_lsn=85)]  # fmt: skip
+    runs = [
+        Run(NOON - timedelta(hours=1), "a", "consume", "succeeded", start_lsn=0, end_lsn=90),
+        Run(NOON - timedelta(hours=1), "b", "consume", "failed"),
+        Run(NOON + timedelta(hours=1), "c", "consume", "succeeded", start_lsn=70, end_lsn=85),
+    ]
     kept = within_history(runs, [move("created", 1), move("promoted", 70, 2)])
     assert [run.end_lsn for run in kept] == [70, None, 85]
     assert within_history(runs, [move("created", 1)]) == runs
@@ -140,37 +205,65 @@ def test_runs_end_within_the_present_history():
 def test_a_standby_that_is_away_is_named():
     """Reading would wait for it without a word."""
     slot = SlotState(
-        name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True, temporary=False, active=False,
-        active_pid=None, active_by=None, confirmed_flush_lsn=Lsn(1), restart_lsn=Lsn(1), wal_status="reserved",
-        safe_wal_size=None, two_phase=False, invalidation_reason=None, inactive_since=None, retained_bytes=0,
-        system_identifier="1", timeline=1, failover=True, standbys_away=("east", "west"),
-    )  # fmt: skip
+        name="s",
+        plugin="pgoutput",
+        slot_type="logical",
+        database="d",
+        in_this_database=True,
+        temporary=False,
+        active=False,
+        active_pid=None,
+        active_by=None,
+        confirmed_flush_lsn=Lsn(1),
+        restart_lsn=Lsn(1),
+        wal_status="reserved",
+        safe_wal_size=None,
+        two_phase=False,
+        invalidation_reason=None,
+        inactive_since=None,
+        retained_bytes=0,
+        system_identifier="1",
+        timeline=1,
+        failover=True,
+        standbys_away=("east", "west"),
+    )
     with pytest.raises(StandbyAway, match="east, west isn't connected"):
         check_health(slot, "s")
     assert check_health(replace(slot, standbys_away=()), "s").failover
 
 
 def test_command():
-    assert alter_failover_command("s", failover=True).as_string() == 'ALTER_REPLICATION_SLOT "s" (FAILOVER true)'
+    assert (
+        alter_failover_command("s", failover=True).as_string()
+        == 'ALTER_REPLICATION_SLOT "s" (FAILOVER true)'
+    )
 
 
 def job_on(lake: str) -> Job:
     document = {
         "pipeline": "shop",
-        "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+        "source": {
+            "conn_id": "c",
+            "slot": "s",
+            "publications": [{"name": "p", "all_tables": True}],
+        },
         "target": {"root": lake},
     }
     return Job(PipelineFile.model_validate(document), "host=127.0.0.1 port=1", "run")
 
 
 def test_a_run_on_the_old_server_lands_nothing_more(lake):
-    """Its lock is the old server's, so nothing else tells it that another run went on with the new one."""
+    """Its lock is the old server's, so nothing else tells it that another run went on with the new
+    one.
+    """
     job = job_on(lake)
     job.ledger.append(move("created", 10))
     late = job.slot_identity()
     check_followed(job, late)
     job.ledger.append(move("promoted", 70, 2))
-    with pytest.raises(LateWriter, match="followed to timeline 2 by another run, while this one reads timeline 1"):
+    with pytest.raises(
+        LateWriter, match="followed to timeline 2 by another run, while this one reads timeline 1"
+    ):
         check_followed(job, late)
     check_followed(job, job.slot_identity())
 
@@ -181,13 +274,17 @@ def test_a_history_that_cannot_be_read_is_asked_for_again(lake):
         SourceUnreachable, match=r"timeline history, which couldn't be read: .* can't be reached"
     ) as refused:
         _read_ends(
-            job_on(lake), SlotIdentity("s", "1", 1, "0/1"), ServerPosition("1", 2, Lsn(1000), 1, 1 << 24, "postgres")
+            job_on(lake),
+            SlotIdentity("s", "1", 1, "0/1"),
+            ServerPosition("1", 2, Lsn(1000), 1, 1 << 24, "postgres"),
         )
     assert refused.value.retryable
 
 
 def test_a_promotion_is_recorded_once(lake):
-    """A run that wakes up behind another one's record would add that the present timeline was left there, too."""
+    """A run that wakes up behind another one's record would add that the present timeline was left
+    there, too.
+    """
     job = job_on(lake)
     job.ledger.append(move("created", 5))
     promotion = Promotion(SlotIdentity("s", "1", 2, "0/1"), Lsn(7))

@@ -16,11 +16,27 @@ from waldelta.slot.slot import SlotState
 NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
 GB = 1 << 30
 SLOT = SlotState(
-    name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True, temporary=False, active=False,
-    active_pid=None, active_by=None, confirmed_flush_lsn=Lsn(20 * GB), restart_lsn=Lsn(20 * GB), wal_status="reserved",
-    safe_wal_size=None, two_phase=False, invalidation_reason=None, inactive_since=None, retained_bytes=2 * GB,
-    system_identifier="1", timeline=1, wal_bytes_per_hour=float(GB),
-)  # fmt: skip
+    name="s",
+    plugin="pgoutput",
+    slot_type="logical",
+    database="d",
+    in_this_database=True,
+    temporary=False,
+    active=False,
+    active_pid=None,
+    active_by=None,
+    confirmed_flush_lsn=Lsn(20 * GB),
+    restart_lsn=Lsn(20 * GB),
+    wal_status="reserved",
+    safe_wal_size=None,
+    two_phase=False,
+    invalidation_reason=None,
+    inactive_since=None,
+    retained_bytes=2 * GB,
+    system_identifier="1",
+    timeline=1,
+    wal_bytes_per_hour=float(GB),
+)
 
 
 def moved(ago: timedelta, lsn: int) -> SlotMove:
@@ -56,24 +72,46 @@ LIMITS = {
 @pytest.mark.parametrize("case", LIMITS)
 def test_forecast(case):
     safe, budget, expected = LIMITS[case]
-    found = forecast(replace(SLOT, safe_wal_size=safe), SlotLimits(disk_budget_mb=budget), None, NOW)
+    found = forecast(
+        replace(SLOT, safe_wal_size=safe), SlotLimits(disk_budget_mb=budget), None, NOW
+    )
     assert (found and (found.limit, found.hours)) == expected
 
 
 WARNINGS = {
     "fine": (SLOT, []),
     "enough time": (replace(SLOT, safe_wal_size=5 * GB), []),
-    "little time": (replace(SLOT, safe_wal_size=2 * GB), [("warning", "is lost in 2.0 hours should it stand still: 2 GB are left")]),
-    "very little time": (replace(SLOT, safe_wal_size=GB // 4), [("critical", "is lost in 15 minutes")]),
+    "little time": (
+        replace(SLOT, safe_wal_size=2 * GB),
+        [("warning", "is lost in 2.0 hours should it stand still: 2 GB are left")],
+    ),
+    "very little time": (
+        replace(SLOT, safe_wal_size=GB // 4),
+        [("critical", "is lost in 15 minutes")],
+    ),
     "no rate, no forecast": (replace(SLOT, safe_wal_size=0, wal_bytes_per_hour=None), []),
-    "much held back": (replace(SLOT, retained_bytes=6 * GB), [("warning", "slot_limits.warn_mb is 5000")]),
-    "too much": (replace(SLOT, retained_bytes=60 * GB), [("critical", "slot_limits.critical_mb is 50000")]),
+    "much held back": (
+        replace(SLOT, retained_bytes=6 * GB),
+        [("warning", "slot_limits.warn_mb is 5000")],
+    ),
+    "too much": (
+        replace(SLOT, retained_bytes=60 * GB),
+        [("critical", "slot_limits.critical_mb is 50000")],
+    ),
     "with what spilled": (
         replace(SLOT, retained_bytes=6 * GB, spilled=3, spilled_bytes=5 * GB),
-        [("warning", "of its transactions 3 didn't fit into logical_decoding_work_mem (5 GB spilled)")],
+        [
+            (
+                "warning",
+                "of its transactions 3 didn't fit into logical_decoding_work_mem (5 GB spilled)",
+            )
+        ],
     ),
-    "about to be lost": (replace(SLOT, wal_status="unreserved"), [("critical", "is lost with the next checkpoint")]),
-}  # fmt: skip
+    "about to be lost": (
+        replace(SLOT, wal_status="unreserved"),
+        [("critical", "is lost with the next checkpoint")],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WARNINGS)

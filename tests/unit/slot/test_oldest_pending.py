@@ -1,4 +1,6 @@
-"""When the oldest commit was made that a target lacks: by the change log's rows, however they came there."""
+"""When the oldest commit was made that a target lacks: by the change log's rows, however they came
+there.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,18 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.slot.read.peek import TIMELINE_KINDS
 
-# The helpers commit plain transactions at TS, streamed ones a microsecond later, prepared ones two later; None: nothing is lacking.
+# The helpers commit plain transactions at TS, streamed ones a microsecond later, prepared ones two
+# later; None: nothing is lacking.
 CASES = {
     "a plain one": ([plain(7, row(1))], 0, 0),
     "one that was applied": ([plain(7, row(1)), plain(8)], 1, None),
     "of another table": ([plain(7)], 0, None),
     "a streamed one": ([chunk(7, row(1, 7)) + commit(7)], 0, 1),
-    "a streamed one before a plain one": ([chunk(7, row(1, 7)) + commit(7) + plain(9, row(2))], 0, 0),
+    "a streamed one before a plain one": (
+        [chunk(7, row(1, 7)) + commit(7) + plain(9, row(2))],
+        0,
+        0,
+    ),
     "a streamed one that was rolled back": ([chunk(7, row(1, 7)) + aborted(7, 7)], 0, None),
     "a prepared one": ([prepared(7, row(1)), decided(7)], 0, 2),
     "one prepared in a batch that was applied": ([prepared(7, row(1)), decided(7)], 1, 2),
@@ -43,7 +50,9 @@ def written(folder, *batches):
     """A log of these in a lake."""
     log, landed = ChangeLog(folder.as_uri(), "slot"), change_log(*batches)
     is_timeline = pc.is_in(landed["kind"], pa.array(TIMELINE_KINDS))
-    landed = landed.append_column("timeline", is_timeline).append_column("moves", pa.repeat(False, len(landed)))
+    landed = landed.append_column("timeline", is_timeline).append_column(
+        "moves", pa.repeat(False, len(landed))
+    )
     write_deltalake(log.uri, landed, partition_by=["batch"])
     return log
 

@@ -37,10 +37,17 @@ def log(tmp_path):
 
 
 def land(log, batch, rows, **told):
-    columns = [pa.array([np.array(7, dtype).tobytes()] * len(rows), pa.binary()) for dtype in (">u8", ">u4")]
+    columns = [
+        pa.array([np.array(7, dtype).tobytes()] * len(rows), pa.binary())
+        for dtype in (">u8", ">u4")
+    ]
     read = pa.RecordBatch.from_arrays([*columns, pa.array(rows, pa.binary())], list("lxd"))
     parts = [_landing_batch(Envelope(1000, 2), read)] if rows else []
-    log.add(batch, log.write(batch, parts, LANDING_SCHEMA), json.dumps({"waldelta": {"batch": batch, **told}}))
+    log.add(
+        batch,
+        log.write(batch, parts, LANDING_SCHEMA),
+        json.dumps({"waldelta": {"batch": batch, **told}}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,10 +64,12 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
     assert (behind.asked, behind.transactions.inserts) == (None, expected)
 
 
-# Each batch: where its last transaction ends (None: it is empty), by what it was read, and from where.
+# Each batch: where its last transaction ends (None: it is empty), by what it was read, and from
+# where.
 UNTOLD, EDITED = [(100, None, 0)], [(200, ONE, 90), (300, ONE, 190), (400, BOTH, 320)]
 PASSED = [(100, BOTH, 0), (None, ONE, 100), (300, BOTH, 200), (None, BOTH, 350)]
-# The batches, where the slot stands, and the stretches: by what they were read, from where, how many rows.
+# The batches, where the slot stands, and the stretches: by what they were read, from where, how
+# many rows.
 BEHIND = {
     "all of them": (UNTOLD + EDITED, 50, [(None, 50, 1), (ONE, 90, 2), (BOTH, 320, 1)]),
     "one request": (UNTOLD + EDITED, 150, [(ONE, 150, 2), (BOTH, 320, 1)]),
@@ -81,17 +90,29 @@ def test_by_what_it_was_read(log, batches, stands, expected):
         land(log, batch, rows, **(asked.told() | {"from_lsn": str(Lsn(begins))} if asked else {}))
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
     found = landed_behind(log, (0, len(batches)), Lsn(stands), LARGE)
-    assert [(stretch.asked, stretch.begins, stretch.transactions.inserts) for stretch in found] == expected
+    assert [
+        (stretch.asked, stretch.begins, stretch.transactions.inserts) for stretch in found
+    ] == expected
 
 
-# How many messages and bytes of WAL one bite may be; of batches of three messages each, those that are compared together.
-TWO_REQUESTS = [(100, ONE, 50), (200, ONE, 100), (None, ONE, 240), (300, ONE, 260), (400, BOTH, 300)]
+# How many messages and bytes of WAL one bite may be; of batches of three messages each, those that
+# are compared together.
+TWO_REQUESTS = [
+    (100, ONE, 50),
+    (200, ONE, 100),
+    (None, ONE, 240),
+    (300, ONE, 260),
+    (400, BOTH, 300),
+]
 BITES = {
     "all of a request": ((9, 250), [(50, (1, 4)), (300, (5, 5))]),
     "by messages": ((6, 1000), [(50, (1, 3)), (260, (4, 4)), (300, (5, 5))]),
     "by WAL": ((1000, 190), [(50, (1, 3)), (260, (4, 4)), (300, (5, 5))]),
     "also what was passed over": ((1000, 150), [(50, (1, 2)), (240, (3, 4)), (300, (5, 5))]),
-    "each is larger": ((1, 1), [(50, (1, 1)), (100, (2, 2)), (240, (3, 3)), (260, (4, 4)), (300, (5, 5))]),
+    "each is larger": (
+        (1, 1),
+        [(50, (1, 1)), (100, (2, 2)), (240, (3, 3)), (260, (4, 4)), (300, (5, 5))],
+    ),
 }
 
 

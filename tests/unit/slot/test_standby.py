@@ -1,4 +1,6 @@
-"""Reading from a standby: its lag, what takes its slot away, and what a pipeline file may say of it."""
+"""Reading from a standby: its lag, what takes its slot away, and what a pipeline file may say of
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +43,51 @@ from waldelta.stages.setup.preflight.standby import judge_servers, judge_setting
 PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
 STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))
 SLOT = SlotState(
-    name="s", plugin="pgoutput", slot_type="logical", database="d", in_this_database=True, temporary=False, active=False,
-    active_pid=None, active_by=None, confirmed_flush_lsn=Lsn(1), restart_lsn=Lsn(1), wal_status="reserved",
-    safe_wal_size=None, two_phase=False, invalidation_reason=None, inactive_since=None, retained_bytes=0,
-    system_identifier="1", timeline=1,
-)  # fmt: skip
+    name="s",
+    plugin="pgoutput",
+    slot_type="logical",
+    database="d",
+    in_this_database=True,
+    temporary=False,
+    active=False,
+    active_pid=None,
+    active_by=None,
+    confirmed_flush_lsn=Lsn(1),
+    restart_lsn=Lsn(1),
+    wal_status="reserved",
+    safe_wal_size=None,
+    two_phase=False,
+    invalidation_reason=None,
+    inactive_since=None,
+    retained_bytes=0,
+    system_identifier="1",
+    timeline=1,
+)
 
 
 def file(**source) -> PipelineFile:
-    source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}], **source}
-    return PipelineFile.model_validate({"pipeline": "shop", "source": source, "target": {"root": "file:///nowhere"}})
+    source = {
+        "conn_id": "c",
+        "slot": "s",
+        "publications": [{"name": "p", "all_tables": True}],
+        **source,
+    }
+    return PipelineFile.model_validate(
+        {"pipeline": "shop", "source": source, "target": {"root": "file:///nowhere"}}
+    )
 
 
-@pytest.mark.parametrize("position, read, lag, behind", [(PRIMARY, 1200, 300, None), (STANDBY, 900, 600, 500)])
+@pytest.mark.parametrize(
+    "position, read, lag, behind", [(PRIMARY, 1200, 300, None), (STANDBY, 900, 600, 500)]
+)
 def test_lag_is_measured_against_the_primary(position, read, lag, behind):
     """What the standby hasn't replayed counts, and is told apart."""
     assert (position.lag_of(Lsn(read)), position.replay_lag) == (lag, behind)
 
 
-@pytest.mark.parametrize("mb, severities", [(0, []), (1, []), (2, ["warning"]), (9, ["critical"])], ids=str)
+@pytest.mark.parametrize(
+    "mb, severities", [(0, []), (1, []), (2, ["warning"]), (9, ["critical"])], ids=str
+)
 def test_a_standby_that_stays_behind_is_told(mb, severities):
     """By the limits of the slot's backlog, which doesn't grow meanwhile."""
     position = replace(STANDBY, primary_lsn=STANDBY.flush_lsn + (mb << 20))
@@ -87,13 +115,24 @@ def test_a_lost_slot_says_what_prevents_it(reason, prevention):
 @pytest.mark.parametrize(
     "theirs, told",
     [
-        (replace(PRIMARY, system_identifier="2"), "replays system 1, timeline 1, and conn_id to system 2"),
-        (replace(PRIMARY, timeline=2), "replays system 1, timeline 1, and conn_id to system 1, timeline 2"),
-        (replace(PRIMARY, database="shop"), "to database 'postgres' of db2:5432, and conn_id to 'shop'"),
+        (
+            replace(PRIMARY, system_identifier="2"),
+            "replays system 1, timeline 1, and conn_id to system 2",
+        ),
+        (
+            replace(PRIMARY, timeline=2),
+            "replays system 1, timeline 1, and conn_id to system 1, timeline 2",
+        ),
+        (
+            replace(PRIMARY, database="shop"),
+            "to database 'postgres' of db2:5432, and conn_id to 'shop'",
+        ),
     ],
 )
 def test_another_server_s_standby_is_refused(theirs, told):
-    """Another cluster's, one that follows another timeline, and another database, whose slot would never have changes."""
+    """Another cluster's, one that follows another timeline, and another database, whose slot would
+    never have changes.
+    """
     connection = SimpleNamespace(info=SimpleNamespace(host="db2", port=5432))
     with pytest.raises(NotStandby, match=f"read_from leads .*{told}"):
         _check_follows(connection, STANDBY, theirs)
@@ -118,7 +157,10 @@ def test_a_standby_ahead_of_its_primary_has_other_wal(replayed, is_ahead):
             {"hot_standby_feedback": "on", "primary_slot_name": "s", "wal_level": "replica"},
             ["wal_level .* is 'replica'"],
         ),
-        ({"hot_standby_feedback": "on", "primary_slot_name": "s", "search_path": ""}, ["a connection pooler answers"]),
+        (
+            {"hot_standby_feedback": "on", "primary_slot_name": "s", "search_path": ""},
+            ["a connection pooler answers"],
+        ),
     ],
 )
 def test_settings_that_cost_the_slot(settings, said):
@@ -126,7 +168,9 @@ def test_settings_that_cost_the_slot(settings, said):
     usual = {"wal_level": "logical", "search_path": "pg_catalog", "hot_standby_feedback": "off"}
     standby = SimpleNamespace(settings=usual | settings, behind_pooler=False)
     found = [finding.text for finding in judge_settings(standby)]
-    assert [bool(re.search(text, told)) for text, told in zip(said, found, strict=True)] == [True] * len(said)
+    assert [bool(re.search(text, told)) for text, told in zip(said, found, strict=True)] == [
+        True
+    ] * len(said)
 
 
 def test_read_from_is_another_server_and_no_failover_slot():
@@ -144,16 +188,25 @@ def test_read_from_is_another_server_and_no_failover_slot():
 def test_a_run_without_the_standby_s_connection_does_not_fall_back_on_the_primary():
     """It would make, or move, another slot of that name."""
     assert Job(file(), "host=primary", "run").slot_conninfo == "host=primary"
-    assert Job(file(read_from="d"), "host=primary", "run", read_conninfo="host=standby").slot_conninfo == "host=standby"
+    assert (
+        Job(file(read_from="d"), "host=primary", "run", read_conninfo="host=standby").slot_conninfo
+        == "host=standby"
+    )
     with pytest.raises(ConfigError, match=r"'d' \(source\.read_from\) wasn't handed to this run"):
         _ = Job(file(read_from="d"), "host=primary", "run").slot_conninfo
 
 
 def test_a_standby_that_restarted_is_waited_for(monkeypatch):
-    """It replays again what had landed; WAL that the primary doesn't have either was lost for good."""
+    """It replays again what had landed; WAL that the primary doesn't have either was lost for
+    good.
+    """
     identity = SlotIdentity("s", "1", 1, "0/1")
-    log = SimpleNamespace(last_batch=lambda: 1, landed_end=lambda _: 1200, whole_sizes=lambda *_: {1: 1})
-    ledger = SimpleNamespace(furthest_lsn=lambda *_: 1200, consumed_batches=lambda *_: {1: ConsumedBatch(1200, 1)})
+    log = SimpleNamespace(
+        last_batch=lambda: 1, landed_end=lambda _: 1200, whole_sizes=lambda *_: {1: 1}
+    )
+    ledger = SimpleNamespace(
+        furthest_lsn=lambda *_: 1200, consumed_batches=lambda *_: {1: ConsumedBatch(1200, 1)}
+    )
     job = SimpleNamespace(ledger=ledger)
     monkeypatch.setattr("waldelta.slot.recovery.check_no_mismatch", lambda *_: None)
     monkeypatch.setattr("waldelta.slot.recovery.confirmed_lsn", lambda *_: Lsn(1200))
@@ -166,19 +219,30 @@ def test_a_standby_that_restarted_is_waited_for(monkeypatch):
 
 def test_a_read_that_replay_ended_is_tried_again():
     """A conflict ends the reader, not the slot."""
-    assert isinstance(peek_error("s", "ERROR: canceling statement due to conflict with recovery"), StandbyAway)
+    assert isinstance(
+        peek_error("s", "ERROR: canceling statement due to conflict with recovery"), StandbyAway
+    )
 
 
 @pytest.mark.parametrize(
     "said, kind",
     [
         (
-            "[libpq] Failed to execute query: FATAL:  terminating connection due to administrator command",
+            (
+                "[libpq] Failed to execute query: FATAL:  terminating connection due to"
+                " administrator command"
+            ),
             SourceUnreachable,
         ),
-        ("FATAL:  terminating connection because of crash of another server process", SourceUnreachable),
         (
-            "Fetch header failed: no COPY in progress\nserver closed the connection unexpectedly\n\tThis …",
+            "FATAL:  terminating connection because of crash of another server process",
+            SourceUnreachable,
+        ),
+        (
+            (
+                "Fetch header failed: no COPY in progress\nserver closed the connection"
+                " unexpectedly\n\tThis …"
+            ),
             SourceUnreachable,
         ),
         ("could not receive data from server: Connection reset by peer", SourceUnreachable),
@@ -189,7 +253,10 @@ def test_a_read_that_replay_ended_is_tried_again():
         ("FATAL:  the database system is shutting down", SourceUnreachable),
         ("FATAL:  terminating connection due to conflict with recovery", StandbyAway),
         ("ERROR:  canceling statement due to statement timeout", PeekTimeout),
-        ("ERROR:  could not read WAL from timeline 1: record with incorrect prev-link", SourceError),
+        (
+            "ERROR:  could not read WAL from timeline 1: record with incorrect prev-link",
+            SourceError,
+        ),
     ],
 )
 def test_what_ended_a_read(said, kind):
@@ -202,7 +269,9 @@ def test_what_ended_a_read(said, kind):
 def test_a_slot_that_postgresql_keeps_on_the_standby_is_not_ours():
     """It can't be read, moved or dropped there; after a promotion it is a slot like others."""
     kept = replace(SLOT, failover=True, synced=True, in_recovery=True)
-    with pytest.raises(SlotForeign, match=r"copy of the primary's failover slot .* choose another slot name"):
+    with pytest.raises(
+        SlotForeign, match=r"copy of the primary's failover slot .* choose another slot name"
+    ):
         check_ours(kept)
     assert slot_that_stays(kept, []) == []
     promoted = replace(kept, in_recovery=False)
@@ -212,11 +281,18 @@ def test_a_slot_that_postgresql_keeps_on_the_standby_is_not_ours():
 
 def test_several_servers_behind_one_address_are_refused():
     """The slot is on one of them, and a run that met another would miss it, or make one more."""
-    one, restarted, other = ("10.0.0.1:5432", "08:00"), ("10.0.0.1:5432", "09:00"), ("10.0.0.2:5432", "08:00")
+    one, restarted, other = (
+        ("10.0.0.1:5432", "08:00"),
+        ("10.0.0.1:5432", "09:00"),
+        ("10.0.0.2:5432", "08:00"),
+    )
     assert list(judge_servers({one})) == []
     for both in ({one, other}, {one, restarted}):
         (found,) = judge_servers(both)
-        assert (found.severity, "leads to more than one server (10.0.0.1:5432 (started 08:00), " in found.text) == (
+        assert (
+            found.severity,
+            "leads to more than one server (10.0.0.1:5432 (started 08:00), " in found.text,
+        ) == (
             "problem",
             True,
         )
@@ -226,7 +302,10 @@ def test_a_slot_that_is_missing_names_the_standby_asked(monkeypatch):
     """A balancer in front of several shows itself by that."""
     monkeypatch.setattr("waldelta.slot.standby.read_slot", lambda *_: None)
     connection = SimpleNamespace(info=SimpleNamespace(host="other", port=5432))
-    for source, said in (({"read_from": "d"}, r"does not exist on the standby other:5432: run"), ({}, "exist: run")):
+    for source, said in (
+        ({"read_from": "d"}, r"does not exist on the standby other:5432: run"),
+        ({}, "exist: run"),
+    ):
         with pytest.raises(SlotMissing, match=said):
             check_slot(connection, Job(file(**source), "", "run", read_conninfo=""))
 
@@ -263,27 +342,49 @@ def test_a_standby_that_is_away_is_told_before_open_transactions(monkeypatch, la
 
     monkeypatch.setattr("waldelta.stages.setup._slot_setup.create_slot", create)
     monkeypatch.setattr("waldelta.stages.setup._slot_setup.wait_replayed", wait)
-    monkeypatch.setattr("waldelta.stages.setup._slot_setup.snapshots_logged", lambda _: nullcontext())
+    monkeypatch.setattr(
+        "waldelta.stages.setup._slot_setup.snapshots_logged", lambda _: nullcontext()
+    )
     with pytest.raises(kind):
         _create_on_standby(None, None, file(read_from="d").source)
 
 
 def test_each_setting_is_judged_where_it_counts():
-    """Sessions that hold snapshots and locks are the primary's; the slot, its WAL and its places the standby's."""
+    """Sessions that hold snapshots and locks are the primary's; the slot, its WAL and its places
+    the standby's.
+    """
     usual = {"max_slot_wal_keep_size": "1", "max_replication_slots": "1", "server_encoding": "UTF8"}
     timeouts = {"idle_in_transaction_session_timeout": "7", "idle_session_timeout": "7"}
 
     def server(**settings) -> ServerFacts:
         return ServerFacts(
-            180000, False, usual | settings, "r", "d", False, False, True, True, True, True, 1, 0, 0, False
+            180000,
+            False,
+            usual | settings,
+            "r",
+            "d",
+            False,
+            False,
+            True,
+            True,
+            True,
+            True,
+            1,
+            0,
+            0,
+            False,
         )
 
     def told(primary, standby) -> list[str]:
         facts = SimpleNamespace(server=primary, slot_server=standby)
-        return [found.text.partition(" ")[0] for found in _server_warnings(file(read_from="d"), facts)]
+        return [
+            found.text.partition(" ")[0] for found in _server_warnings(file(read_from="d"), facts)
+        ]
 
     assert told(server(**timeouts), server()) == list(timeouts)
     assert told(server(), server(**timeouts)) == []
-    assert told(server(), server(idle_replication_slot_timeout="7")) == ["idle_replication_slot_timeout"]
+    assert told(server(), server(idle_replication_slot_timeout="7")) == [
+        "idle_replication_slot_timeout"
+    ]
     (found,) = _free_slots(file(read_from="d"), server(), slot_exists=False)
     assert "replication slots of the standby of source.read_from: 1 of 1 are used" in found.text

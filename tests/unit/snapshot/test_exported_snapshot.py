@@ -31,7 +31,9 @@ def ranges(chunks):
     ],
 )
 def test_a_leaf_is_cut_without_gap_and_its_last_chunk_is_open_ended(blocks, chunk_blocks, expected):
-    """Each block lies in exactly one chunk; what is added behind the last planned block is in the last chunk."""
+    """Each block lies in exactly one chunk; what is added behind the last planned block is in the
+    last chunk.
+    """
     chunks = plan_chunks([leaf(blocks)], int(chunk_blocks * BLOCK))
     assert ranges(chunks) == [("t", *e) for e in expected]
 
@@ -43,8 +45,12 @@ def test_every_leaf_has_chunks_of_its_own():
 
 
 def test_small_leaves_share_a_task():
-    """A thousand little partitions make neither a thousand tasks nor files; order and chunks stay."""
-    chunks = plan_chunks([leaf(1, f"p{n}", n) for n in range(1000)] + [leaf(10, "big", 1001)], 8 * BLOCK)
+    """A thousand little partitions make neither a thousand tasks nor files; order and chunks
+    stay.
+    """
+    chunks = plan_chunks(
+        [leaf(1, f"p{n}", n) for n in range(1000)] + [leaf(10, "big", 1001)], 8 * BLOCK
+    )
     tasks = plan_tasks(chunks, 8 * BLOCK)
     assert [c for task in tasks for c in task] == chunks
     assert len(tasks) == 127
@@ -57,12 +63,17 @@ def test_no_leaves_no_chunks():
 
 
 def test_progress_counts_tasks_that_started_and_are_not_active():
-    """Spark starts tasks in order, so those before the last started one that aren't active are done."""
+    """Spark starts tasks in order, so those before the last started one that aren't active are
+    done.
+    """
     from waldelta.stages.sync._progress import describe_progress
 
     tasks = plan_tasks(plan_chunks([leaf(40)], 10 * BLOCK), 10 * BLOCK)
     assert describe_progress(tasks, 0, {}) == "0%: 0 of 4 tasks done"
-    assert describe_progress(tasks, 3, {1: 500, 2: 7}) == "25%: 1 of 4 tasks done, reading 2 (507 rows so far)"
+    assert (
+        describe_progress(tasks, 3, {1: 500, 2: 7})
+        == "25%: 1 of 4 tasks done, reading 2 (507 rows so far)"
+    )
     assert describe_progress([], 0, {}) == "0%: 0 of 0 tasks done"
 
 
@@ -76,7 +87,9 @@ def test_progress_counts_tasks_that_started_and_are_not_active():
     ],
 )
 def test_leaves_that_are_read_through_one_table_are_cut_together(blocks, chunk_blocks, expected):
-    """A range of ctid is one of each of them: no block is read twice, and a chunk has as many as any other."""
+    """A range of ctid is one of each of them: no block is read twice, and a chunk has as many as
+    any other.
+    """
     root = Through(TableId("public", "root"), 9)
     leaves = [replace(leaf(count, f"p{n}", n), through=root) for n, count in enumerate(blocks)]
     chunks = plan_chunks([*leaves, leaf(1, "own", 8)], chunk_blocks * BLOCK)

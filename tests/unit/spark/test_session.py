@@ -12,7 +12,13 @@ from pyspark.accumulators import AccumulatorTCPServer
 
 from waldelta.errors import PeekTimeout
 from waldelta.spark import session as module
-from waldelta.spark.session import DeferredSession, deferred_session, is_connect, is_started, open_session
+from waldelta.spark.session import (
+    DeferredSession,
+    deferred_session,
+    is_connect,
+    is_started,
+    open_session,
+)
 from waldelta.spark.tasks import run_tasks
 
 WAIT_S = 30
@@ -34,7 +40,9 @@ def test_a_session_is_stopped_without_waiting_for_accumulators(monkeypatch, fail
     """They are stopped behind it, whatever became of the job."""
     accumulators, stopped = Accumulators(), []
     context = SimpleNamespace(_accumulatorServer=accumulators)
-    spark = SimpleNamespace(sparkContext=context, stop=lambda: stopped.append(context._accumulatorServer))
+    spark = SimpleNamespace(
+        sparkContext=context, stop=lambda: stopped.append(context._accumulatorServer)
+    )
     monkeypatch.setattr(module, "spark_session", lambda *_, **__: spark)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     with pytest.raises(ValueError, match="the job's") if fails else open_session("test"):
@@ -47,14 +55,18 @@ def test_a_session_is_stopped_without_waiting_for_accumulators(monkeypatch, fail
 
 
 def test_pyspark_still_has_them_there():
-    """Else a fresh JVM's jobs would be slower by up to a second and a half again, and nobody would see why."""
+    """Else a fresh JVM's jobs would be slower by up to a second and a half again, and nobody would
+    see why.
+    """
     assert "_accumulatorServer" in SparkContext._do_init.__code__.co_names
     assert callable(AccumulatorTCPServer.shutdown)
 
 
 @pytest.mark.parametrize("uses", [0, 2])
 def test_a_deferred_session_is_made_by_its_first_use(monkeypatch, uses):
-    """Once, and stopped where it was made; a named error that it can't be made by reaches whoever uses it."""
+    """Once, and stopped where it was made; a named error that it can't be made by reaches whoever
+    uses it.
+    """
     made, stopped = [], []
 
     def make(*_, name):
@@ -70,7 +82,9 @@ def test_a_deferred_session_is_made_by_its_first_use(monkeypatch, uses):
     assert stopped == made
 
 
-@pytest.mark.parametrize("variable, value", [("SPARK_REMOTE", "sc://x"), ("WALDELTA_LAUNCHER", "SPARK_SUBMIT")])
+@pytest.mark.parametrize(
+    "variable, value", [("SPARK_REMOTE", "sc://x"), ("WALDELTA_LAUNCHER", "SPARK_SUBMIT")]
+)
 def test_a_session_whose_jvm_is_there_is_made_at_once(monkeypatch, variable, value):
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.setenv(variable, value)
@@ -88,7 +102,9 @@ def test_a_single_task_is_run_here_before_a_session_is_there():
         raise AssertionError("Spark isn't needed")
 
     spark, told = DeferredSession(no_session), pa.schema([("n", pa.int64()), ("raw", pa.binary())])
-    (row,) = run_tasks(spark, 1, told, lambda number: pa.table({"n": [number], "raw": [b"\x00"]}, told))
+    (row,) = run_tasks(
+        spark, 1, told, lambda number: pa.table({"n": [number], "raw": [b"\x00"]}, told)
+    )
     assert (row.n, row["raw"]) == (0, b"\x00")
 
     def fails(_):

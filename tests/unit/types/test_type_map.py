@@ -1,4 +1,6 @@
-"""Which type a PostgreSQL type has in the lake, and reading its texts; the real server's are in integration/test_values.py."""
+"""Which type a PostgreSQL type has in the lake, and reading its texts; the real server's are in
+integration/test_values.py.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,20 @@ def numeric(precision, scale):
 
 
 def array_of(element, oid=1_000_000):
-    return PgType(oid, element.typmod, f"{element.name}[]", kind="array", element_oid=element.oid, element=element)
+    return PgType(
+        oid,
+        element.typmod,
+        f"{element.name}[]",
+        kind="array",
+        element_oid=element.oid,
+        element=element,
+    )
 
 
 def domain_over(base):
-    return PgType(20_000, -1, "d", kind="domain", base_oid=base.oid, base_typmod=base.typmod, base=base)
+    return PgType(
+        20_000, -1, "d", kind="domain", base_oid=base.oid, base_typmod=base.typmod, base=base
+    )
 
 
 BOOL, BYTEA, INT4, TEXT = (
@@ -37,13 +48,32 @@ BOOL, BYTEA, INT4, TEXT = (
     PgType(25, -1, "text"),
 )
 FLOAT4, FLOAT8 = PgType(700, -1, "real"), PgType(701, -1, "double precision")
-DATE, TIMESTAMP, TIMESTAMPTZ = PgType(1082, -1, "date"), PgType(1114, -1, "timestamp"), PgType(1184, -1, "timestamptz")
-BOX, POINT = PgType(603, -1, "box", type_name="box"), PgType(600, -1, "point", type_name="point", element=FLOAT8)
+DATE, TIMESTAMP, TIMESTAMPTZ = (
+    PgType(1082, -1, "date"),
+    PgType(1114, -1, "timestamp"),
+    PgType(1184, -1, "timestamptz"),
+)
+BOX, POINT = (
+    PgType(603, -1, "box", type_name="box"),
+    PgType(600, -1, "point", type_name="point", element=FLOAT8),
+)
 ENUM = PgType(20_001, -1, "mood", kind="enum", type_name="mood", type_schema="public")
 HSTORE = PgType(20_002, -1, "public.hstore", type_name="hstore", type_schema="public")
 VECTOR = PgType(20_003, 3, "public.vector(3)", type_name="vector", type_schema="public")
 GEOMETRY = PgType(20_004, -1, "public.geometry", type_name="geometry", type_schema="public")
-FAMILIES = [BOOL, BYTEA, INT4, TEXT, FLOAT8, numeric(12, 2), DATE, TIMESTAMP, TIMESTAMPTZ, HSTORE, VECTOR]
+FAMILIES = [
+    BOOL,
+    BYTEA,
+    INT4,
+    TEXT,
+    FLOAT8,
+    numeric(12, 2),
+    DATE,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    HSTORE,
+    VECTOR,
+]
 FAMILIES += [array_of(t) for t in (BOOL, BYTEA, INT4, TEXT, numeric(12, 2), DATE, BOX)]
 
 
@@ -51,7 +81,11 @@ def texts(*values):
     return pa.array([None if v is None else v.encode() for v in values], pa.binary())
 
 
-ANY_NUMERIC, JSON, JSONB = PgType(1700, -1, "numeric"), PgType(114, -1, "json"), PgType(3802, -1, "jsonb")
+ANY_NUMERIC, JSON, JSONB = (
+    PgType(1700, -1, "numeric"),
+    PgType(114, -1, "json"),
+    PgType(3802, -1, "jsonb"),
+)
 AS_DOUBLE, AS_DECIMAL = TypeOptions(numeric="double"), TypeOptions(numeric="decimal(38,4)")
 AS_VARIANT = TypeOptions(json="variant")
 
@@ -78,14 +112,17 @@ AS_VARIANT = TypeOptions(json="variant")
 def test_types_by_choice(pg_type, options, spark):
     """An option governs its own types alone, wherever they stand."""
     assert target_type(pg_type, options).spark == spark
-    assert pickle.loads(pickle.dumps(target_type(pg_type, options))) == target_type(pg_type, options)
+    assert pickle.loads(pickle.dumps(target_type(pg_type, options))) == target_type(
+        pg_type, options
+    )
 
 
 def test_what_rows_are_found_by_is_no_variant():
     """A key column, and every column of a table without a key."""
     types = {"id": JSONB, "v": JSONB}
     found = [
-        [kind.spark for kind in column_types(types, key, AS_VARIANT).values()] for key in ([], ["id"], ["id", "v"])
+        [kind.spark for kind in column_types(types, key, AS_VARIANT).values()]
+        for key in ([], ["id"], ["id", "v"])
     ]
     assert found == [["string", "string"], ["string", "variant"], ["string", "string"]]
 
@@ -94,7 +131,11 @@ def test_columns_that_stay_text():
     """Named ones, whatever their type, keys too."""
     types = {"id": DATE, "v": array_of(DATE), "w": DATE}
     chosen = TableTypeOptions(text=("id", "v")).over(AS_VARIANT)
-    assert [kind.spark for kind in column_types(types, ["id"], chosen).values()] == ["string", "string", "date"]
+    assert [kind.spark for kind in column_types(types, ["id"], chosen).values()] == [
+        "string",
+        "string",
+        "date",
+    ]
     assert (chosen.need_raw, TypeOptions(text=("id",)).need_raw) == (True, False)
 
 
@@ -125,7 +166,10 @@ def test_columns_that_stay_text():
         (HSTORE, "map<string,string>"),
         (VECTOR, "array<float>"),
         (PgType(20_005, -1, "public.hstore", kind="composite", type_name="hstore"), "string"),
-        (PgType(22, -1, "int2vector", kind="array", type_name="int2vector", element=INT4), "string"),
+        (
+            PgType(22, -1, "int2vector", kind="array", type_name="int2vector", element=INT4),
+            "string",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
@@ -154,7 +198,11 @@ VALUES = [
     (DATE, "0044-03-15 BC", RAW),
     (DATE, "2023-02-29", RAW),
     (DATE, "infinity", RAW),
-    (TIMESTAMP, "9999-12-31 23:59:59.999999", datetime(9999, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001
+    (
+        TIMESTAMP,
+        "9999-12-31 23:59:59.999999",
+        datetime(9999, 12, 31, 23, 59, 59, 999999),  # noqa: DTZ001
+    ),
     (TIMESTAMP, "10000-01-01 00:00:00", RAW),
     (TIMESTAMP, "0044-03-15 00:00:00.5 BC", RAW),
     (TIMESTAMPTZ, "2026-01-02 03:04:05.6+00", datetime(2026, 1, 2, 3, 4, 5, 600000, UTC)),
@@ -173,7 +221,11 @@ VALUES = [
     (array_of(INT4), "{1", RAW),
     (array_of(INT4), "", RAW),
     (array_of(TEXT), '{"NULL",NULL,null,NULLS}', ["NULL", None, "null", "NULLS"]),
-    (array_of(TEXT), '{"","a,b","{c}","d\\"e","f\\\\","\\\\\\""}', ["", "a,b", "{c}", 'd"e', "f\\", '\\"']),
+    (
+        array_of(TEXT),
+        '{"","a,b","{c}","d\\"e","f\\\\","\\\\\\""}',
+        ["", "a,b", "{c}", 'd"e', "f\\", '\\"'],
+    ),
     (array_of(TEXT), '{"open}', RAW),
     (array_of(BYTEA), '{"\\\\x00ff",NULL}', [b"\x00\xff", None]),
     (array_of(DATE), "{2020-01-01,infinity}", RAW),
@@ -189,35 +241,142 @@ VALUES = [
 ]
 # type, option, what it holds, and what it can't
 CHOSEN = [
-    (ANY_NUMERIC, AS_DOUBLE,
-     {"0": 0.0, "0.000": 0.0, "-1.50": -1.5, "0.1": 0.1, "123456789012345": 123456789012345.0, "1" + "0" * 22: 1e22, "NaN": "nan",
-      "Infinity": float("inf"), "-Infinity": float("-inf"), "0.30000000000000004": 0.1 + 0.2, "100": 100.0, "0.00001": 1e-5,
-      "9007199254740992": 2.0**53, "-1" + "0" * 308: -1e308},
-     ["9007199254740993", "0.1000000000000000055511151231257827", "0.33333333333333333333", "1" + "0" * 400, "0." + "0" * 400 + "1",
-      "12345678901234567890", "1.0000000000000000000000001"]),
-    (ANY_NUMERIC, AS_DECIMAL,
-     {"0": Decimal("0.0000"), "-1.5": Decimal("-1.5000"), "1.500000": Decimal("1.5000"), "9" * 34 + ".9999": Decimal("9" * 34 + ".9999")},
-     ["NaN", "Infinity", "-Infinity", "1" + "0" * 34, "1.00001", "-0.00000000001", "1" + "0" * 100 + ".5"]),
-    (ANY_NUMERIC, TypeOptions(numeric="decimal(38,38)"), {"0.5": Decimal("0." + "5" + "0" * 37), "0": Decimal("0E-38")}, ["1", "-12.5"]),
-    (ANY_NUMERIC, TypeOptions(numeric="decimal(38,0)"), {"5": Decimal(5), "5.00": Decimal(5), "9" * 38: Decimal("9" * 38)}, ["0.5", "1" + "0" * 38]),
-    (array_of(ANY_NUMERIC), AS_DECIMAL, {"{1.5,NULL}": [Decimal("1.5000"), None]}, ["{1.5,NaN}", "{0.00001}"]),
-    (array_of(ANY_NUMERIC), AS_DOUBLE, {"{1.5,NULL}": [1.5, None]}, ["{1.5,0.33333333333333333333}"]),
+    (
+        ANY_NUMERIC,
+        AS_DOUBLE,
+        {
+            "0": 0.0,
+            "0.000": 0.0,
+            "-1.50": -1.5,
+            "0.1": 0.1,
+            "123456789012345": 123456789012345.0,
+            "1" + "0" * 22: 1e22,
+            "NaN": "nan",
+            "Infinity": float("inf"),
+            "-Infinity": float("-inf"),
+            "0.30000000000000004": 0.1 + 0.2,
+            "100": 100.0,
+            "0.00001": 1e-5,
+            "9007199254740992": 2.0**53,
+            "-1" + "0" * 308: -1e308,
+        },
+        [
+            "9007199254740993",
+            "0.1000000000000000055511151231257827",
+            "0.33333333333333333333",
+            "1" + "0" * 400,
+            "0." + "0" * 400 + "1",
+            "12345678901234567890",
+            "1.0000000000000000000000001",
+        ],
+    ),
+    (
+        ANY_NUMERIC,
+        AS_DECIMAL,
+        {
+            "0": Decimal("0.0000"),
+            "-1.5": Decimal("-1.5000"),
+            "1.500000": Decimal("1.5000"),
+            "9" * 34 + ".9999": Decimal("9" * 34 + ".9999"),
+        },
+        [
+            "NaN",
+            "Infinity",
+            "-Infinity",
+            "1" + "0" * 34,
+            "1.00001",
+            "-0.00000000001",
+            "1" + "0" * 100 + ".5",
+        ],
+    ),
+    (
+        ANY_NUMERIC,
+        TypeOptions(numeric="decimal(38,38)"),
+        {"0.5": Decimal("0." + "5" + "0" * 37), "0": Decimal("0E-38")},
+        ["1", "-12.5"],
+    ),
+    (
+        ANY_NUMERIC,
+        TypeOptions(numeric="decimal(38,0)"),
+        {"5": Decimal(5), "5.00": Decimal(5), "9" * 38: Decimal("9" * 38)},
+        ["0.5", "1" + "0" * 38],
+    ),
+    (
+        array_of(ANY_NUMERIC),
+        AS_DECIMAL,
+        {"{1.5,NULL}": [Decimal("1.5000"), None]},
+        ["{1.5,NaN}", "{0.00001}"],
+    ),
+    (
+        array_of(ANY_NUMERIC),
+        AS_DOUBLE,
+        {"{1.5,NULL}": [1.5, None]},
+        ["{1.5,0.33333333333333333333}"],
+    ),
     *(
-        (kind, AS_VARIANT,
-         {t: t for t in ['{"a": 1}', "[]", "{}", "null", '"x"', "1.10", "-0", "9" * 38, '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\""}',
-                         '["12345678901234567890123456789012345678901234567890", "1e5"]', '{"a": "{", "b": "{"}', "[" * 500 + "]" * 500]},
-         ["9" * 39, "0." + "1" * 38, "[" * 501 + "]" * 501, '{"' + "k" * 50_001 + '": 1}', '"' + "x" * (4 << 20) + '"'])
+        (
+            kind,
+            AS_VARIANT,
+            {
+                t: t
+                for t in [
+                    '{"a": 1}',
+                    "[]",
+                    "{}",
+                    "null",
+                    '"x"',
+                    "1.10",
+                    "-0",
+                    "9" * 38,
+                    '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\""}',
+                    '["12345678901234567890123456789012345678901234567890", "1e5"]',
+                    '{"a": "{", "b": "{"}',
+                    "[" * 500 + "]" * 500,
+                ]
+            },
+            [
+                "9" * 39,
+                "0." + "1" * 38,
+                "[" * 501 + "]" * 501,
+                '{"' + "k" * 50_001 + '": 1}',
+                '"' + "x" * (4 << 20) + '"',
+            ],
+        )
         for kind in (JSON, JSONB)
     ),
-    (JSON, AS_VARIANT,
-     {t: t for t in ["1e2", "1.5E-7", '{"a":1,"b":{"a":2}}', '"\\ud83d\\ude00"', '{"\\n":1,"n":2}', '[{"a":1},{"a":2}]', '{"a":{"b":1},"b":2}']},
-     ['{"a":1,"a":2}', '[0,{"b":{"x":1 ,"y":2, "x" : 3}}]', "1e400", "1.00000000000000000000001e5", '"\\ud83d"', '{"a":1,"\\u0061":2}', '{"":1,"":2}']),
-]  # fmt: skip
+    (
+        JSON,
+        AS_VARIANT,
+        {
+            t: t
+            for t in [
+                "1e2",
+                "1.5E-7",
+                '{"a":1,"b":{"a":2}}',
+                '"\\ud83d\\ude00"',
+                '{"\\n":1,"n":2}',
+                '[{"a":1},{"a":2}]',
+                '{"a":{"b":1},"b":2}',
+            ]
+        },
+        [
+            '{"a":1,"a":2}',
+            '[0,{"b":{"x":1 ,"y":2, "x" : 3}}]',
+            "1e400",
+            "1.00000000000000000000001e5",
+            '"\\ud83d"',
+            '{"a":1,"\\u0061":2}',
+            '{"":1,"":2}',
+        ],
+    ),
+]
 
 
 @pytest.mark.parametrize("case", range(len(CHOSEN)))
 def test_chosen_types_hold_what_is_exact(case):
-    """Alone, together and beside nulls: a value is held exactly or stands verbatim, and nothing else does."""
+    """Alone, together and beside nulls: a value is held exactly or stands verbatim, and nothing
+    else does.
+    """
     pg_type, options, held, unheld = CHOSEN[case]
     target = target_type(pg_type, options)
     every = [*held.items(), *((text, None) for text in unheld)]
@@ -231,7 +390,9 @@ def test_chosen_types_hold_what_is_exact(case):
 
 
 def test_any_json_is_held_or_kept():
-    """Random documents: those with a key twice in one object are raw, in whatever company, and no other."""
+    """Random documents: those with a key twice in one object are raw, in whatever company, and no
+    other.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -247,7 +408,8 @@ def test_any_json_is_held_or_kept():
             return "[" + ", ".join(text for text, _ in parts) + "]", repeats
         keys = [rng.choice(names) for _ in parts]
         members = (
-            f"{json.dumps(key)}{rng.choice(['', ' '])}:{text}" for key, (text, _) in zip(keys, parts, strict=True)
+            f"{json.dumps(key)}{rng.choice(['', ' '])}:{text}"
+            for key, (text, _) in zip(keys, parts, strict=True)
         )
         return "{" + ",".join(members) + "}", repeats or len(set(keys)) < len(keys)
 
@@ -263,7 +425,13 @@ def test_values(pg_type, text, value):
     target = target_type(pg_type)
     others = [t for kind, t, _ in VALUES if kind is pg_type or kind == pg_type]
     alone, amid = texts(text), texts(*others, None, text, *others).slice(len(others), 2)
-    carriers = [alone, alone.cast(pa.string()), alone.cast(pa.large_binary()), alone.cast(pa.large_string()), amid]
+    carriers = [
+        alone,
+        alone.cast(pa.string()),
+        alone.cast(pa.large_binary()),
+        alone.cast(pa.large_string()),
+        amid,
+    ]
     for given in carriers:
         typed, raw = target.from_text(given)
         typed.validate(full=True)
@@ -295,7 +463,9 @@ def test_nulls_may_have_bytes_beneath(pg_type):
 
 @pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
 def test_any_text_is_held_or_kept(pg_type):
-    """Random texts of the type's own characters never raise: each is read, or stands verbatim in raw."""
+    """Random texts of the type's own characters never raise: each is read, or stands verbatim in
+    raw.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -329,19 +499,32 @@ def test_random_arrays_and_maps():
     def word():
         return "".join(rng.choices('ab,{}"\\ =>ü\n', k=rng.randrange(6)))
 
-    lists = [[rng.choice([None, "NULL", word()]) for _ in range(rng.randrange(5))] for _ in range(500)]
-    printed = ["{" + ",".join("NULL" if v is None else quoted(v, rng) for v in values) + "}" for values in lists]
-    assert target_type(array_of(TEXT)).from_text(texts(*printed))[0].to_pylist() == lists
-    maps = [{word(): rng.choice([None, "NULL", word()]) for _ in range(rng.randrange(5))} for _ in range(500)]
+    lists = [
+        [rng.choice([None, "NULL", word()]) for _ in range(rng.randrange(5))] for _ in range(500)
+    ]
     printed = [
-        ", ".join(f"{quoted(k, rng)}=>{'NULL' if v is None else quoted(v, rng)}" for k, v in m.items()) for m in maps
+        "{" + ",".join("NULL" if v is None else quoted(v, rng) for v in values) + "}"
+        for values in lists
+    ]
+    assert target_type(array_of(TEXT)).from_text(texts(*printed))[0].to_pylist() == lists
+    maps = [
+        {word(): rng.choice([None, "NULL", word()]) for _ in range(rng.randrange(5))}
+        for _ in range(500)
+    ]
+    printed = [
+        ", ".join(
+            f"{quoted(k, rng)}=>{'NULL' if v is None else quoted(v, rng)}" for k, v in m.items()
+        )
+        for m in maps
     ]
     typed, raw = target_type(HSTORE).from_text(texts(*printed))
     assert raw is None
     assert [dict(m) for m in typed.to_pylist()] == maps
 
 
-@pytest.mark.parametrize("pg_type", [TEXT, ENUM, array_of(TEXT), HSTORE, DATE, INT4], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "pg_type", [TEXT, ENUM, array_of(TEXT), HSTORE, DATE, INT4], ids=lambda t: t.name
+)
 def test_bytes_that_are_not_utf8(pg_type):
     """Such bytes come only from SQL_ASCII databases; the error says so."""
     with pytest.raises(DecodeError, match="SQL_ASCII"):
@@ -355,7 +538,9 @@ def test_types_travel_to_tasks(pg_type):
 
 
 def test_copy_expressions_quote_the_column():
-    """Any column name is a quoted identifier, and values outside Spark's calendar are selected as text beside them."""
+    """Any column name is a quoted identifier, and values outside Spark's calendar are selected as
+    text beside them.
+    """
     column = sql.Identifier('odd "name"')
     value, raw = target_type(DATE).copy_expressions(column)
     assert '"odd ""name"""::pg_catalog."date"' in value.as_string(None)

@@ -1,4 +1,6 @@
-"""What an operator meets when it executes: connections, a context, and a job that is a real child process."""
+"""What an operator meets when it executes: connections, a context, and a job that is a real child
+process.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class FakeJob:
     plan: dict[str, Any] = field(default_factory=dict)
 
     def does(self, **plan: Any) -> None:
-        self.plan = {"tell": str(self.folder / "seen.json"), "started": str(self.folder / "started"), **plan}
+        self.plan = {
+            "tell": str(self.folder / "seen.json"),
+            "started": str(self.folder / "started"),
+            **plan,
+        }
         self.monkeypatch.setenv("FAKE_JOB", json.dumps(self.plan))
 
     @property
@@ -73,15 +79,19 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeJob:
 
 @pytest.fixture
 def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: FakeJob) -> Path:
-    """A spark-submit first on PATH that records its arguments and runs the job as the real one would."""
+    """A spark-submit first on PATH that records its arguments and runs the job as the real one
+    would.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "spark-submit"
     program.write_text(
         "#!/bin/sh\n"
         f'printf "%s\\n" "$@" > {tmp_path}/submitted\n'
-        f'for file; do case "$file" in *.zip) cp -p "$(dirname "$file")" {tmp_path}/shipped -r;; esac; done\n'
-        'while [ "$1" ]; do case "$1" in */spark_jobs/*.py) verb=$(basename "$1" .py); shift; break;; esac; shift; done\n'
+        f'for file; do case "$file" in *.zip) cp -p "$(dirname "$file")" {tmp_path}/shipped -r;;'
+        " esac; done\n"
+        'while [ "$1" ]; do case "$1" in */spark_jobs/*.py) verb=$(basename "$1" .py); shift;'
+        " break;; esac; shift; done\n"
         f'exec {sys.executable} -P -m spark_jobs "$verb" "$@"\n'
     )
     program.chmod(0o755)
@@ -95,7 +105,9 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
 
 @pytest.fixture
 def open_pages() -> Callable[[str | None], TestClient]:
-    """A client of the plugin's application as a user with a role of Airflow's (None: without any)."""
+    """A client of the plugin's application as a user with a role of Airflow's (None: without
+    any).
+    """
     from fastapi.testclient import TestClient
 
     return lambda role: TestClient(plugin_app(role))

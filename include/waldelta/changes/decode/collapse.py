@@ -1,10 +1,11 @@
 """Collapse: a target's changes, in commit order, become at most one change for each row.
 
-Stage between decode and merge; pure NumPy and Arrow, so that it is tested as tables without Spark. The words:
-an *event* is one row message; an event's *source key* is the row it consumes, its *destination key* the row it
-leaves behind. Events form *chains*: where a row came from (a row of the target at its *base key*, or an insert),
-what happened to it, and its key at the end. Moves, swaps, moves onto freed keys and delete-and-reinsert are all
-chains, so that one MERGE on the base key applies them.
+Stage between decode and merge; pure NumPy and Arrow, so that it is tested as tables without Spark.
+The words: an *event* is one row message; an event's *source key* is the row it consumes, its
+*destination key* the row it leaves behind. Events form *chains*: where a row came from (a row of
+the target at its *base key*, or an insert), what happened to it, and its key at the end. Moves,
+swaps, moves onto freed keys and delete-and-reinsert are all chains, so that one MERGE on the base
+key applies them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Bools = npt.NDArray[np.bool_]
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 
-# The offsets of binary and string arrays have 32 bits, and what is gathered from a column is one array of it.
+# The offsets of binary and string arrays have 32 bits, and what is gathered from a column is one
+# array of it.
 _MOST_BYTES = 1 << 30
 _WIDE = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}
 
@@ -52,10 +54,11 @@ class Root(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventShape:
-    """How the columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key, ``u<i>`` unchanged.
+    """How the columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key,
+    ``u<i>`` unchanged.
 
-    ``key`` are the positions of the key among the columns, none for a table without one; ``toastable`` those that may
-    arrive as "unchanged".
+    ``key`` are the positions of the key among the columns, none for a table without one;
+    ``toastable`` those that may arrive as "unchanged".
     """
 
     column_count: int
@@ -88,26 +91,33 @@ class EventShape:
         return [f"u{i}" for i in self.toastable]
 
 
-def collapse(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
-    """Collapse events of a table with a key into net changes: columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``.
+def collapse(
+    events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
+) -> pa.Table:
+    """Collapse events of a table with a key into net changes: columns ``action, b<k>…, c<i>…,
+    u<i>…, lsn, commit_ts``.
 
-    ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
-    ``base_is_empty``: the target was truncated before the first event, so no chain can start at one of its rows; for
-    each event, where only some of a target's leaves were.
+    ``events`` has ``ord`` (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn,
+    commit_ts``. ``base_is_empty``: the target was truncated before the first event, so no chain can
+    start at one of its rows; for each event, where only some of a target's leaves were.
     """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
-    chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
+    chains = Chains(
+        op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty
+    )
     return _net_changes(events, shape, chains)
 
 
 class Chains:
     """The chains of a batch as arrays over events; keys are integers, -1 stands for none."""
 
-    def __init__(self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool | Bools) -> None:
+    def __init__(
+        self, op: Ints, source: Ints, destination: Ints, base_is_empty: bool | Bools
+    ) -> None:
         self.op, self.source, self.destination = op, source, destination
         self._link(base_is_empty)
         while len(nowhere := self._nowhere()):
@@ -123,8 +133,14 @@ class Chains:
         self.origin: Ints = self.parent[self.root]
 
     def _nowhere(self) -> Ints:
-        """The first event of each chain of a missing row that would give it another key: it is skipped, and whoever comes there finds what was there."""
-        missing = (self.origin == Root.MISSING) & (self.destination >= 0) & (self.destination != self.source)
+        """The first event of each chain of a missing row that would give it another key: it is
+        skipped, and whoever comes there finds what was there.
+        """
+        missing = (
+            (self.origin == Root.MISSING)
+            & (self.destination >= 0)
+            & (self.destination != self.source)
+        )
         moves = np.flatnonzero(missing)
         return moves[np.unique(self.root[moves], return_index=True)[1]]
 
@@ -143,7 +159,9 @@ class Chains:
         self.is_last[:-1] = self.is_first[1:]
 
     def _parents(self) -> Ints:
-        """For each event the one that left behind the row it consumes, or where its chain starts."""
+        """For each event the one that left behind the row it consumes, or where its chain
+        starts.
+        """
         before = np.full(len(self.touch_event), -1, np.int64)
         before[1:] = self.touch_event[:-1]
         before[self.is_first] = -1
@@ -161,7 +179,9 @@ class Chains:
         return np.sort(events[self.origin[events] != Root.MISSING])
 
     def unclaimed(self) -> Ints:
-        """Events that arrived at a key as the first of the batch: a row standing there is in their way."""
+        """Events that arrived at a key as the first of the batch: a row standing there is in their
+        way.
+        """
         arrived = self.is_first & (self.touch_key != self.source[self.touch_event])
         events = self.touch_event[arrived]
         return np.sort(events[self.origin[events] != Root.MISSING])
@@ -181,7 +201,9 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
     purges = unclaimed[~np.isin(chains.destination[unclaimed], fresh_keys)]
     skips = np.flatnonzero(chains.origin == Root.MISSING)
     parts = [
-        rows_left(events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")),
+        rows_left(
+            events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
+        ),
         rows_left(events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")),
         rows_left(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
         keys_only(events, shape, ACTION_DELETE, deletes, "old"),
@@ -192,9 +214,17 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
 
 
 def rows_left(
-    events: pa.Table, shape: EventShape, chains: Chains, action: str, chosen: Ints, *, base: tuple[Ints, str] | None
+    events: pa.Table,
+    shape: EventShape,
+    chains: Chains,
+    action: str,
+    chosen: Ints,
+    *,
+    base: tuple[Ints, str] | None,
 ) -> pa.Table:
-    """Net changes with the rows that these events left behind; ``base``: events whose old or new key is the base key."""
+    """Net changes with the rows that these events left behind; ``base``: events whose old or new
+    key is the base key.
+    """
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
     columns |= _base_columns(events, shape, base, len(chosen))
     resolved: dict[int, tuple[Ints, Bools]] = {
@@ -210,7 +240,9 @@ def rows_left(
 
 
 def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
-    """For one column: the newest event of each chain that sent its value, and whether there is none."""
+    """For one column: the newest event of each chain that sent its value, and whether there is
+    none.
+    """
     flags = np.asarray(unchanged.fill_null(False))
     if not flags[chosen].any():
         return chosen, np.zeros(len(chosen), bool)
@@ -219,8 +251,12 @@ def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tu
     return sender, flags[sender]
 
 
-def keys_only(events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None) -> pa.Table | None:
-    """Net changes without values, of the old or new keys of these events; None when there are no events."""
+def keys_only(
+    events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None
+) -> pa.Table | None:
+    """Net changes without values, of the old or new keys of these events; None when there are no
+    events.
+    """
     if not len(chosen):
         return None
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
@@ -239,7 +275,8 @@ def _base_columns(
 ) -> dict[str, pa.ChunkedArray | pa.Array]:
     if base is None:
         return {
-            b: pa.nulls(count, events.schema.field(o).type) for b, o in zip(shape.bases, shape.old_keys, strict=True)
+            b: pa.nulls(count, events.schema.field(o).type)
+            for b, o in zip(shape.bases, shape.old_keys, strict=True)
         }
     chosen, which = base
     names = shape.old_keys if which == "old" else [f"c{i}" for i in shape.key]
@@ -256,7 +293,9 @@ def follow(jump: Ints) -> Ints:
 
 
 def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
-    """The events by their place in the stream; columns of more than _MOST_BYTES with wide offsets."""
+    """The events by their place in the stream; columns of more than _MOST_BYTES with wide
+    offsets.
+    """
     twins = {f"c{i}": f"o{k}" for k, i in enumerate(shape.identity)}
     for name in shape.values:
         names = [name, twins[name]] if name in twins else [name]
@@ -276,10 +315,14 @@ def in_order_of(events: pa.Table) -> Ints:
 
 
 def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
-    """Integers that are equal exactly where identities are, for the old and the new row of each event."""
+    """Integers that are equal exactly where identities are, for the old and the new row of each
+    event.
+    """
     count = len(events)
     both = [
-        pa.chunked_array([*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type)
+        pa.chunked_array(
+            [*events[f"o{k}"].chunks, *events[f"c{i}"].chunks], events.schema.field(f"c{i}").type
+        )
         for k, i in enumerate(shape.identity)
     ]
     codes = codes_of(both)
@@ -300,8 +343,14 @@ def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
         # PostgreSQL holds -0 and 0 equal, and all NaN; adding 0.0 turns -0 into 0.
         values = pc.add(values, pa.scalar(0.0, values.type))
     encoded = values.combine_chunks()
-    encoded = (encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded).dictionary_encode()
-    indices = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
+    encoded = (
+        encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+    ).dictionary_encode()
+    indices = (
+        encoded.indices.fill_null(len(encoded.dictionary))
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     return indices, len(encoded.dictionary) + 1
 
 
@@ -312,7 +361,9 @@ def _compact(codes: Ints) -> Ints:
 def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
     """The Arrow schema of events."""
     fields = [("ord", pa.int64()), ("op", pa.int32())]
-    fields += [(name, column_types[i]) for name, i in zip(shape.old_keys, shape.identity, strict=True)]
+    fields += [
+        (name, column_types[i]) for name, i in zip(shape.old_keys, shape.identity, strict=True)
+    ]
     return pa.schema([*fields, *_common(shape, column_types)])
 
 
@@ -323,7 +374,9 @@ def net_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Sch
     return pa.schema([*fields, *_common(shape, column_types)])
 
 
-def _common(shape: EventShape, column_types: Sequence[pa.DataType]) -> list[tuple[str, pa.DataType]]:
+def _common(
+    shape: EventShape, column_types: Sequence[pa.DataType]
+) -> list[tuple[str, pa.DataType]]:
     return [
         *zip(shape.values, column_types, strict=True),
         *((name, pa.bool_()) for name in shape.flags),

@@ -1,8 +1,9 @@
 """Collapse for tables without a key: equal rows are copies, and each change touches one of them.
 
-Stage between decode and merge, as ``collapse`` is for tables with a key. Which of several equal rows the source changed
-can't be told and doesn't matter: an event that consumes a row takes the copy that this batch left behind last, and only
-when there is none one of the target's. So events form chains again, each from one copy to at most one row.
+Stage between decode and merge, as ``collapse`` is for tables with a key. Which of several equal
+rows the source changed can't be told and doesn't matter: an event that consumes a row takes the
+copy that this batch left behind last, and only when there is none one of the target's. So events
+form chains again, each from one copy to at most one row.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from waldelta.changes.decode.collapse import (
 PLACE = "place"
 
 
-def collapse_copies(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
-    """Collapse events of a table without a key; columns ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts, place``.
+def collapse_copies(
+    events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
+) -> pa.Table:
+    """Collapse events of a table without a key; columns ``action, b<k>…, c<i>…, u<i>…, lsn,
+    commit_ts, place``.
 
-    Actions: ``insert`` a row; ``delete`` one copy of row ``b``; ``update`` one copy of row ``b`` to row ``c``; both do
-    nothing when the target has no copy left, as PostgreSQL's subscriber does, and ``place`` is their order then.
-    ``skip``: the batch itself shows that there was none. Rows are equal where PostgreSQL's texts of all their columns
-    are. ``base_is_empty`` as in collapse().
+    Actions: ``insert`` a row; ``delete`` one copy of row ``b``; ``update`` one copy of row ``b`` to
+    row ``c``; both do nothing when the target has no copy left, as PostgreSQL's subscriber does,
+    and ``place`` is their order then. ``skip``: the batch itself shows that there was none. Rows
+    are equal where PostgreSQL's texts of all their columns are. ``base_is_empty`` as in collapse().
     """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
@@ -64,10 +68,12 @@ def collapse_copies(events: pa.Table, shape: EventShape, *, base_is_empty: bool 
 
 
 def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
-    """For each event the one that left behind the copy it consumes, or where its chain starts; and who was consumed.
+    """For each event the one that left behind the copy it consumes, or where its chain starts; and
+    who was consumed.
 
-    Per row, events that leave a copy and events that consume one match like opening and closing brackets: those at the
-    same depth follow each other. A closing one at depth zero takes a copy of the target's.
+    Per row, events that leave a copy and events that consume one match like opening and closing
+    brackets: those at the same depth follow each other. A closing one at depth zero takes a copy of
+    the target's.
     """
     index = np.arange(len(source))
     takes, leaves = np.flatnonzero(source >= 0), np.flatnonzero(destination >= 0)
@@ -90,7 +96,9 @@ def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
 
 
 def _levels(row: Ints, is_left: Bools) -> Ints:
-    """How many copies of its row the batch has left, the event's own included; 0 where it takes one of the target's."""
+    """How many copies of its row the batch has left, the event's own included; 0 where it takes one
+    of the target's.
+    """
     count = len(row)
     first = np.ones(count, bool)
     first[1:] = row[1:] != row[:-1]
@@ -98,7 +106,8 @@ def _levels(row: Ints, is_left: Bools) -> Ints:
     running = np.cumsum(np.where(is_left, 1, -1))
     starts = np.flatnonzero(first)
     total = running - np.where(starts > 0, running[starts - 1], 0)[number]
-    # The lowest total of each row so far, in one accumulation: every row starts below whatever came before it.
+    # The lowest total of each row so far, in one accumulation: every row starts below whatever came
+    # before it.
     step = 2 * count + 2
     lowest = np.minimum.accumulate(np.minimum(total, 0) - number * step) + number * step
     earlier = np.where(first, 0, np.roll(lowest, 1))
@@ -106,14 +115,23 @@ def _levels(row: Ints, is_left: Bools) -> Ints:
     return np.asarray(np.where(is_left, depth, np.where(lowest < earlier, 0, depth + 1)))
 
 
-def _rows(events: pa.Table, shape: EventShape, action: str, base: Ints | None, final: Ints | None) -> pa.Table:
-    """Net changes: from the old rows of the ``base`` events to the new rows of the ``final`` ones."""
+def _rows(
+    events: pa.Table, shape: EventShape, action: str, base: Ints | None, final: Ints | None
+) -> pa.Table:
+    """Net changes: from the old rows of the ``base`` events to the new rows of the ``final``
+    ones.
+    """
     told = [chosen for chosen in (base, final) if chosen is not None]
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(told[0]))}
-    for names, given, chosen in ((shape.bases, shape.old_keys, base), (shape.values, shape.values, final)):
+    for names, given, chosen in (
+        (shape.bases, shape.old_keys, base),
+        (shape.values, shape.values, final),
+    ):
         for name, source in zip(names, given, strict=True):
             kind = events.schema.field(source).type
-            columns[name] = pa.nulls(len(told[0]), kind) if chosen is None else events[source].take(chosen)
+            columns[name] = (
+                pa.nulls(len(told[0]), kind) if chosen is None else events[source].take(chosen)
+            )
     for name in shape.flags:
         columns[name] = pa.array(np.zeros(len(told[0]), bool))
     for name in ("lsn", "commit_ts"):

@@ -1,10 +1,12 @@
 """Decode: raw row messages of one target become events, column by column over all messages at once.
 
-Pure NumPy and Arrow: runs inside Spark's Python tasks on whatever part of a batch they were given. What the columns
-of a message are depends on where it stands in the stream, so the driver hands over the relation's versions.
+Pure NumPy and Arrow: runs inside Spark's Python tasks on whatever part of a batch they were given.
+What the columns of a message are depends on where it stands in the stream, so the driver hands over
+the relation's versions.
 
-Events carry their values as PostgreSQL's text. Only what is left after collapse is brought into the target's types:
-less work, and no nested columns between tasks (Spark's writer of Arrow batches takes quadratic time over those).
+Events carry their values as PostgreSQL's text. Only what is left after collapse is brought into the
+target's types: less work, and no nested columns between tasks (Spark's writer of Arrow batches
+takes quadratic time over those).
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, collapse, event_schema, net_schema
+from waldelta.changes.decode.collapse import (
+    DELETE,
+    INSERT,
+    UPDATE,
+    EventShape,
+    collapse,
+    event_schema,
+    net_schema,
+)
 from waldelta.changes.decode.collapse_keyless import PLACE, collapse_copies
 from waldelta.changes.decode.relation_versions import RelationVersion
 from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
@@ -38,7 +48,17 @@ from waldelta.types.wire.wire_format import text_of
 
 # Values of a column that are brought into the target's type together.
 _PIECE_BYTES = 256 << 20
-CHANGE_COLUMNS = ("batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
+CHANGE_COLUMNS = (
+    "batch",
+    "seq",
+    "kind",
+    "relation_id",
+    "xid8",
+    "streamed_xid",
+    "commit_lsn",
+    "commit_ts",
+    "data",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +69,8 @@ class DecodePlan:
     names: tuple[str, ...]
     types: tuple[TargetType, ...]
     versions: tuple[RelationVersion, ...]
-    # Where each column stands in the rows of each version; None: it wasn't there yet, and existing rows got the fill.
+    # Where each column stands in the rows of each version; None: it wasn't there yet, and existing
+    # rows got the fill.
     positions: tuple[tuple[int | None, ...], ...]
     fills: tuple[bytes | None, ...]
     snapshot: Snapshot
@@ -60,18 +81,22 @@ class DecodePlan:
     wire_names: tuple[str, ...] = ()
     # The target's own filter; events carry its columns, typed, up to route.
     routing: Routing | None = None
-    # A column that a version hasn't: its rows say nothing of it (a replay), instead of giving it the fill.
+    # A column that a version hasn't: its rows say nothing of it (a replay), instead of giving it
+    # the fill.
     keeps_absent: bool = False
     # Which column holds the relation's oid, in a target that gathers leaves.
     relid: int | None = None
     # Of a target that isn't a mirror: what collapse does instead.
     unfolding: Unfolding | None = None
-    # Batches and relations (None: any) of which rows that nothing describes are left out, as an operator has decided.
+    # Batches and relations (None: any) of which rows that nothing describes are left out, as an
+    # operator has decided.
     undescribed: frozenset[tuple[int, int | None]] = frozenset()
 
     @property
     def gathers(self) -> bool:
-        """Whether the target gathers leaves, so that a TRUNCATE may concern some of its rows only."""
+        """Whether the target gathers leaves, so that a TRUNCATE may concern some of its rows
+        only.
+        """
         return self.relid is not None
 
     @property
@@ -93,7 +118,9 @@ class DecodePlan:
 
     @property
     def net_schema(self) -> pa.Schema:
-        """The Arrow schema of typed net changes; ``raw`` and ``base_raw`` hold what the types of ``c`` and ``b`` can't."""
+        """The Arrow schema of typed net changes; ``raw`` and ``base_raw`` hold what the types of
+        ``c`` and ``b`` can't.
+        """
         fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
             key_types = [self.types[i].arrow for i in self.shape.identity]
@@ -105,7 +132,9 @@ class DecodePlan:
 
 
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
-    """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't hold already."""
+    """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't hold
+    already.
+    """
     batch, seq, streamed_xid = place_columns(changes)
     landed, is_streamed = (batch << SEQ_BITS) | seq, streamed_xid >= 0
     place = plan.segments.places(batch, seq, streamed_xid)
@@ -115,7 +144,11 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
         wanted &= (place > at) | (relation_id != truncated)
     described = np.zeros(len(place), np.bool_)
     for version, positions in zip(plan.versions, plan.positions, strict=True):
-        chosen = wanted & (relation_id == version.relation.relation_id) & version.describes(landed, is_streamed, xid8)
+        chosen = (
+            wanted
+            & (relation_id == version.relation.relation_id)
+            & version.describes(landed, is_streamed, xid8)
+        )
         described |= chosen
         for streamed in (False, True):
             of_format = chosen & (is_streamed == streamed)
@@ -123,12 +156,16 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
                 continue
             part = changes if of_format.all() else changes.filter(pa.array(of_format))
             try:
-                yield _decode_version(part, place[of_format], (version.relation, positions), plan, streamed=streamed)
+                yield _decode_version(
+                    part, place[of_format], (version.relation, positions), plan, streamed=streamed
+                )
             except DecodeError as err:
                 raise _placed(err, part) from None
     unknown = wanted & ~described
     for of_batch, of_relation in plan.undescribed:
-        unknown &= (batch != of_batch) | ((relation_id != of_relation) if of_relation is not None else False)
+        unknown &= (batch != of_batch) | (
+            (relation_id != of_relation) if of_relation is not None else False
+        )
     _check_described(changes, unknown)
 
 
@@ -142,14 +179,28 @@ def decode_all(parts: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa
 def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
     """The error with where in the change log its message stands."""
     batches = sorted(changes["batch"].unique().to_pylist())
-    where = f"in batches {batches[0]} to {batches[-1]}" if len(batches) > 1 else f"in batch {batches[0]}"
+    where = (
+        f"in batches {batches[0]} to {batches[-1]}"
+        if len(batches) > 1
+        else f"in batch {batches[0]}"
+    )
     # A value within a value is numbered by itself, so its number may be none of a message.
-    if err.row is not None and err.row < len(changes) and err.message in ("Insert", "Update", "Delete", "row"):
+    if (
+        err.row is not None
+        and err.row < len(changes)
+        and err.message in ("Insert", "Update", "Delete", "row")
+    ):
         message = changes.slice(err.row, 1).to_pylist()[0]
         commit = message["commit_lsn"]
         where = f"message {message['seq']} of batch {message['batch']}"
         where += f", of the transaction committed at {Lsn(commit)}" if commit is not None else ""
-    return DecodeError(err.message, err.field, err.offset, f"{err.detail}, {where}; the change log keeps it", err.row)
+    return DecodeError(
+        err.message,
+        err.field,
+        err.offset,
+        f"{err.detail}, {where}; the change log keeps it",
+        err.row,
+    )
 
 
 def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) -> None:
@@ -157,10 +208,12 @@ def _check_described(changes: pa.RecordBatch, unknown: npt.NDArray[np.bool_]) ->
     if unknown.any():
         row = int(np.argmax(unknown))
         raise DecodeError(
-            "row", "relation_id", 1,
-            f"no Relation message before it: relation {changes['relation_id'][row]}, message {changes['seq'][row]} of batch "
-            f"{changes['batch'][row]}",
-        )  # fmt: skip
+            "row",
+            "relation_id",
+            1,
+            f"no Relation message before it: relation {changes['relation_id'][row]}, message"
+            f" {changes['seq'][row]} of batch {changes['batch'][row]}",
+        )
 
 
 def _decode_version(
@@ -179,7 +232,9 @@ def _decode_version(
     wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}
 
     def to_text(k: int, values: pa.Array) -> pa.Array:
-        if k not in wire:  # a column that the target doesn't have any more: nobody asks for its values
+        if (
+            k not in wire
+        ):  # a column that the target doesn't have any more: nobody asks for its values
             return pa.nulls(len(values), pa.binary())
         name, is_exact = wire[k]
         return text_of(values, name, is_exact=is_exact)
@@ -187,8 +242,13 @@ def _decode_version(
     # One batch is one call of the slot's; the next one's format may be another.
     batch = changes["batch"].to_numpy()
     may_mix = bool((batch != batch[0]).any())
-    rows = decode_rows(changes["data"], len(relation.columns), streamed=streamed, to_text=to_text, may_mix=may_mix)
-    columns: dict[str, pa.Array] = {"ord": pa.array(place), "op": pa.array(rows.op.astype(np.int32))}
+    rows = decode_rows(
+        changes["data"], len(relation.columns), streamed=streamed, to_text=to_text, may_mix=may_mix
+    )
+    columns: dict[str, pa.Array] = {
+        "ord": pa.array(place),
+        "op": pa.array(rows.op.astype(np.int32)),
+    }
     if not plan.shape.key:
         _check_whole_rows(rows)
     for k, i in enumerate(identity):
@@ -209,16 +269,24 @@ def _decode_version(
 
 
 def _routed(
-    rows: Rows, plan: DecodePlan, routing: Routing, described: tuple[Relation, tuple[int | None, ...]]
+    rows: Rows,
+    plan: DecodePlan,
+    routing: Routing,
+    described: tuple[Relation, tuple[int | None, ...]],
 ) -> dict[str, pa.Array]:
-    """The filter's columns of new and old rows, typed. Raises ApplyError for an UPDATE whose old row can't be judged."""
+    """The filter's columns of new and old rows, typed. Raises ApplyError for an UPDATE whose old
+    row can't be judged.
+    """
     relation, positions = described
     places = {i: at for i in routing.positions if (at := positions[i]) is not None}
-    is_told = relation.replica_identity == "f" or all(relation.columns[at].is_key for at in places.values())
+    is_told = relation.replica_identity == "f" or all(
+        relation.columns[at].is_key for at in places.values()
+    )
     if not is_told and (rows.op == UPDATE).any():
         raise ApplyError(
-            f"an UPDATE of {relation.schema}.{relation.name} doesn't tell the old values of the columns that its target's where "
-            "uses: give the table replica identity full, then sync it again"
+            f"an UPDATE of {relation.schema}.{relation.name} doesn't tell the old values of the"
+            " columns that its target's where uses: give the table replica identity full, then"
+            " sync it again"
         )
     sent = rows.old.present if is_told else np.zeros(len(rows), np.bool_)
     old_row = np.where(sent, SENT, np.where(rows.op == DELETE, UNTOLD, SAME))
@@ -229,26 +297,36 @@ def _routed(
             value, raw = plan.types[i].from_text(texts)
             columns[f"{letter}{i}"] = value
             if i in routing.verbatim:
-                columns[f"{letter}r{i}"] = pa.nulls(len(rows), pa.string()) if raw is None else raw.cast(pa.string())
+                columns[f"{letter}r{i}"] = (
+                    pa.nulls(len(rows), pa.string()) if raw is None else raw.cast(pa.string())
+                )
     return columns
 
 
 def _whole_updates(
     rows: Rows, plan: DecodePlan, positions: tuple[int | None, ...], columns: dict[str, pa.Array]
 ) -> dict[str, pa.Array]:
-    """Unchanged TOAST from the whole old row, where one was sent: a row that enters the target has no other place for it."""
+    """Unchanged TOAST from the whole old row, where one was sent: a row that enters the target has
+    no other place for it.
+    """
     whole = rows.old_kind == ord("O")
     found: dict[str, pa.Array] = {}
     for i in plan.shape.toastable if whole.any() else ():
         at = positions[i]
-        if at is None or i in plan.shape.identity or not (taken := rows.unchanged[at] & whole).any():
+        if (
+            at is None
+            or i in plan.shape.identity
+            or not (taken := rows.unchanged[at] & whole).any()
+        ):
             continue
         found[f"c{i}"] = pc.if_else(pa.array(taken), rows.old[at], columns[f"c{i}"])
         found[f"u{i}"] = pa.array(rows.unchanged[at] & ~whole)
     return found
 
 
-def _new_value(rows: Rows, plan: DecodePlan, described: tuple[Relation, tuple[int | None, ...]], i: int) -> pa.Array:
+def _new_value(
+    rows: Rows, plan: DecodePlan, described: tuple[Relation, tuple[int | None, ...]], i: int
+) -> pa.Array:
     if i == plan.relid or i in plan.shape.identity:
         return _identity_value(rows, plan, described, i, _new_key)
     at = described[1][i]
@@ -269,31 +347,44 @@ def _identity_value(
     if at is not None:
         return read(rows, at)
     if plan.shape.key:  # planned so: a relation without the key's columns can't be followed
-        raise NeedsSync("a change came without its key: its replica identity was changed, so it has to be synced again")
+        raise NeedsSync(
+            "a change came without its key: its replica identity was changed, so it has to be"
+            " synced again"
+        )
     return _filled(plan.fills[i], len(rows))
 
 
 def _filled(value: bytes | None, count: int) -> pa.Array:
-    return pa.nulls(count, pa.binary()) if value is None else pa.repeat(pa.scalar(value, pa.binary()), count)
+    return (
+        pa.nulls(count, pa.binary())
+        if value is None
+        else pa.repeat(pa.scalar(value, pa.binary()), count)
+    )
 
 
 def _check_whole_rows(rows: Rows) -> None:
     """Without a key only the whole old row tells which row was changed."""
     if ((rows.op != INSERT) & (rows.old_kind != ord("O"))).any():
         raise NeedsSync(
-            "an update or delete came for a table without a key, and without its whole old row: give the table a primary "
-            "key or REPLICA IDENTITY FULL, then sync it again"
+            "an update or delete came for a table without a key, and without its whole old row:"
+            " give the table a primary key or REPLICA IDENTITY FULL, then sync it again"
         )
 
 
 def _new_key(rows: Rows, k: int) -> pa.Array:
     """The key after the change; a TOASTed key that didn't change comes with the old tuple only."""
     unchanged = rows.unchanged[k] & rows.old.present
-    return pc.if_else(pa.array(unchanged), rows.old[k], rows.new[k]) if unchanged.any() else rows.new[k]
+    return (
+        pc.if_else(pa.array(unchanged), rows.old[k], rows.new[k])
+        if unchanged.any()
+        else rows.new[k]
+    )
 
 
 def _old_key(rows: Rows, k: int) -> pa.Array:
-    """The key before the change: from the old tuple where one was sent, else the new one; none for an insert."""
+    """The key before the change: from the old tuple where one was sent, else the new one; none for
+    an insert.
+    """
     new, inserted = _new_key(rows, k), rows.op == INSERT
     if not rows.old.present.any():
         return pc.if_else(pa.array(inserted), pa.scalar(None, new.type), new)
@@ -302,7 +393,8 @@ def _old_key(rows: Rows, k: int) -> pa.Array:
 
 
 def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
-    """The events with the key's columns in the target's types, since equal keys may be printed differently.
+    """The events with the key's columns in the target's types, since equal keys may be printed
+    differently.
 
     Raises ApplyError for a key that the target's type can't hold.
     """
@@ -311,15 +403,20 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
         for name, present in ((f"o{k}", op != INSERT), (f"c{i}", op != DELETE)):
             at = events.schema.get_field_index(name)
             field = pa.field(name, plan.types[i].arrow)
-            events = events.set_column(at, field, typed_key(events[name], plan.types[i], plan.names[i], present))
+            events = events.set_column(
+                at, field, typed_key(events[name], plan.types[i], plan.names[i], present)
+            )
     return events
 
 
-def collapse_events(events: pa.Table, plan: DecodePlan, *, fold: Callable[..., pa.Table] = collapse) -> pa.Table:
-    """Collapse events and bring what is left into the target's types; columns as in ``plan.net_schema``.
+def collapse_events(
+    events: pa.Table, plan: DecodePlan, *, fold: Callable[..., pa.Table] = collapse
+) -> pa.Table:
+    """Collapse events and bring what is left into the target's types; columns as in
+    ``plan.net_schema``.
 
-    ``fold`` is what becomes of the events of a table with a key: their net changes, or the states they end in. Raises
-    ApplyError for a key that the target's type can't hold.
+    ``fold`` is what becomes of the events of a table with a key: their net changes, or the states
+    they end in. Raises ApplyError for a key that the target's type can't hold.
     """
     base_is_empty = _base_is_empty(events, plan)
     events = with_typed_keys(events, plan)
@@ -330,7 +427,9 @@ def collapse_events(events: pa.Table, plan: DecodePlan, *, fold: Callable[..., p
         if not plan.shape.key:
             for i, kind in enumerate(plan.types):
                 at = net.schema.get_field_index(f"b{i}")
-                net = net.set_column(at, pa.field(f"b{i}", kind.arrow), pa.nulls(len(net), kind.arrow))
+                net = net.set_column(
+                    at, pa.field(f"b{i}", kind.arrow), pa.nulls(len(net), kind.arrow)
+                )
         return _typed(net, plan, texts, "raw").select(plan.net_schema.names).cast(plan.net_schema)
     if not plan.shape.key:
         net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
@@ -342,7 +441,9 @@ def collapse_events(events: pa.Table, plan: DecodePlan, *, fold: Callable[..., p
 
 
 def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.bool_]:
-    """Whether the target's rows were truncated before these events; of a target that gathers leaves, for each event."""
+    """Whether the target's rows were truncated before these events; of a target that gathers
+    leaves, for each event.
+    """
     if plan.relid is None or not plan.truncated_at:
         return bool(plan.truncated_at)
     truncated = pa.array([str(oid).encode() for oid in plan.truncated_at], pa.binary())
@@ -355,9 +456,13 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
     for i, name in columns.items():
         read = [plan.types[i].from_text(piece) for piece in _pieces(net[name])]
         value = pa.chunked_array([value for value, _ in read], plan.types[i].arrow)
-        net = net.set_column(net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value)
+        net = net.set_column(
+            net.schema.get_field_index(name), pa.field(name, plan.types[i].arrow), value
+        )
         if any(raw is not None for _, raw in read):
-            told = [pa.nulls(len(value), pa.string()) if raw is None else raw for value, raw in read]
+            told = [
+                pa.nulls(len(value), pa.string()) if raw is None else raw for value, raw in read
+            ]
             raws[plan.names[i]] = pa.concat_arrays(told)
     return net.append_column(pa.field(raw_name, RAW_TYPE), raw_map(raws, len(net)))
 
@@ -378,13 +483,18 @@ def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
     return pieces
 
 
-def typed_key(texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]) -> pa.Array:
-    """A key column as its type; raises ApplyError for a key that it can't hold, NeedsSync for none where ``present``."""
+def typed_key(
+    texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]
+) -> pa.Array:
+    """A key column as its type; raises ApplyError for a key that it can't hold, NeedsSync for none
+    where ``present``.
+    """
     value, raw = kind.from_text(one_array(texts))
     if raw is not None and raw.null_count < len(raw):
         raise ApplyError(unheld_key(name, kind))
     if pc.any(pc.and_(pa.array(present), pc.is_null(value))).as_py():
         raise NeedsSync(
-            f"a change came without its key column {name!r}: its replica identity was changed, so it has to be synced again"
+            f"a change came without its key column {name!r}: its replica identity was changed, so"
+            " it has to be synced again"
         )
     return value

@@ -1,8 +1,10 @@
-"""Final states: what the changes of some keys leave behind, key by key; what a replay brings its target to.
+"""Final states: what the changes of some keys leave behind, key by key; what a replay brings its
+target to.
 
-Stage between decode and differences; pure NumPy and Arrow, like collapse, whose chains it reads. Collapse says how to get
-from the state before the events to the one behind them. A replay's target is behind them already, but for what was
-damaged, so a row is looked for under the key that it has at the end, and every other key that was touched holds no row.
+Stage between decode and differences; pure NumPy and Arrow, like collapse, whose chains it reads.
+Collapse says how to get from the state before the events to the one behind them. A replay's target
+is behind them already, but for what was damaged, so a row is looked for under the key that it has
+at the end, and every other key that was touched holds no row.
 """
 
 from __future__ import annotations
@@ -29,21 +31,26 @@ from waldelta.changes.decode.collapse import (
 )
 
 
-def final_states(events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False) -> pa.Table:
+def final_states(
+    events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
+) -> pa.Table:
     """One row per key that the events touch, in the columns of collapse's net changes.
 
-    ``action`` is ``upsert`` for a row that the events inserted, ``update`` for one that was there before them (with a
-    flag ``u<i>`` for each value that no event sent), ``purge`` for a key without a row; ``b<k>`` is the key. Events of
-    all keys that rows moved from and to must be among ``events`` (columns as in collapse). A key that only an UPDATE of a
-    missing row would have given a row is left out: PostgreSQL's subscriber skips that UPDATE.
-    ``base_is_empty`` as in collapse().
+    ``action`` is ``upsert`` for a row that the events inserted, ``update`` for one that was there
+    before them (with a flag ``u<i>`` for each value that no event sent), ``purge`` for a key
+    without a row; ``b<k>`` is the key. Events of all keys that rows moved from and to must be among
+    ``events`` (columns as in collapse). A key that only an UPDATE of a missing row would have given
+    a row is left out: PostgreSQL's subscriber skips that UPDATE. ``base_is_empty`` as in
+    collapse().
     """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
-    chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty)
+    chains = Chains(
+        op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty
+    )
     live = chains.live()
     held = chains.origin[live] == Root.BASE
     last = chains.touch_event[chains.is_last]
@@ -58,12 +65,16 @@ def final_states(events: pa.Table, shape: EventShape, *, base_is_empty: bool | B
 
 
 def reached(touched: Ints, source: Ints, destination: Ints) -> Bools:
-    """Which moves (from ``source`` to ``destination``, as codes of keys) concern a touched key, directly or through others.
+    """Which moves (from ``source`` to ``destination``, as codes of keys) concern a touched key,
+    directly or through others.
 
-    >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist()
-    [True, True, False]
+    >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist() [True, True,
+    False]
     """
-    size = int(max((codes.max(initial=-1) for codes in (touched, source, destination)), default=-1)) + 1
+    size = (
+        int(max((codes.max(initial=-1) for codes in (touched, source, destination)), default=-1))
+        + 1
+    )
     found = np.zeros(size, np.bool_)
     found[touched] = True
     while True:

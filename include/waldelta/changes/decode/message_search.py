@@ -1,7 +1,8 @@
 """Message search: which message of a landed range can't be read, once decoding has failed by one.
 
-Decoding reads many messages at once, in tasks or in the driver, and what it fails by may not say which message it was. So the
-range is read once more, in ever smaller parts, until a single message is left.
+Decoding reads many messages at once, in tasks or in the driver, and what it fails by may not say
+which message it was. So the range is read once more, in ever smaller parts, until a single message
+is left.
 """
 
 from __future__ import annotations
@@ -34,16 +35,22 @@ Read = Callable[[pa.RecordBatch], object]
 def find_unreadable(
     change_log: ChangeLog, state: TableState, batches: tuple[int, int], plan: TargetPlan | None
 ) -> UnreadMessage | None:
-    """The first message by which a target can't be brought from one batch to another; None when all can be read.
+    """The first message by which a target can't be brought from one batch to another; None when all
+    can be read.
 
-    ``plan`` is None when there was none yet: then it was by a message that says what the rows are, or which of them count.
+    ``plan`` is None when there was none yet: then it was by a message that says what the rows are,
+    or which of them count.
     """
     after, upto = batches
     # What was prepared in an earlier batch counts in one of the range.
-    rows = itertools.chain(change_log.timeline(after, upto).to_pylist(), change_log.controls(after).to_pylist())
+    rows = itertools.chain(
+        change_log.timeline(after, upto).to_pylist(), change_log.controls(after).to_pylist()
+    )
     place = next((_place(row) for row in rows if not _is_read(row, state)), None)
     if place is None and plan is not None:
-        parts = change_log.rows_of(plan.decode.segments, state.relation_ids, plan.decode.snapshot, list(CHANGE_COLUMNS))
+        parts = change_log.rows_of(
+            plan.decode.segments, state.relation_ids, plan.decode.snapshot, list(CHANGE_COLUMNS)
+        )
         place = _first(parts, lambda part: _read_rows(part, plan.decode))
     return None if place is None else _read_message(change_log, place)
 
@@ -52,7 +59,8 @@ def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> Unread
     """The first logical message of a range that can't be read."""
     chosen = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
     place = _first(
-        change_log.scan(chosen, ["batch", "seq", "streamed_xid", "data"]), lambda part: _read_logical(part, segments)
+        change_log.scan(chosen, ["batch", "seq", "streamed_xid", "data"]),
+        lambda part: _read_logical(part, segments),
     )
     return None if place is None else _read_message(change_log, place)
 
@@ -77,7 +85,9 @@ def _is_read(row: dict[str, Any], state: TableState) -> bool:
 
 
 def _read_rows(part: pa.RecordBatch, plan: DecodePlan) -> None:
-    """Read all of some row messages that a run reads of them: the values too, as the target's types."""
+    """Read all of some row messages that a run reads of them: the values too, as the target's
+    types.
+    """
     for events in decode(part, plan):
         for i, kind in enumerate(plan.types):
             kind.from_text(events[f"c{i}"].combine_chunks())
@@ -122,5 +132,7 @@ def _read_message(change_log: ChangeLog, place: tuple[int, int]) -> UnreadMessag
     chosen = (pc.field("batch") == batch) & (pc.field("seq") == seq)
     parts = change_log.scan(chosen, ["lsn", "xid8", "streamed_xid", "data"])
     (row,) = [row for part in parts for row in part.to_pylist()]
-    message = UnreadMessage.of(row["lsn"], (row["xid8"] or 0) & XID_MASK, row["data"], row["streamed_xid"] is not None)
+    message = UnreadMessage.of(
+        row["lsn"], (row["xid8"] or 0) & XID_MASK, row["data"], row["streamed_xid"] is not None
+    )
     return message.landed(batch, seq)

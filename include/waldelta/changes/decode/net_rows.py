@@ -1,4 +1,6 @@
-"""Net rows: a few staged net changes as Arrow, taken apart and made into others: what rereading and the gate have in common."""
+"""Net rows: a few staged net changes as Arrow, taken apart and made into others: what rereading and
+the gate have in common.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools
+from waldelta.changes.decode.collapse import (
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+    Bools,
+)
 from waldelta.changes.decode.row_keys import row_keys
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.types.pg_text import pg_text
@@ -28,14 +36,18 @@ def as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
     """Each row's key as JSON: the base (``b``) or its present one (``c``)."""
     shape = plan.decode.shape
-    return row_keys(rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key])
+    return row_keys(
+        rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key]
+    )
 
 
 def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
     """Which updates leave their row at another key than the target has it at."""
     bases, present = (keys_of(rows, plan, which) for which in "bc")
     others = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)
-    return others & np.array([action == ACTION_UPDATE for action in rows["action"].to_pylist()], np.bool_)
+    return others & np.array(
+        [action == ACTION_UPDATE for action in rows["action"].to_pylist()], np.bool_
+    )
 
 
 def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
@@ -49,15 +61,21 @@ def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> l
     return values_as_json(rows, plan.decode.names, absent)
 
 
-def values_as_json(rows: pa.Table, names: Sequence[str], absent: Sequence[Sequence[str]]) -> list[str]:
-    """PostgreSQL's text of each value in the columns ``c<i>`` of these names; ``absent`` are left out, by row."""
+def values_as_json(
+    rows: pa.Table, names: Sequence[str], absent: Sequence[Sequence[str]]
+) -> list[str]:
+    """PostgreSQL's text of each value in the columns ``c<i>`` of these names; ``absent`` are left
+    out, by row.
+    """
     texts = {name: pg_text(one_array(rows[f"c{i}"])) for i, name in enumerate(names)}
     raws = rows["raw"].to_pylist() if "raw" in rows.column_names else [None] * len(rows)
     found = []
     for n, raw in enumerate(raws):
         verbatim = dict(raw or [])
         values = {name: verbatim.get(name, of_rows[n]) for name, of_rows in texts.items()}
-        found.append(json.dumps({name: value for name, value in values.items() if name not in absent[n]}))
+        found.append(
+            json.dumps({name: value for name, value in values.items() if name not in absent[n]})
+        )
     return found
 
 

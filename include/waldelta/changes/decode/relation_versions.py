@@ -1,7 +1,9 @@
-"""Relation versions: what a relation's messages look like, and for which messages of the stream that holds.
+"""Relation versions: what a relation's messages look like, and for which messages of the stream
+that holds.
 
-Between plan and decode; pure. A Relation message describes the messages behind it, up to the next one of the same relation.
-Within a streamed transaction it describes that transaction's rows alone, and others' from the Stream Commit on.
+Between plan and decode; pure. A Relation message describes the messages behind it, up to the next
+one of the same relation. Within a streamed transaction it describes that transaction's rows alone,
+and others' from the Stream Commit on.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ _SKIPPED = MARK + "R"
 
 @dataclass(frozen=True, slots=True)
 class RelationVersion:
-    """A relation as Relation messages described it, for messages landed from ``since`` on and before ``until``.
+    """A relation as Relation messages described it, for messages landed from ``since`` on and
+    before ``until``.
 
-    ``transaction`` is the xid8 of the streamed transaction it is about; None: messages that weren't streamed.
-    ``everywhere``: no other version of the relation is known, so it holds for all messages.
+    ``transaction`` is the xid8 of the streamed transaction it is about; None: messages that weren't
+    streamed. ``everywhere``: no other version of the relation is known, so it holds for all
+    messages.
     """
 
     since: int
@@ -52,7 +56,9 @@ class RelationVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What holds for a relation from a message on; ``relation`` is None where that message is skipped, so that nothing describes rows."""
+    """What holds for a relation from a message on; ``relation`` is None where that message is
+    skipped, so that nothing describes rows.
+    """
 
     relation_id: int
     since: int
@@ -61,10 +67,16 @@ class _Sent:
 
 
 def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationVersion]:
-    """All versions of these relations that rows of the stream may need; one each where all are alike."""
+    """All versions of these relations that rows of the stream may need; one each where all are
+    alike.
+    """
     found = sorted(
         _sent(stream, frozenset(relation_ids)),
-        key=lambda sent: (sent.relation_id, -1 if sent.transaction is None else sent.transaction, sent.since),
+        key=lambda sent: (
+            sent.relation_id,
+            -1 if sent.transaction is None else sent.transaction,
+            sent.since,
+        ),
     )
     groups = groupby(found, key=attrgetter("relation_id"))
     lacking = {relation_id for _, relation_id in stream.undescribed}
@@ -76,9 +88,13 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
 
 
 def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
-    """One for each Relation message, and one more where a Stream Commit makes it known to others."""
+    """One for each Relation message, and one more where a Stream Commit makes it known to
+    others.
+    """
     kind, relation_id = stream.timeline["kind"], stream.timeline["relation_id"]
-    ours = pc.and_(pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(wanted), pa.int64())))
+    ours = pc.and_(
+        pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(wanted), pa.int64()))
+    )
     chosen = pc.or_(ours, pc.is_in(kind, value_set=pa.array(["c", _SKIPPED])))
     # Every batch is a decoding session of its own, which knows nothing of what another has sent.
     streamed: dict[tuple[int, int], list[tuple[int, Relation | None]]] = {}
@@ -86,9 +102,12 @@ def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
         batch, xid8, in_front = row["batch"], row["xid8"], row["streamed_xid"]
         place = order_of(batch, row["seq"])
         if row["kind"] == "c":
-            # pgoutput takes what it sent in a streamed transaction as known to all once that has committed, not when it
-            # was only prepared.
-            yield from (_Sent(oid, place, relation, None) for oid, relation in streamed.pop((batch, xid8), ()))
+            # pgoutput takes what it sent in a streamed transaction as known to all once that has
+            # committed, not when it was only prepared.
+            yield from (
+                _Sent(oid, place, relation, None)
+                for oid, relation in streamed.pop((batch, xid8), ())
+            )
             continue
         for oid, relation in _relations(row, wanted):
             yield _Sent(oid, place, relation, None if in_front is None else xid8)
@@ -96,17 +115,30 @@ def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
                 streamed.setdefault((batch, xid8), []).append((oid, relation))
 
 
-def _relations(row: Mapping[str, Any], wanted: frozenset[int]) -> Iterator[tuple[int, Relation | None]]:
-    """What a Relation message describes. One that is skipped, and too short to name its relation, may be about any of them."""
+def _relations(
+    row: Mapping[str, Any], wanted: frozenset[int]
+) -> Iterator[tuple[int, Relation | None]]:
+    """What a Relation message describes. One that is skipped, and too short to name its relation,
+    may be about any of them.
+    """
     if row["kind"] == "R":
-        yield row["relation_id"], read_relation(row["data"], streamed=row["streamed_xid"] is not None)
+        yield (
+            row["relation_id"],
+            read_relation(row["data"], streamed=row["streamed_xid"] is not None),
+        )
     else:
         yield from ((oid, None) for oid in sorted(wanted) if row["relation_id"] in (oid, None))
 
 
 def _bounded(sent: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
-    """Versions of one relation, each up to where the next of its transaction begins; not ``is_whole``: some rows have none."""
-    if is_whole and (first := sent[0].relation) is not None and all(one.relation == first for one in sent):
+    """Versions of one relation, each up to where the next of its transaction begins; not
+    ``is_whole``: some rows have none.
+    """
+    if (
+        is_whole
+        and (first := sent[0].relation) is not None
+        and all(one.relation == first for one in sent)
+    ):
         # Where it was told first still orders it among the versions of a target's other relations.
         yield RelationVersion(min(one.since for one in sent), first, everywhere=True)
         return

@@ -1,4 +1,6 @@
-"""Row keys: the keys of a few rows as the quarantine names them, and how rows with such a key are found among many."""
+"""Row keys: the keys of a few rows as the quarantine names them, and how rows with such a key are
+found among many.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[s
 
 
 def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
-    """Those of these keys that are named by the key's columns of now: others are of another time."""
+    """Those of these keys that are named by the key's columns of now: others are of another
+    time.
+    """
     names = {plan.names[i] for i in plan.shape.key}
     return {key for key in keys if json.loads(key).keys() == names}
 
@@ -33,9 +37,13 @@ def typed_keys(keys: Collection[str], plan: DecodePlan) -> pa.Table:
 
 
 def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> pa.Array:
-    """What the first column of these keys holds, as ``kind``: of the rows that have it, few have another key."""
+    """What the first column of these keys holds, as ``kind``: of the rows that have it, few have
+    another key.
+    """
     first = plan.shape.key[0]
-    return _typed(sorted({json.loads(key)[plan.names[first]] for key in keys}), plan, first).cast(kind)
+    return _typed(sorted({json.loads(key)[plan.names[first]] for key in keys}), plan, first).cast(
+        kind
+    )
 
 
 def _typed(texts: Sequence[str], plan: DecodePlan, column: int) -> pa.Array:

@@ -1,9 +1,11 @@
-"""Unfold: a target's changes, in commit order, become the rows that a target with a memory gets, none of them folded together.
+"""Unfold: a target's changes, in commit order, become the rows that a target with a memory gets,
+none of them folded together.
 
-In the place of collapse, for targets whose mode isn't ``mirror``; pure NumPy and Arrow like it, over the same chains. For
-``history`` each state that a transaction left is a row with the stretch of the stream in which it held; what a transaction
-did to one row between its begin and its commit was seen by nobody and is no state. ``soft_delete`` keeps the last of a
-key's states. For ``changelog`` each change is a row.
+In the place of collapse, for targets whose mode isn't ``mirror``; pure NumPy and Arrow like it,
+over the same chains. For ``history`` each state that a transaction left is a row with the stretch
+of the stream in which it held; what a transaction did to one row between its begin and its commit
+was seen by nobody and is no state. ``soft_delete`` keeps the last of a key's states. For
+``changelog`` each change is a row.
 
 A TRUNCATE ends all states at once: keys before and after it are different keys to the chains.
 """
@@ -38,14 +40,17 @@ from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE, TargetMode
 
 # Of a state: until when it held; null while it does.
 TO_LSN, TO_TS = "to_lsn", "to_ts"
-# Of a change: its place, its transaction, whether it moved the row to another key (whose old one is in ``o<k>``).
+# Of a change: its place, its transaction, whether it moved the row to another key (whose old one is
+# in ``o<k>``).
 PLACE, XID, MOVED = "place", "xid", "moved"
 _TS = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A TRUNCATE of the table: its place in commit order, its commit's position and time (in microseconds), its transaction."""
+    """A TRUNCATE of the table: its place in commit order, its commit's position and time (in
+    microseconds), its transaction.
+    """
 
     place: int
     lsn: int
@@ -55,10 +60,11 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Unfolding:
-    """How the changes of a range become rows: the mode, the TRUNCATEs in commit order, and where the copy was taken.
+    """How the changes of a range become rows: the mode, the TRUNCATEs in commit order, and where
+    the copy was taken.
 
-    Whatever comes on top of a copy came after it as far as the target's rows tell: a transaction that the copy doesn't hold may
-    have committed a little before its position, ``floor_lsn``.
+    Whatever comes on top of a copy came after it as far as the target's rows tell: a transaction
+    that the copy doesn't hold may have committed a little before its position, ``floor_lsn``.
     """
 
     mode: TargetMode
@@ -67,11 +73,12 @@ class Unfolding:
 
 
 def unfold(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
-    """The rows for the target; the columns of collapse's net changes, and those of ``unfolded_fields``.
+    """The rows for the target; the columns of collapse's net changes, and those of
+    ``unfolded_fields``.
 
-    Of states, ``insert`` is one of a new row, ``update`` one of a row that the target has at its base key (skipped when it
-    hasn't), ``delete`` the end, at ``to_lsn``, of the state that the target has open at the base key. Of changes the action is
-    the operation.
+    Of states, ``insert`` is one of a new row, ``update`` one of a row that the target has at its
+    base key (skipped when it hasn't), ``delete`` the end, at ``to_lsn``, of the state that the
+    target has open at the base key. Of changes the action is the operation.
     """
     events = in_order(events, shape)
     if unfolding.mode == CHANGELOG:
@@ -79,16 +86,26 @@ def unfold(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tabl
     return _states(events, shape, unfolding)
 
 
-def unfolded_fields(shape: EventShape, key_types: list[pa.DataType], mode: TargetMode) -> list[pa.Field]:
+def unfolded_fields(
+    shape: EventShape, key_types: list[pa.DataType], mode: TargetMode
+) -> list[pa.Field]:
     """The Arrow fields of unfolded rows besides those of net changes."""
     if mode != CHANGELOG:
         return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, _TS)]
     fields = [pa.field(PLACE, pa.int64()), pa.field(XID, pa.int64()), pa.field(MOVED, pa.bool_())]
-    return fields + [pa.field(name, kind) for name, kind in zip(shape.old_keys, key_types, strict=True) if shape.key]
+    return fields + [
+        pa.field(name, kind)
+        for name, kind in zip(shape.old_keys, key_types, strict=True)
+        if shape.key
+    ]
 
 
-def _chains(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> tuple[Chains, Ints, tuple[Ints, Ints]]:
-    """The chains, how many TRUNCATEs came before each event, and the codes of the keys that it found and left."""
+def _chains(
+    events: pa.Table, shape: EventShape, unfolding: Unfolding
+) -> tuple[Chains, Ints, tuple[Ints, Ints]]:
+    """The chains, how many TRUNCATEs came before each event, and the codes of the keys that it
+    found and left.
+    """
     op = events["op"].to_numpy().astype(np.int64)
     places = np.array([truncate.place for truncate in unfolding.truncates], np.int64)
     era = np.searchsorted(places, events["ord"].to_numpy()).astype(np.int64)
@@ -122,11 +139,16 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     is_old = np.arange(len(found)) < int(begun.sum())
     keys = np.where(is_old, source[found], destination[found])
     if unfolding.mode == SOFT_DELETE:
-        kept = ~np.isin(keys, destination[states])  # the state that comes takes the place of the one that ends
+        kept = ~np.isin(
+            keys, destination[states]
+        )  # the state that comes takes the place of the one that ends
         found, is_old = found[kept], is_old[kept]
     held, fresh = states[known], states[~known]
     parts = [
-        (rows_left(events, shape, chains, ACTION_UPDATE, held, base=(chains.root[held], "old")), held),
+        (
+            rows_left(events, shape, chains, ACTION_UPDATE, held, base=(chains.root[held], "old")),
+            held,
+        ),
         (rows_left(events, shape, chains, ACTION_INSERT, fresh, base=None), fresh),
     ]
     tables = [_until(rows, end_lsn[chosen], end_at[chosen]) for rows, chosen in parts]
@@ -140,12 +162,15 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
 
 
 def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
-    """The times of the events and of the TRUNCATEs, in microseconds, none before one that comes earlier in the stream.
+    """The times of the events and of the TRUNCATEs, in microseconds, none before one that comes
+    earlier in the stream.
 
     Clocks may step back from one commit to the next; a row's states follow each other all the same.
     """
     truncates = unfolding.truncates
-    places = np.concatenate([events["ord"].to_numpy(), np.array([truncate.place for truncate in truncates], np.int64)])
+    places = np.concatenate(
+        [events["ord"].to_numpy(), np.array([truncate.place for truncate in truncates], np.int64)]
+    )
     at = events["commit_ts"].cast(pa.int64()).to_numpy().astype(np.int64)
     at = np.concatenate([at, np.array([truncate.at_us for truncate in truncates], np.int64)])
     order = np.argsort(places, kind="stable")
@@ -154,7 +179,9 @@ def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
 
 
 def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ...]:
-    """For each event, when the row that it left behind was changed or went, by each measure of the events and the TRUNCATEs; -1 when it is still so."""
+    """For each event, when the row that it left behind was changed or went, by each measure of the
+    events and the TRUNCATEs; -1 when it is still so.
+    """
     stays = np.flatnonzero(chains.destination[chains.touch_event] == chains.touch_key)
     ended = stays[~chains.is_last[stays]]
     by = np.full(len(era), -1, np.int64)
@@ -186,7 +213,9 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
     op = events["op"].to_numpy().astype(np.int64)
     deleted = pa.array(op == DELETE)
     actions = np.select([op == INSERT, op == DELETE], [ACTION_INSERT, ACTION_DELETE], ACTION_UPDATE)
-    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.array(actions.tolist(), pa.string())}
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {
+        "action": pa.array(actions.tolist(), pa.string())
+    }
     twins = {i: f"o{k}" for k, i in enumerate(shape.identity)}
     base = pa.array(np.zeros(len(events), np.bool_))
     moved, senders = np.zeros(len(events), np.bool_), {}
@@ -197,7 +226,9 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
         senders = {i: newest_known(events[f"u{i}"], chains, every) for i in shape.toastable}
         root, base = chains.root, pa.array(chains.origin == Root.BASE)
     for b, o in zip(shape.bases, shape.old_keys, strict=True):
-        columns[b] = pc.if_else(base, events[o].take(root), pa.scalar(None, events.schema.field(o).type))
+        columns[b] = pc.if_else(
+            base, events[o].take(root), pa.scalar(None, events.schema.field(o).type)
+        )
     for i, name in enumerate(shape.values):
         value = events[name].take(senders[i][0]) if i in senders else events[name]
         columns[name] = pc.if_else(deleted, events[twins[i]], value) if i in twins else value
@@ -208,7 +239,9 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
     columns |= {"lsn": pa.array(lsn), "commit_ts": events["commit_ts"]}
     columns |= {PLACE: events["ord"], XID: events[XID], MOVED: pa.array(moved)}
     for name in shape.old_keys if shape.key else ():
-        columns[name] = pc.if_else(pa.array(moved), events[name], pa.scalar(None, events.schema.field(name).type))
+        columns[name] = pc.if_else(
+            pa.array(moved), events[name], pa.scalar(None, events.schema.field(name).type)
+        )
     return pa.table(columns)
 
 

@@ -1,4 +1,6 @@
-"""Plan: what it takes to apply a range of batches to one target; read from the change log's timeline."""
+"""Plan: what it takes to apply a range of batches to one target; read from the change log's
+timeline.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,25 @@ from waldelta.types.wire.wire_format import wire_name
 ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]
 # Values of these types have no TOAST table, so they are always sent.
 _FIXED_SIZE = frozenset(
-    {"boolean", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "timestamp_ntz"}
+    {
+        "boolean",
+        "smallint",
+        "int",
+        "bigint",
+        "float",
+        "double",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """How a range of batches (after the first, up to and with the second) is applied to one target."""
+    """How a range of batches (after the first, up to and with the second) is applied to one
+    target.
+    """
 
     state: TableState
     batches: tuple[int, int]
@@ -63,7 +77,8 @@ class TargetPlan:
     truncated: bool
     # The target's row messages when they are few enough to be decoded by the driver, else None.
     rows: pa.Table | None
-    # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which ones move a key.
+    # With REPLICA IDENTITY FULL every update carries its old row, so the envelope can't tell which
+    # ones move a key.
     may_move: bool
     # What has to happen to the target's columns first; None: nothing.
     evolution: Evolution | None
@@ -72,7 +87,9 @@ class TargetPlan:
 
     @property
     def is_emptied(self) -> bool:
-        """Whether all rows that the target had are gone; of one that gathers leaves only those of truncated ones are."""
+        """Whether all rows that the target had are gone; of one that gathers leaves only those of
+        truncated ones are.
+        """
         return self.truncated and not self.decode.gathers
 
     @property
@@ -91,11 +108,13 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     *,
     is_empty: bool = False,
 ) -> TargetPlan:
-    """Read the relation's versions and truncations in the range, and what becomes of the target's columns.
+    """Read the relation's versions and truncations in the range, and what becomes of the target's
+    columns.
 
-    ``present`` is the source's table as the catalogs had it after the range was landed. Raises SchemaChanged when the
-    columns differ and ``policy`` or the difference forbids to follow: NeedsSync when a new copy would be exact; so for
-    columns that have other types in the lake by ``options`` now than the copy gave them. ``is_empty``: the target has no rows.
+    ``present`` is the source's table as the catalogs had it after the range was landed. Raises
+    SchemaChanged when the columns differ and ``policy`` or the difference forbids to follow:
+    NeedsSync when a new copy would be exact; so for columns that have other types in the lake by
+    ``options`` now than the copy gave them. ``is_empty``: the target has no rows.
     """
     stream = stretch.stream
     snapshot = Snapshot.parse(state.snapshot)
@@ -103,9 +122,15 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     volume = stretch.volume(state)
     if state.root_id is None:  # a leaf that is another one has joined as a new one
         _check_not_recreated(stream, state, present)
-    versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
+    versions = (
+        bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids))
+        if volume.rows
+        else []
+    )
     relations = [as_fed(version.relation, state) for version in versions]
-    evolution = _evolution(read_types, state, relations, present, (policy, options), is_empty=is_empty)
+    evolution = _evolution(
+        read_types, state, relations, present, (policy, options), is_empty=is_empty
+    )
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(read_types, stretch, state, (versions, evolution), policy, options)
     if state.kept_as == MIRROR:
@@ -115,9 +140,16 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
         decode = replace(decode, unfolding=Unfolding(state.kept_as, state.snapshot_lsn, truncates))
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
-        state, stretch.batches, volume, decode, bool(truncated_at), stretch.rows_of(state), may_move,
-        evolution if evolution.changes(state) else None, stretch.split,
-    )  # fmt: skip
+        state,
+        stretch.batches,
+        volume,
+        decode,
+        bool(truncated_at),
+        stretch.rows_of(state),
+        may_move,
+        evolution if evolution.changes(state) else None,
+        stretch.split,
+    )
 
 
 def plan_decode(
@@ -128,7 +160,8 @@ def plan_decode(
     policy: SchemaPolicy,
     options: TypeOptions,
 ) -> DecodePlan:
-    """How the rows of these relation versions become events of a target with the evolution's columns.
+    """How the rows of these relation versions become events of a target with the evolution's
+    columns.
 
     Raises SchemaChanged or NeedsSync as ``plan_target`` does.
     """
@@ -138,7 +171,9 @@ def plan_decode(
     types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
     targets = _target_types(evolution, types, options)
     _check_chosen_types(state, evolution, targets, policy)
-    check_columns(state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore")
+    check_columns(
+        state.table_name, row_filter := filter_of(state), evolution, follows=policy != "ignore"
+    )
     shape = EventShape(
         column_count=len(names),
         key=tuple(names.index(name) for name in evolution.key_columns),
@@ -151,7 +186,9 @@ def plan_decode(
         tuple(targets.values()),
         tuple(versions),
         tuple(_without(places, relid) for places in evolution.positions),
-        tuple(None if column.fill is None else column.fill.encode() for column in evolution.columns),
+        tuple(
+            None if column.fill is None else column.fill.encode() for column in evolution.columns
+        ),
         Snapshot.parse(state.snapshot),
         stretch.stream.segments,
         wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
@@ -162,7 +199,9 @@ def plan_decode(
 
 
 def as_fed(relation: Relation, state: TableState) -> Relation:
-    """A leaf as a relation of the target that gathers it: its oid is one column more, behind its own."""
+    """A leaf as a relation of the target that gathers it: its oid is one column more, behind its
+    own.
+    """
     if state.root_id is None:
         return relation
     is_key = any(column.is_key for column in relation.columns)
@@ -174,7 +213,9 @@ def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | N
     return tuple(None if i == relid else at for i, at in enumerate(places))
 
 
-def bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]) -> list[RelationVersion]:
+def bringing_rows(
+    stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]
+) -> list[RelationVersion]:
     """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
     # Of many leaves that are all alike, none needs to be looked for.
     if len({frozenset(version.relation.columns) for version in versions}) <= 1:
@@ -182,7 +223,9 @@ def bringing_rows(stretch: Stretch, snapshot: Snapshot, versions: Sequence[Relat
     found = [
         version
         for version in versions
-        if stretch.change_log.has_changes(stretch.stream, [version.relation.relation_id], snapshot, version.describes)
+        if stretch.change_log.has_changes(
+            stretch.stream, [version.relation.relation_id], snapshot, version.describes
+        )
     ]
     return sorted(found, key=attrgetter("since"))
 
@@ -249,12 +292,14 @@ def _check_not_renamed(state: TableState, relation: Relation, present: PresentTa
         return
     if state.fed_by is not None:
         raise SchemaChanged(
-            f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source now, and its changes wait in "
-            f"the change log: write from: {name} in the pipeline file, run setup and sync it"
+            f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source"
+            f" now, and its changes wait in the change log: write from: {name} in the pipeline"
+            " file, run setup and sync it"
         )
     raise SchemaChanged(
-        f"{state.table_name} is called {name} on the source now, and its changes wait in the change log: name {name} in the "
-        f"pipeline file, run setup and sync it, then remove the target of the old name"
+        f"{state.table_name} is called {name} on the source now, and its changes wait in the change"
+        f" log: name {name} in the pipeline file, run setup and sync it, then remove the target of"
+        " the old name"
     )
 
 
@@ -264,16 +309,21 @@ def _has_its_name(state: TableState, name: TableId | None) -> bool:
 
 
 def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
-    """A transaction committed in the range must have its changes in the log, unless the copy holds them."""
+    """A transaction committed in the range must have its changes in the log, unless the copy holds
+    them.
+    """
     for lost in stream.segments.missing:
         if not snapshot.sees(np.array([lost.xid8])).all():
             raise ApplyError(
-                f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch {lost.decided_in}, but the change "
-                f"log doesn't hold its changes: sync this table again (initial sync with tables={state.table_name})"
+                f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch"
+                f" {lost.decided_in}, but the change log doesn't hold its changes: sync this table"
+                f" again (initial sync with tables={state.table_name})"
             )
 
 
-def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> tuple[Truncation, ...]:
+def read_truncations(
+    stream: Stream, state: TableState, snapshot: Snapshot
+) -> tuple[Truncation, ...]:
     """Every TRUNCATE of this target's relation that its copy doesn't reflect, in commit order."""
     chosen = pc.equal(stream.timeline["kind"], "T")
     rows = stream.timeline.filter(chosen)
@@ -282,9 +332,12 @@ def read_truncations(stream: Stream, state: TableState, snapshot: Snapshot) -> t
     lsn, at = commits(rows.combine_chunks().to_batches()[0], stream.segments)
     found = []
     for row, place, of, us in zip(
-        rows.to_pylist(), stream.places[chosen.to_numpy()].tolist(), lsn.to_pylist(), at.cast(pa.int64()).to_pylist(),
+        rows.to_pylist(),
+        stream.places[chosen.to_numpy()].tolist(),
+        lsn.to_pylist(),
+        at.cast(pa.int64()).to_pylist(),
         strict=True,
-    ):  # fmt: skip
+    ):
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
         seen = place < 0 or snapshot.sees(np.array([row["xid8"]])).all()
         if not seen and set(truncated.relation_ids) & set(state.relation_ids):
@@ -305,12 +358,14 @@ def _check_not_recreated(stream: Stream, state: TableState, present: PresentTabl
             and relation.relation_id > max(state.relation_ids)
         ):
             raise NeedsSync(
-                f"{state.table_name} was dropped and created again on the source: sync this table again (initial sync with "
-                f"tables={state.table_name})"
+                f"{state.table_name} was dropped and created again on the source: sync this table"
+                f" again (initial sync with tables={state.table_name})"
             )
 
 
-def _types(read_types: ReadTypes, state: TableState, pairs: set[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
+def _types(
+    read_types: ReadTypes, state: TableState, pairs: set[tuple[int, int]]
+) -> dict[tuple[int, int], PgType]:
     try:
         return read_types(pairs)
     except KeyError as err:

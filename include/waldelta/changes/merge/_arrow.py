@@ -1,4 +1,6 @@
-"""What a MERGE (merge.merge_statement) makes of a target's rows and net changes of some of them, by Arrow and NumPy."""
+"""What a MERGE (merge.merge_statement) makes of a target's rows and net changes of some of them, by
+Arrow and NumPy.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The columns that net changes are written to: those of the source by their names, and ours with ``metadata``."""
+    """The columns that net changes are written to: those of the source by their names, and ours
+    with ``metadata``.
+    """
 
     names: Sequence[str]
     shape: EventShape
@@ -40,7 +44,9 @@ class Written:
 
     @property
     def key_names(self) -> list[str]:
-        """The target's columns that rows are found by, in the order of the net changes' base columns."""
+        """The target's columns that rows are found by, in the order of the net changes' base
+        columns.
+        """
         return [self.names[i] for i in self.shape.key]
 
     @property
@@ -50,11 +56,17 @@ class Written:
 
 
 def match(held: pa.Table, net: pa.Table, written: Written) -> Ints:
-    """For each of the target's rows the net change of its key, -1 for none; of both only key columns are needed."""
+    """For each of the target's rows the net change of its key, -1 for none; of both only key
+    columns are needed.
+    """
     if not written.shape.key:  # only new rows
         return np.full(len(held), -1, np.int64)
-    pairs = [(held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)]
-    codes = codes_of([pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs])
+    pairs = [
+        (held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)
+    ]
+    codes = codes_of(
+        [pa.chunked_array([*t.cast(s.type).chunks, *s.chunks], s.type) for t, s in pairs]
+    )
     # Nulls are equal to nothing: a new row whose key went elsewhere in the batch has no base.
     in_target, in_net = (np.ones(n, np.bool_) for n in (len(held), len(net)))
     for t, s in pairs:
@@ -66,7 +78,9 @@ def match(held: pa.Table, net: pa.Table, written: Written) -> Ints:
 
 
 def are_new(net: pa.Table, matched: Bools) -> Bools:
-    """Which net changes are new rows, ``matched`` telling those whose key has a row in the target; only actions are needed."""
+    """Which net changes are new rows, ``matched`` telling those whose key has a row in the target;
+    only actions are needed.
+    """
     return _has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched
 
 
@@ -83,7 +97,9 @@ def _has_action(net: pa.Table, *actions: str) -> Bools:
 
 @dataclass(frozen=True)
 class MergedRows:
-    """Rows of a target, net changes, which of these each row meets (match), and those that become new rows."""
+    """Rows of a target, net changes, which of these each row meets (match), and those that become
+    new rows.
+    """
 
     held: pa.Table
     net: pa.Table
@@ -93,7 +109,9 @@ class MergedRows:
 
     @property
     def is_possible(self) -> bool:
-        """Whether no row keeps some verbatim values among others, whose texts would have to be picked one by one."""
+        """Whether no row keeps some verbatim values among others, whose texts would have to be
+        picked one by one.
+        """
         shape = self.written.shape
         if not self.written.metadata or not shape.toastable or not self._updated.any():
             return True
@@ -133,11 +151,19 @@ class MergedRows:
         changed = self._updated
         if (flag := source.replace("c", "u", 1)) in self.written.shape.flags:
             untold = np.asarray(self.net[flag])
-            changed = changed & ~np.where(self.of_row >= 0, untold[self.of_row], False) if len(untold) else changed
+            changed = (
+                changed & ~np.where(self.of_row >= 0, untold[self.of_row], False)
+                if len(untold)
+                else changed
+            )
         return self._chosen(before, self.net[source].cast(field.type), changed, stay)
 
-    def _chosen(self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools) -> pa.ChunkedArray:
-        """Values of the rows that stay, new ones where ``changed``, and those of new rows behind them."""
+    def _chosen(
+        self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools
+    ) -> pa.ChunkedArray:
+        """Values of the rows that stay, new ones where ``changed``, and those of new rows behind
+        them.
+        """
         place = np.where(changed, len(before) + self.of_row, np.arange(len(before)))[stay]
         both = pa.chunked_array([*before.chunks, *after.chunks], before.type)
         return both.take(pa.array(np.concatenate([place, len(before) + self.new])))

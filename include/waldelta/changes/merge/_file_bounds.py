@@ -1,8 +1,9 @@
-"""File bounds: which of a table's files may hold rows of some keys, by the least and greatest values that its log tells of each.
+"""File bounds: which of a table's files may hold rows of some keys, by the least and greatest
+values that its log tells of each.
 
-A file of which they aren't told, or can't be compared exactly, may hold any. Whoever wrote them: texts that are cut are bounds all
-the same (Delta ends the greatest in a character beyond all others), moments are whole milliseconds, and delta-rs makes doubles
-of decimals.
+A file of which they aren't told, or can't be compared exactly, may hold any. Whoever wrote them:
+texts that are cut are bounds all the same (Delta ends the greatest in a character beyond all
+others), moments are whole milliseconds, and delta-rs makes doubles of decimals.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import pyarrow.compute as pc
 from waldelta.changes.decode.collapse import Bools
 from waldelta.lake.file_statistics import DOUBLE_DIGITS
 
-# Characters beyond 16 bits: delta-rs (arrow-json) takes an escaped one, as in files that we wrote before, for a lesser one.
+# Characters beyond 16 bits: delta-rs (arrow-json) takes an escaped one, as in files that we wrote
+# before, for a lesser one.
 _MISREAD = "[\U00010000-\U0010ffff]"
 _WITHIN_A_MILLISECOND = pa.scalar(999, pa.duration("us"))
 
 
 def may_hold(told: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
-    """Which files (lake.files_of) may hold a row that has the values of one of ``keys``' rows in the columns ``names``."""
+    """Which files (lake.files_of) may hold a row that has the values of one of ``keys``' rows in
+    the columns ``names``.
+    """
     found = np.ones(len(told), np.bool_)
     for name, column in zip(names, keys, strict=True):
         least, most = (told.schema.get_field_index(f"{side}.{name}") for side in ("min", "max"))
@@ -42,7 +46,10 @@ def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedA
         most = pc.if_else(pc.match_substring_regex(most, _MISREAD), None, most)
     columns = (values, least, most)
     ranks = np.asarray(
-        pc.rank(pa.chunked_array([c for column in columns for c in column.chunks], kind), tiebreaker="dense")
+        pc.rank(
+            pa.chunked_array([c for column in columns for c in column.chunks], kind),
+            tiebreaker="dense",
+        )
     )
     of_values, of_least, of_most = np.split(ranks, np.cumsum([len(values), len(least)]))
     of_values = np.sort(of_values)
@@ -51,7 +58,9 @@ def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedA
 
 
 def _ordered(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that values of both have one order in; None where it might not be that of the bounds."""
+    """The type that values of both have one order in; None where it might not be that of the
+    bounds.
+    """
     both = (first, second)
     if all(map(pa.types.is_integer, both)):
         return pa.int64()

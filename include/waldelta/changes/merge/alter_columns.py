@@ -1,4 +1,6 @@
-"""Reshape: give a target the columns that its source has now, in one commit, before the changes that need them."""
+"""Reshape: give a target the columns that its source has now, in one commit, before the changes
+that need them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.target_table import VARIANT, TargetColumn, prepare_target, replace_target
+from waldelta.changes.merge.target_table import (
+    VARIANT,
+    TargetColumn,
+    prepare_target,
+    replace_target,
+)
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake.delta_log import read_metadata
@@ -40,16 +47,25 @@ def reshape(
 ) -> None:
     """Bring a target and its state in the ledger from one set of columns to the next.
 
-    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and a folder to stage
-    values in. Columns without a value for the rows that exist cost a change of metadata; anything else writes the table
-    anew, so that no reader sees a half state. A run killed in between finds its commit and only records the state.
+    ``column_types`` are those of the new columns; ``commit`` is the writer's app id, the batch, and
+    a folder to stage values in. Columns without a value for the rows that exist cost a change of
+    metadata; anything else writes the table anew, so that no reader sees a half state. A run killed
+    in between finds its commit and only records the state.
     """
     fault_point("reshape.begun")
     uri = uri_of(job, state.table_name)
-    types = {column.state.name: kind for column, kind in zip(evolution.columns, column_types, strict=True)}
+    types = {
+        column.state.name: kind
+        for column, kind in zip(evolution.columns, column_types, strict=True)
+    }
     app_id, batch, staged = commit
-    metadata = {"verb": "reshape", "since": state.at.isoformat(), "columns": [c.state.name for c in evolution.columns],
-                "change": evolution.describe(), "run_id": job.run_id}  # fmt: skip
+    metadata = {
+        "verb": "reshape",
+        "since": state.at.isoformat(),
+        "columns": [c.state.name for c in evolution.columns],
+        "change": evolution.describe(),
+        "run_id": job.run_id,
+    }
     columns = [_target_column(c, evolution, types) for c in evolution.columns]
     if evolution.only_adds:
         _add_columns(spark, uri, evolution, types)
@@ -71,13 +87,18 @@ def reshape(
     fault_point("reshape.recorded")
 
 
-def _target_column(column: NewColumn, evolution: Evolution, types: dict[str, TargetType]) -> TargetColumn:
+def _target_column(
+    column: NewColumn, evolution: Evolution, types: dict[str, TargetType]
+) -> TargetColumn:
     name = column.state.name
-    return TargetColumn(name, types[name].spark, types[name].arrow, name not in evolution.key_columns)
+    return TargetColumn(
+        name, types[name].spark, types[name].arrow, name not in evolution.key_columns
+    )
 
 
 def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) -> bool:
-    """Whether a killed run has committed this already: then the old columns are gone, and only the ledger lacks it.
+    """Whether a killed run has committed this already: then the old columns are gone, and only the
+    ledger lacks it.
 
     Raises NeedsSync when they have changed further since.
     """
@@ -86,20 +107,29 @@ def _is_done(job: Job, uri: str, state: TableState, metadata: dict[str, Any]) ->
         if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
             if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):
                 return True
-            raise NeedsSync(f"{state.table_name}: its columns changed again before a change of columns was recorded")
+            raise NeedsSync(
+                f"{state.table_name}: its columns changed again before a change of columns was"
+                " recorded"
+            )
     return False
 
 
-def _add_columns(spark: SparkSession, uri: str, evolution: Evolution, types: dict[str, TargetType]) -> None:
+def _add_columns(
+    spark: SparkSession, uri: str, evolution: Evolution, types: dict[str, TargetType]
+) -> None:
     present = {name.lower() for name in spark.read.format("delta").load(uri).columns}
-    added = [c for c in evolution.columns if c.source is None and c.state.name.lower() not in present]
+    added = [
+        c for c in evolution.columns if c.source is None and c.state.name.lower() not in present
+    ]
     if not added:
         return
     prepare_target(spark, uri, [_target_column(c, evolution, types) for c in evolution.columns])
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
     listed = []
     for column in added:
-        listed.append(f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}")
+        listed.append(
+            f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}"
+        )
         last = column.state.name
     spark.sql(f"alter table {path(uri)} add columns ({', '.join(listed)})")
 
@@ -113,17 +143,25 @@ def _reshaped(
     *,
     metadata_columns: bool,
 ) -> DataFrame:
-    """The target's rows with the new columns; columns with a value for rows that exist start with that."""
+    """The target's rows with the new columns; columns with a value for rows that exist start with
+    that.
+    """
     frame = spark.read.format("delta").load(uri)
     fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
-    typed = {name: types[name].from_text(pa.array([fill.encode()], pa.binary())) for name, fill in fills.items()}
+    typed = {
+        name: types[name].from_text(pa.array([fill.encode()], pa.binary()))
+        for name, fill in fills.items()
+    }
     numbers = {name: k for k, name in enumerate(fills)}
     if typed:
         # As a file: the one way in which a value of any type comes through as it is.
-        write_parquet(staged, pa.table({f"f{numbers[name]}": value for name, (value, _) in typed.items()}))
+        write_parquet(
+            staged, pa.table({f"f{numbers[name]}": value for name, (value, _) in typed.items()})
+        )
         frame = frame.crossJoin(F.broadcast(spark.read.parquet(staged)))
     columns = [
-        _expression(c, numbers, types, metadata_columns=metadata_columns).alias(c.state.name) for c in evolution.columns
+        _expression(c, numbers, types, metadata_columns=metadata_columns).alias(c.state.name)
+        for c in evolution.columns
     ]
     if metadata_columns:
         raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
@@ -133,7 +171,11 @@ def _reshaped(
 
 
 def _expression(
-    column: NewColumn, fills: dict[str, int], types: dict[str, TargetType], *, metadata_columns: bool
+    column: NewColumn,
+    fills: dict[str, int],
+    types: dict[str, TargetType],
+    *,
+    metadata_columns: bool,
 ) -> Column:
     name = column.state.name
     if column.source is None:
@@ -151,7 +193,9 @@ def _expression(
 
 
 def _raw(evolution: Evolution, fills: dict[str, str]) -> Column:
-    """The verbatim values of columns that stay, under the columns' new names, and those of new columns."""
+    """The verbatim values of columns that stay, under the columns' new names, and those of new
+    columns.
+    """
     kept = {
         c.source: c.state.name
         for c in evolution.columns

@@ -1,8 +1,9 @@
 """Merge here: few net changes into a small target, as one commit, by Arrow and delta-rs.
 
-Spark plans, compiles and runs seconds of CPU for what takes milliseconds: with many small tables that is most of a run. The
-commit carries what a MERGE's would, the transaction id and the userMetadata, and is a compare-and-swap on the version that
-was read, so that whoever else commits meanwhile is never overwritten.
+Spark plans, compiles and runs seconds of CPU for what takes milliseconds: with many small tables
+that is most of a run. The commit carries what a MERGE's would, the transaction id and the
+userMetadata, and is a compare-and-swap on the version that was read, so that whoever else commits
+meanwhile is never overwritten.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 
-# In memory; what is packed into small files may unpack to much more, so that it is counted while it is read.
+# In memory; what is packed into small files may unpack to much more, so that it is counted while it
+# is read.
 MOST_BYTES = 64 << 20
 # New rows alone become one more file, until there are so many.
 _MOST_FILES = 8
 # As often as Spark writes one.
 CHECKPOINT_INTERVAL = 10
-# What a table's writers have to know of it, by Delta's names; of others this one may not be a writer.
+# What a table's writers have to know of it, by Delta's names; of others this one may not be a
+# writer.
 _LEGACY_WRITER = 2
 _KNOWN = frozenset({"appendOnly", "invariants", "timestampNtz"})
 _DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")
@@ -50,29 +53,36 @@ _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 def merge_here(
     job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
-    """Commit net changes (columns as ``plan.decode.net_schema``) under ``tag``; returns the tag that tells what they did.
+    """Commit net changes (columns as ``plan.decode.net_schema``) under ``tag``; returns the tag
+    that tells what they did.
 
-    ``check`` raises when this run may not write any more; asked once the target was read, so that whoever took over
-    later has changed the version on which the commit depends. None where Spark has to: for a target that isn't small, for
-    copies of equal rows, truncated leaves and features of Delta that only Spark writes, or when the target can't be
-    written from here as it was read.
+    ``check`` raises when this run may not write any more; asked once the target was read, so that
+    whoever took over later has changed the version on which the commit depends. None where Spark
+    has to: for a target that isn't small, for copies of equal rows, truncated leaves and features
+    of Delta that only Spark writes, or when the target can't be written from here as it was read.
     """
     if not is_for_arrow(plan, tag):
         return None
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
-    return commit_here(job, plan.state.table_name, NetChanges(net, written, plan.is_emptied), tag, check)
+    return commit_here(
+        job, plan.state.table_name, NetChanges(net, written, plan.is_emptied), tag, check
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NetChanges:
-    """Net changes, the columns that they are written to, and whether all rows that the target had are gone."""
+    """Net changes, the columns that they are written to, and whether all rows that the target had
+    are gone.
+    """
 
     rows: pa.Table
     written: Written
     is_emptied: bool = False
 
     @classmethod
-    def whole(cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool) -> NetChanges:
+    def whole(
+        cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool
+    ) -> NetChanges:
         """Of rows that are known whole, into these columns and, with ``metadata``, ours."""
         return cls(rows, Written(names, shape, metadata))
 
@@ -87,12 +97,15 @@ def commit_here(
     try:
         return _merge(table, changes, tag, check)
     except (DeltaError, OSError, pa.ArrowException) as err:
-        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed all the same it won't repeat.
+        # Somebody else committed meanwhile, say. Spark does it, or says why not; what is committed
+        # all the same it won't repeat.
         log.info("table=%s isn't merged here: %s", table_name, err)
         return None
 
 
-def _merge(table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callable[[], object]) -> CommitTag | None:
+def _merge(
+    table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
+) -> CommitTag | None:
     net, written = changes.rows, changes.written
     if not has_columns(table, written):
         return None
@@ -105,7 +118,9 @@ def _merge(table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callab
     if not merge.is_possible:
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
-    adds_only = not (changes.is_emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES])
+    adds_only = not (
+        changes.is_emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
+    )
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
     _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
@@ -114,23 +129,31 @@ def _merge(table: DeltaTable, changes: NetChanges, tag: CommitTag, check: Callab
 
 
 def is_for_arrow(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Whether rows are found by a key, or only added, and all of them go when any are truncated: the rest is Spark's."""
+    """Whether rows are found by a key, or only added, and all of them go when any are truncated:
+    the rest is Spark's.
+    """
     return not changes_copies(plan, tag) and not plan.truncated_leaves
 
 
 def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Whether rows without a key are updated or deleted, so many copies of each as the source did."""
+    """Whether rows without a key are updated or deleted, so many copies of each as the source
+    did.
+    """
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
 def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> Written | None:
-    """What is written to the table; None when it lacks one of the columns, or asks more of its writers than is done here."""
+    """What is written to the table; None when it lacks one of the columns, or asks more of its
+    writers than is done here.
+    """
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
     return written if has_columns(table, written) else None
 
 
 def has_columns(table: DeltaTable, written: Written) -> bool:
-    """Whether the table has the columns that are written, and asks no more of its writers than is done here."""
+    """Whether the table has the columns that are written, and asks no more of its writers than is
+    done here.
+    """
     return is_known(table) and set(arrow_schema(table).names).issuperset(written.sources)
 
 
@@ -138,9 +161,16 @@ def is_known(table: DeltaTable) -> bool:
     """Whether everything that the table asks of its writers is done here."""
     protocol, metadata = table.protocol(), table.metadata()
     asked = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-    version_is_known = protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
+    version_is_known = (
+        protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
+    )
     is_append_only = metadata.configuration.get("delta.appendOnly", "false").lower() == "true"
-    return version_is_known and asked <= _KNOWN and not is_append_only and not metadata.partition_columns
+    return (
+        version_is_known
+        and asked <= _KNOWN
+        and not is_append_only
+        and not metadata.partition_columns
+    )
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
@@ -152,7 +182,9 @@ def _read(table: DeltaTable) -> pa.Table | None:
     """All rows of a small table; None for another."""
     if not is_small(files_of(table)):
         return None
-    return read_within(table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS), arrow_schema(table))
+    return read_within(
+        table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS), arrow_schema(table)
+    )
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
@@ -168,7 +200,9 @@ def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
 
 
 def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool) -> None:
-    """Write rows in the place of the table's, or behind them; raises DeltaError when it isn't what was read any more."""
+    """Write rows in the place of the table's, or behind them; raises DeltaError when it isn't what
+    was read any more.
+    """
     write_deltalake(
         table,
         rows,
@@ -179,8 +213,14 @@ def _commit(table: DeltaTable, rows: pa.Table, tag: CommitTag, *, appends: bool)
 
 
 def _writer_properties(schema: pa.Schema) -> WriterProperties:
-    """Statistics of integers alone: delta-rs rounds decimals' to doubles and leaves NaN out, so that readers would skip too much."""
-    told = [field.name for field in schema if pa.types.is_integer(field.type) and field.name.isidentifier()]
+    """Statistics of integers alone: delta-rs rounds decimals' to doubles and leaves NaN out, so
+    that readers would skip too much.
+    """
+    told = [
+        field.name
+        for field in schema
+        if pa.types.is_integer(field.type) and field.name.isidentifier()
+    ]
     return WriterProperties(
         compression="SNAPPY",
         default_column_properties=_DEFAULT_STATISTICS,

@@ -1,10 +1,12 @@
-"""Merge files: many net changes, or few into a large target, as one commit, by Spark's tasks with Arrow, file by file.
+"""Merge files: many net changes, or few into a large target, as one commit, by Spark's tasks with
+Arrow, file by file.
 
-A MERGE of Spark's makes Spark's rows of all that it reads, joins and shuffles them and writes them as it has them then. Here a
-task reads a few of the target's files that may hold a key of the net changes, looks their keys up in the changes', and writes
-each file that has one anew, its rows in the order that they had: files keep to their ranges of keys, so that later changes of
-some rows go on touching few of them. What found no row is added by the tasks that follow. The commit carries what a MERGE's
-would and is a compare-and-swap on the version that was read (as merge_here's).
+A MERGE of Spark's makes Spark's rows of all that it reads, joins and shuffles them and writes them
+as it has them then. Here a task reads a few of the target's files that may hold a key of the net
+changes, looks their keys up in the changes', and writes each file that has one anew, its rows in
+the order that they had: files keep to their ranges of keys, so that later changes of some rows go
+on touching few of them. What found no row is added by the tasks that follow. The commit carries
+what a MERGE's would and is a compare-and-swap on the version that was read (as merge_here's).
 """
 
 from __future__ import annotations
@@ -26,9 +28,27 @@ from waldelta.changes.decode.collapse import Ints, net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import MergedRows, Written, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
-from waldelta.changes.merge.by_driver import CHECKPOINT_INTERVAL, arrow_schema, is_for_arrow, written_columns
-from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES, ROWS_PER_FILE, CommitTag
-from waldelta.changes.stage.net_files import NetFiles, at_places, batches, gathered, packed, unpacked
+from waldelta.changes.merge.by_driver import (
+    CHECKPOINT_INTERVAL,
+    arrow_schema,
+    is_for_arrow,
+    written_columns,
+)
+from waldelta.changes.merge.statements import (
+    MERGED_DELETES,
+    MERGED_INSERTS,
+    MERGED_UPDATES,
+    ROWS_PER_FILE,
+    CommitTag,
+)
+from waldelta.changes.stage.net_files import (
+    NetFiles,
+    at_places,
+    batches,
+    gathered,
+    packed,
+    unpacked,
+)
 from waldelta.errors import WaldeltaError
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.lake.delta_log import DeltaLog
@@ -42,14 +62,25 @@ log = logging.getLogger(__name__)
 
 # The net changes of a task's files, which it holds in memory; beyond, Spark, which can spill.
 MOST_NET_BYTES = 512 << 20
-# A task reads at least so many of the target's rows, and half as many as there are net changes, whose keys it reads too.
+# A task reads at least so many of the target's rows, and half as many as there are net changes,
+# whose keys it reads too.
 ROWS_PER_TASK = 250_000
 # Or so many bytes of its files, as they are stored.
 BYTES_PER_TASK = 64 << 20
-MERGED = pa.schema([
-    ("removed", pa.string()), ("removed_size", pa.int64()), ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
-    ("updated", pa.int64()), ("deleted", pa.int64()), ("inserted", pa.int64()), ("matched", pa.binary()), ("is_possible", pa.bool_()),
-])  # fmt: skip
+MERGED = pa.schema(
+    [
+        ("removed", pa.string()),
+        ("removed_size", pa.int64()),
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+        ("updated", pa.int64()),
+        ("deleted", pa.int64()),
+        ("inserted", pa.int64()),
+        ("matched", pa.binary()),
+        ("is_possible", pa.bool_()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +94,9 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a task has to know of a target; the names of all files of this attempt begin with ``prefix``."""
+    """What a task has to know of a target; the names of all files of this attempt begin with
+    ``prefix``.
+    """
 
     uri: str
     storage_options: dict[str, str] | None
@@ -78,9 +111,11 @@ class _Target:
 def merge_files(
     run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
-    """Commit the net changes that are staged in ``folder`` under ``tag``; returns the tag that tells what they did.
+    """Commit the net changes that are staged in ``folder`` under ``tag``; returns the tag that
+    tells what they did.
 
-    ``run`` has tasks done (tasks.run_tasks). ``check`` is asked, and None returned, as by merge_here.
+    ``run`` has tasks done (tasks.run_tasks). ``check`` is asked, and None returned, as by
+    merge_here.
     """
     if not is_for_arrow(plan, tag):
         return None
@@ -93,13 +128,17 @@ def merge_files(
     except WaldeltaError:
         raise
     except Exception as err:
-        # Somebody else committed meanwhile, or removed a file; a value or worker is too much for a task. Spark does it, or says
-        # why not; what is committed all the same it won't repeat.
-        log.warning("table=%s isn't merged file by file: %s", plan.state.table_name, first_line(err))
+        # Somebody else committed meanwhile, or removed a file; a value or worker is too much for a
+        # task. Spark does it, or says why not; what is committed all the same it won't repeat.
+        log.warning(
+            "table=%s isn't merged file by file: %s", plan.state.table_name, first_line(err)
+        )
         return None
 
 
-def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], object]) -> CommitTag | None:
+def _merged(
+    merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[], object]
+) -> CommitTag | None:
     try:
         if not merge.rewrite():
             merge.discard()
@@ -113,7 +152,8 @@ def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[]
     try:
         _commit(table, merge, tag)
     except CommitFailedError:
-        # An answer that was lost would be a commit all the same: only somebody else's in its place shows that there is none.
+        # An answer that was lost would be a commit all the same: only somebody else's in its place
+        # shows that there is none.
         other = merge.log.read(table.version() + 1)
         if other is not None and other.info.get("userMetadata") != tag.metadata:
             merge.discard()
@@ -123,12 +163,18 @@ def _merged(merge: _Merge, table: DeltaTable, tag: CommitTag, check: Callable[[]
     return tag
 
 
-def _begun(run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable) -> _Merge | None:
+def _begun(
+    run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable
+) -> _Merge | None:
     """The merge, unless this target or these net changes are Spark's."""
     if (written := written_columns(job, plan, table)) is None:
         return None
     target = _Target(
-        uri_of(job, plan.state.table_name), job.storage_options, arrow_schema(table), written, new_prefix()
+        uri_of(job, plan.state.table_name),
+        job.storage_options,
+        arrow_schema(table),
+        written,
+        new_prefix(),
     )
     net = NetFiles.of(folder, job.storage_options)
     told = files_of(table)
@@ -143,26 +189,44 @@ def _files(told: pa.Table) -> list[_File]:
     """The target's files, by what its log tells of them."""
     rows = told["num_records"].fill_null(ROWS_PER_FILE)
     columns = (told["path"], told["size_bytes"], rows)
-    return [_File(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)]
+    return [
+        _File(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)
+    ]
 
 
 class _Merge:
-    """One merge under way: the files that are removed and added, and how many rows of which kind that makes."""
+    """One merge under way: the files that are removed and added, and how many rows of which kind
+    that makes.
+    """
 
-    def __init__(self, run: Run, target: _Target, net: NetFiles, told: pa.Table, *, emptied: bool) -> None:
-        self._run, self._target, self._net, self._told, self._emptied = run, target, net, told, emptied
+    def __init__(
+        self, run: Run, target: _Target, net: NetFiles, told: pa.Table, *, emptied: bool
+    ) -> None:
+        self._run, self._target, self._net, self._told, self._emptied = (
+            run,
+            target,
+            net,
+            told,
+            emptied,
+        )
         self._held = _files(told)
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []
-        self.removed: list[tuple[str, int]] = [(file.path, file.bytes) for file in self._held] if emptied else []
+        self.removed: list[tuple[str, int]] = (
+            [(file.path, file.bytes) for file in self._held] if emptied else []
+        )
         self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
 
     def rewrite(self) -> bool:
-        """Write the files anew that hold a row of the net changes; False when one of them can't be by Arrow."""
+        """Write the files anew that hold a row of the net changes; False when one of them can't be
+        by Arrow.
+        """
         target, net, count = self._target, self._net, len(self._keys)
         parts = shares(self._touched(), max(ROWS_PER_TASK, count // 2), BYTES_PER_TASK)
-        told = self._run(len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number]))
+        told = self._run(
+            len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
+        )
         for row in told:
             if row["matched"] is not None:
                 self._matched[unpacked(row["matched"], count)] = True
@@ -176,7 +240,9 @@ class _Merge:
         target, net = self._target, self._net
         parts = np.split(are_new(self._keys, self._matched), np.cumsum(net.rows)[:-1])
         chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
-        for row in self._run(len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])):
+        for row in self._run(
+            len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])
+        ):
             self._tell(row)
 
     @property
@@ -191,7 +257,9 @@ class _Merge:
     def _tell(self, row: Any) -> None:
         if row["path"] is not None:
             self.added.append((row["path"], row["size"], row["stats"]))
-        for name, count in zip(self.counts, (row["inserted"], row["updated"], row["deleted"]), strict=True):
+        for name, count in zip(
+            self.counts, (row["inserted"], row["updated"], row["deleted"]), strict=True
+        ):
             self.counts[name] += count
 
     def _touched(self) -> list[_File]:
@@ -199,15 +267,21 @@ class _Merge:
         written = self._target.written
         if self._emptied or not written.shape.key:
             return []
-        chosen = may_hold(self._told, written.key_names, [self._keys[base] for base in written.bases])
+        chosen = may_hold(
+            self._told, written.key_names, [self._keys[base] for base in written.bases]
+        )
         return list(compress(self._held, chosen))
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:
-    """A task: write those of these files anew that hold a row of the net changes; tells what it did, and which changes met one."""
+    """A task: write those of these files anew that hold a row of the net changes; tells what it
+    did, and which changes met one.
+    """
     files = target.files()
     keys = [_open(target, files, file).to_table(columns=target.written.key_names) for file in share]
-    of_row = match(pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written)
+    of_row = match(
+        pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
+    )
     matched = matched_by(of_row, count)
     changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
     if changes is None:  # told, not raised: Spark would have it read as much again
@@ -215,13 +289,17 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
     told = [_told(matched=packed(matched))]
-    for file, of_file in zip(share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True):
+    for file, of_file in zip(
+        share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True
+    ):
         if (of_file >= 0).any():
             told.append(_rewrite_file(target, files, file, changes, of_file))
     return pa.Table.from_pylist(told, MERGED)
 
 
-def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
+def _rewrite_file(
+    target: _Target, files: FileSystem, file: _File, changes: pa.Table, of_row: Ints
+) -> dict[str, Any]:
     with DataFile(files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
         for part in gathered(batches(_open(target, files, file))):
@@ -230,13 +308,21 @@ def _rewrite_file(target: _Target, files: FileSystem, file: _File, changes: pa.T
             begin += len(held)
             chosen = np.unique(of_part[of_part >= 0])
             place = np.where(of_part >= 0, np.searchsorted(chosen, of_part), -1)
-            merged = MergedRows(held, at_places(changes, chosen), place, np.zeros(0, np.int64), target.written)
+            merged = MergedRows(
+                held, at_places(changes, chosen), place, np.zeros(0, np.int64), target.written
+            )
             if not merged.is_possible:
                 return _told(is_possible=False)
             new.write(merged.rows())
             counts = merged.counts
             updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
-        return _told(removed=file.path, removed_size=file.bytes, updated=updated, deleted=deleted, **new.close())
+        return _told(
+            removed=file.path,
+            removed_size=file.bytes,
+            updated=updated,
+            deleted=deleted,
+            **new.close(),
+        )
 
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
@@ -248,7 +334,11 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
     while part is not None:
         with DataFile(files, target.schema, target.prefix) as new:
             while part is not None and new.rows < ROWS_PER_FILE:
-                new.write(MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written).new_rows())
+                new.write(
+                    MergedRows(
+                        nothing, part, nowhere, np.arange(len(part)), target.written
+                    ).new_rows()
+                )
                 part = next(parts, None)
             told.append(_told(inserted=new.rows, **new.close()))
     return pa.Table.from_pylist(told, MERGED)
@@ -260,11 +350,15 @@ def _told(**what: Any) -> dict[str, Any]:
 
 def _open(target: _Target, files: FileSystem, file: _File) -> ds.Dataset:
     layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
-    return ds.FileSystemDataset([layout.make_fragment(file.path, files)], target.schema, layout, files)
+    return ds.FileSystemDataset(
+        [layout.make_fragment(file.path, files)], target.schema, layout, files
+    )
 
 
 def _commit(table: DeltaTable, merge: _Merge, tag: CommitTag) -> None:
-    """Put the new files in the place of the others; raises DeltaError when the table isn't what was read any more."""
+    """Put the new files in the place of the others; raises DeltaError when the table isn't what was
+    read any more.
+    """
     table.create_write_transaction(
         replacement(merge.removed, merge.added),
         mode="append",

@@ -1,4 +1,6 @@
-"""Merge staged: commit a target's staged net changes in the way that suits them: here, file by file in tasks, or by Spark."""
+"""Merge staged: commit a target's staged net changes in the way that suits them: here, file by file
+in tasks, or by Spark.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,16 @@ _ATTEMPTS = 3
 
 
 def merge_staged(
-    spark: SparkSession, job: Job, changes: Staged, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]
+    spark: SparkSession,
+    job: Job,
+    changes: Staged,
+    plan: TargetPlan,
+    tag: CommitTag,
+    check: Callable[[], object],
 ) -> CommitTag:
-    """Commit the net changes here, else file by file in tasks, else by Spark, as states always; returns the tag of the commit."""
+    """Commit the net changes here, else file by file in tasks, else by Spark, as states always;
+    returns the tag of the commit.
+    """
     done = None
     if plan.decode.unfolding is None:
         done = None if changes.net is None else merge_here(job, plan, changes.net, tag, check)
@@ -52,7 +61,8 @@ def merge_staged(
             done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, check)
     if done is not None:
         return done
-    # Whoever committed meanwhile may have copied the target again: Spark would take what it finds now for ours.
+    # Whoever committed meanwhile may have copied the target again: Spark would take what it finds
+    # now for ours.
     check()
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_passing),
@@ -70,31 +80,52 @@ def merge_staged(
 
 
 def _merge(
-    spark: SparkSession, job: Job, source: str, plan: TargetPlan, tag: CommitTag, check: Callable[[], object]
+    spark: SparkSession,
+    job: Job,
+    source: str,
+    plan: TargetPlan,
+    tag: CommitTag,
+    check: Callable[[], object],
 ) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
-    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the target over (take_over_target).
+    Spark's commit is no compare-and-swap, but ``source`` is gone once another run has taken the
+    target over (take_over_target).
     """
     uri, keep_metadata = uri_of(job, plan.state.table_name), job.pipeline.target.metadata_columns
     names = plan.decode.names
-    source = with_variants(source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT])
+    source = with_variants(
+        source, [f"c{i}" for i, kind in enumerate(plan.decode.types) if kind.spark == VARIANT]
+    )
     by_name = {c.name: CopiedColumn(c.name, c.spark_type, c.type_name) for c in plan.state.columns}
     columns = [by_name[name] for name in names]
     found = {}
     if changes_copies(plan, tag):
         counted = spark.sql(
-            count_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=plan.truncated_leaves)
+            count_statement(
+                uri,
+                source,
+                columns,
+                metadata_columns=keep_metadata,
+                truncated=plan.truncated_leaves,
+            )
         ).collect()
         by_action = {row["action"]: row["rows"] for row in counted}
-        found = {FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0), FOUND_DELETES: by_action.get(ACTION_DELETE, 0)}
+        found = {
+            FOUND_UPDATES: by_action.get(ACTION_UPDATE, 0),
+            FOUND_DELETES: by_action.get(ACTION_DELETE, 0),
+        }
         tag = replace(tag, counts=tag.counts | found)
         check()  # counting takes as long as it takes
     cut = plan.truncated_leaves
     if any(found.values()) or (cut and not plan.decode.shape.key):
-        statement = rewrite_statement(uri, source, columns, metadata_columns=keep_metadata, truncated=cut)
+        statement = rewrite_statement(
+            uri, source, columns, metadata_columns=keep_metadata, truncated=cut
+        )
     elif plan.is_emptied or not plan.decode.shape.key:
-        statement = insert_statement(uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_emptied)
+        statement = insert_statement(
+            uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_emptied
+        )
     else:
         statement = merge_statement(
             uri, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut

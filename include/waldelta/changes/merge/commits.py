@@ -1,4 +1,6 @@
-"""What a commit did to a target, from the target's own Delta log: rows by operation, and what no run has told yet."""
+"""What a commit did to a target, from the target's own Delta log: rows by operation, and what no
+run has told yet.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+)
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
@@ -47,7 +55,9 @@ def read_untouched(job: Job, state: TableState) -> TargetCut:
 
 
 def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> TargetCut:
-    """A generation that changes no row, as a commit all the same: it fences those who still write an earlier one."""
+    """A generation that changes no row, as a commit all the same: it fences those who still write
+    an earlier one.
+    """
     uri = uri_of(job, state.table_name)
     set_generation(spark, uri, state.generation)
     cut = read_untouched(job, state)
@@ -55,22 +65,32 @@ def commit_untouched(spark: SparkSession, job: Job, state: TableState) -> Target
     return cut
 
 
-def commit_equal(spark: SparkSession, job: Job, state: TableState, tag: CommitTag, column: str) -> TargetCut:
-    """The same of a copy that finds the target as it should be, under its transaction: a copy that was begun before comes late then."""
+def commit_equal(
+    spark: SparkSession, job: Job, state: TableState, tag: CommitTag, column: str
+) -> TargetCut:
+    """The same of a copy that finds the target as it should be, under its transaction: a copy that
+    was begun before comes late then.
+    """
     with tagged(spark, tag):
         spark.sql(void_statement(uri_of(job, state.table_name), column)).collect()
     return commit_untouched(spark, job, state)
 
 
 def take_over_target(
-    spark: SparkSession, job: Job, state: TableState, quarantine: Quarantine, applied: Callable[[], int]
+    spark: SparkSession,
+    job: Job,
+    state: TableState,
+    quarantine: Quarantine,
+    applied: Callable[[], int],
 ) -> None:
-    """Remove what others have staged for a target, and see to it that nothing of theirs comes any more.
+    """Remove what others have staged for a target, and see to it that nothing of theirs comes any
+    more.
 
-    A killed client's statement goes on in a Connect server, and a run that lost its lock may be within its commit: a commit of the
-    table's properties makes either fail, also an INSERT, which reads nothing that could conflict. Only then is it known how
-    far the target is: ``applied`` asks, and raises when that leaves the caller nothing to do. What others told of rows of
-    later batches is dropped, as those never came.
+    A killed client's statement goes on in a Connect server, and a run that lost its lock may be
+    within its commit: a commit of the table's properties makes either fail, also an INSERT, which
+    reads nothing that could conflict. Only then is it known how far the target is: ``applied``
+    asks, and raises when that leaves the caller nothing to do. What others told of rows of later
+    batches is dropped, as those never came.
     """
 
     def fence() -> None:
@@ -82,7 +102,9 @@ def take_over_target(
 
 
 def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int) -> None:
-    """The same for a target that is about to be copied, whatever was staged: a statement that went on would double what the copy holds."""
+    """The same for a target that is about to be copied, whatever was staged: a statement that went
+    on would double what the copy holds.
+    """
     uri = uri_of(job, name)
 
     def fence() -> None:
@@ -99,7 +121,8 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
-    """Raises SnapshotLost when a commit other than the cut's own has changed rows since the version that they were compared at.
+    """Raises SnapshotLost when a commit other than the cut's own has changed rows since the version
+    that they were compared at.
 
     A late copy's, say: differences from what it replaced don't make the target what its source is.
     """
@@ -107,12 +130,15 @@ def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
     between = (commit for commit in log.behind(compared) if commit.version < cut.version)
     if any(commit.changes_data for commit in between):
         raise SnapshotLost(
-            f"{cut.table_name}: somebody has changed its target while it was compared: it is compared again"
+            f"{cut.table_name}: somebody has changed its target while it was compared: it is"
+            " compared again"
         )
 
 
 def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
-    """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't there."""
+    """What the commit of ``tag`` did, durable when this returns; raises LateWriter when it isn't
+    there.
+    """
     table = _open(job, state)
     for entry in table.history(_NEWEST):
         written = read_metadata(entry)
@@ -120,14 +146,20 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
             version = int(entry["version"])
             sync_commit(uri_of(job, state.table_name), version)
             # By what the commit itself says: a late writer's may have got there first.
-            return _cut(state, version, entry, bool(written.get("truncated")), written.get("counts") or {})
+            return _cut(
+                state, version, entry, bool(written.get("truncated")), written.get("counts") or {}
+            )
     if any(tag.counts.values()):
-        raise LateWriter(f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again")
+        raise LateWriter(
+            f"{state.table_name}: batch {tag.batch} isn't in the target's history: run again"
+        )
     return TargetCut(state.table_name, state.generation, table.version())
 
 
 def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
-    """Which verb committed under the identity of ``tag``; None when nobody has, "" when the history doesn't tell any more."""
+    """Which verb committed under the identity of ``tag``; None when nobody has, "" when the history
+    doesn't tell any more.
+    """
     table = _open(job, state)
     if (table.transaction_version(tag.app_id) or 0) < tag.batch:
         return None
@@ -141,12 +173,16 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
 def read_unreported(
     job: Job, identity: SlotIdentity, state: TableState, told: Told, in_cut: int | None = None
 ) -> tuple[TargetCut | None, TargetCut | None]:
-    """What was committed to the target and told by no run: up to the version that the newest cut has, and beyond; None where nothing was."""
+    """What was committed to the target and told by no run: up to the version that the newest cut
+    has, and beyond; None where nothing was.
+    """
     within = beyond = None
 
     @cache
     def copied_at() -> datetime:
-        return min(row.at for row in job.table_rows(state.table_name) if row.generation == state.generation)
+        return min(
+            row.at for row in job.table_rows(state.table_name) if row.generation == state.generation
+        )
 
     for entry in _ours(_open(job, state), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
@@ -165,7 +201,11 @@ def read_unreported(
 
 
 def _cut(
-    state: TableState, version: int, entry: Mapping[str, Any], truncated: bool, counts: Mapping[str, int]
+    state: TableState,
+    version: int,
+    entry: Mapping[str, Any],
+    truncated: bool,
+    counts: Mapping[str, int],
 ) -> TargetCut:
     return TargetCut(
         state.table_name,
@@ -184,9 +224,11 @@ def _open(job: Job, state: TableState) -> DeltaTable:
 
 
 def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
-    """This writer's newest commits, read as they are asked for; others may lie between, but no other copy of the table.
+    """This writer's newest commits, read as they are asked for; others may lie between, but no
+    other copy of the table.
 
-    Among the newest ones; further back only behind one that was asked for there: of a large backlog each step is one.
+    Among the newest ones; further back only behind one that was asked for there: of a large backlog
+    each step is one.
     """
     is_found = False
     for limit, skip in ((1, 0), (_NEWEST, 1), (None, _NEWEST)):
@@ -202,15 +244,19 @@ def _ours(table: DeltaTable, app_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit and the staged ``counts``.
+    """Rows inserted, updated, deleted and skipped, from Delta's own metrics of the commit and the
+    staged ``counts``.
 
-    Changes of one row count once: as inserted when it is new, as deleted when it is gone, else as updated. A new row
-    that found one at its key replaced it: Delta counts that as updated. Updates and deletes that found no row are
-    skipped, as PostgreSQL's subscriber does. A rewritten target (no key) was counted before it was written.
+    Changes of one row count once: as inserted when it is new, as deleted when it is gone, else as
+    updated. A new row that found one at its key replaced it: Delta counts that as updated. Updates
+    and deletes that found no row are skipped, as PostgreSQL's subscriber does. A rewritten target
+    (no key) was counted before it was written.
     """
     if FOUND_UPDATES in counts:
         updated, deleted = counts[FOUND_UPDATES], counts[FOUND_DELETES]
-        skipped = counts.get(ACTION_SKIP, 0) + counts.get(ACTION_UPDATE, 0) + counts.get(ACTION_DELETE, 0)
+        skipped = (
+            counts.get(ACTION_SKIP, 0) + counts.get(ACTION_UPDATE, 0) + counts.get(ACTION_DELETE, 0)
+        )
         inserted, skipped = counts.get(ACTION_INSERT, 0), skipped - updated - deleted
         return {"inserted": inserted, "updated": updated, "deleted": deleted, "skipped": skipped}
     if MERGED_INSERTS in counts:
@@ -220,13 +266,21 @@ def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, An
             "numTargetRowsMatchedDeleted": counts[MERGED_DELETES],
         }
     if "numTargetRowsInserted" not in metrics:  # an INSERT, not a MERGE
-        return {"inserted": int(metrics.get("numOutputRows", 0)), "skipped": counts.get(ACTION_SKIP, 0)}
+        return {
+            "inserted": int(metrics.get("numOutputRows", 0)),
+            "skipped": counts.get(ACTION_SKIP, 0),
+        }
     inserted = int(metrics.get("numTargetRowsInserted", 0))
     updated = int(metrics.get("numTargetRowsUpdated", 0))
-    # Rows of leaves that were truncated are deleted too, without being matched: they are told as truncated.
-    deleted = int(metrics.get("numTargetRowsMatchedDeleted", metrics.get("numTargetRowsDeleted", 0)))
+    # Rows of leaves that were truncated are deleted too, without being matched: they are told as
+    # truncated.
+    deleted = int(
+        metrics.get("numTargetRowsMatchedDeleted", metrics.get("numTargetRowsDeleted", 0))
+    )
     new_rows = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPSERT, 0)
     replaced = max(0, new_rows - inserted)
-    skipped = counts.get(ACTION_SKIP, 0) + max(0, counts.get(ACTION_UPDATE, 0) - (updated - replaced))
+    skipped = counts.get(ACTION_SKIP, 0) + max(
+        0, counts.get(ACTION_UPDATE, 0) - (updated - replaced)
+    )
     skipped += max(0, counts.get(ACTION_DELETE, 0) - deleted)
     return {"inserted": inserted, "updated": updated, "deleted": deleted, "skipped": skipped}

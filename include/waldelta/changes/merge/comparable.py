@@ -1,4 +1,6 @@
-"""Identity of values: SQL in which equal means that a reader of the target can't tell them apart."""
+"""Identity of values: SQL in which equal means that a reader of the target can't tell them
+apart.
+"""
 
 from __future__ import annotations
 

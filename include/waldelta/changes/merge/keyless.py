@@ -1,8 +1,10 @@
-"""Merge for tables without a key: copies of equal rows are taken out of the target or changed, in one commit.
+"""Merge for tables without a key: copies of equal rows are taken out of the target or changed, in
+one commit.
 
-No MERGE can take one of two equal rows, so the target is rewritten. Rows are equal where every published column is, as
-PostgreSQL's subscriber compares them: nulls are equal, so are -0 and 0, all NaN, and 1.0 and 1.00. Among equal rows
-those go first that are written just as the source's, so that the target keeps what the source keeps.
+No MERGE can take one of two equal rows, so the target is rewritten. Rows are equal where every
+published column is, as PostgreSQL's subscriber compares them: nulls are equal, so are -0 and 0, all
+NaN, and 1.0 and 1.00. Among equal rows those go first that are written just as the source's, so
+that the target keeps what the source keeps.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _NUMERIC = ("numeric", "string")
 
 @dataclass(frozen=True, slots=True)
 class CopiedColumn:
-    """A column of a target without a key: its name, its type in the lake, and PostgreSQL's name of its type."""
+    """A column of a target without a key: its name, its type in the lake, and PostgreSQL's name of
+    its type.
+    """
 
     name: str
     spark_type: str
@@ -40,7 +44,9 @@ def count_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """How many staged updates and deletes find their row: a row of ``action, rows`` for each action that has any."""
+    """How many staged updates and deletes find their row: a row of ``action, rows`` for each action
+    that has any.
+    """
     return (
         f"with {_chosen(path(target), source, columns, metadata_columns, truncated)}\n"
         "select r.action, count(*) as rows\n"
@@ -58,12 +64,15 @@ def rewrite_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation ``source``.
+    """The INSERT OVERWRITE that applies the net changes (as in collapse_copies) from relation
+    ``source``.
 
     ``truncated`` are the leaves whose rows are gone before, by oid.
     """
     names, _ = _named(columns, metadata_columns=metadata_columns)
-    rows = rewritten_rows(path(target), source, columns, metadata_columns=metadata_columns, truncated=truncated)
+    rows = rewritten_rows(
+        path(target), source, columns, metadata_columns=metadata_columns, truncated=truncated
+    )
     return f"insert overwrite {path(target)} ({', '.join(names)})\n{rows}"
 
 
@@ -75,11 +84,16 @@ def rewritten_rows(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """The SELECT of relation ``base`` with the net changes applied, in the order of the target's columns."""
+    """The SELECT of relation ``base`` with the net changes applied, in the order of the target's
+    columns.
+    """
     held, staged = [f"v{i}" for i in range(len(columns))], [f"c{i}" for i in range(len(columns))]
     if metadata_columns:
         held, staged = [*held, "lsn", "commit_ts", "raw"], [*staged, "lsn", "commit_ts", "raw"]
-    changed = [f"case when r.action is null then t.{v} else r.{c} end" for v, c in zip(held, staged, strict=True)]
+    changed = [
+        f"case when r.action is null then t.{v} else r.{c} end"
+        for v, c in zip(held, staged, strict=True)
+    ]
     return (
         f"with {_chosen(base, source, columns, metadata_columns, truncated)}\n"
         f"select {', '.join(f't.{v}' for v in held)}\n"
@@ -97,40 +111,58 @@ def rewritten_rows(
     )
 
 
-def different_rows(target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
-    """How many rows ``target`` lacks of relation ``rows`` (as rewritten_rows gives them), and how many it has too many."""
+def different_rows(
+    target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool
+) -> str:
+    """How many rows ``target`` lacks of relation ``rows`` (as rewritten_rows gives them), and how
+    many it has too many.
+    """
     names, aliases = _named(columns, metadata_columns=metadata_columns)
     held = ", ".join(f"{name} as {alias}" for name, alias in zip(names, aliases, strict=True))
     forms = _forms("v", columns, "raw" if metadata_columns else None)
     moment = ", lsn, commit_ts" if metadata_columns else ""
     return (
-        f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1 as n from {path(target)}),\n"
-        f"formed as (select n, {forms}{moment} from both),\n"
-        f"counted as (select sum(n) as n from formed group by exact{moment})\n"
-        "select coalesce(sum(case when n > 0 then n end), 0) as lacking, coalesce(-sum(case when n < 0 then n end), 0) as many\n"
-        "from counted"
+        f"with both as (select {', '.join(aliases)}, 1 as n from {rows} union all select {held}, -1"
+        f" as n from {path(target)}),\nformed as (select n, {forms}{moment} from both),\ncounted as"
+        f" (select sum(n) as n from formed group by exact{moment})\nselect coalesce(sum(case when n"
+        " > 0 then n end), 0) as lacking, coalesce(-sum(case when n < 0 then n end), 0) as"
+        " many\nfrom counted"
     )
 
 
-def replace_statement(target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> str:
+def replace_statement(
+    target: str, rows: str, columns: Sequence[CopiedColumn], *, metadata_columns: bool
+) -> str:
     """The INSERT OVERWRITE by relation ``rows``, as rewritten_rows gives them."""
     names, aliases = _named(columns, metadata_columns=metadata_columns)
-    return f"insert overwrite {path(target)} ({', '.join(names)})\nselect {', '.join(aliases)} from {rows}"
+    return (
+        f"insert overwrite {path(target)} ({', '.join(names)})\nselect {', '.join(aliases)} from"
+        f" {rows}"
+    )
 
 
-def _named(columns: Sequence[CopiedColumn], *, metadata_columns: bool) -> tuple[list[str], list[str]]:
+def _named(
+    columns: Sequence[CopiedColumn], *, metadata_columns: bool
+) -> tuple[list[str], list[str]]:
     """The target's columns as it has them, and as statements number them."""
     own = ([LSN, COMMIT_TS, RAW], ["lsn", "commit_ts", "raw"]) if metadata_columns else ([], [])
-    return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[1]
+    return [quote(c.name) for c in columns] + own[0], [f"v{i}" for i in range(len(columns))] + own[
+        1
+    ]
 
 
 def _chosen(
-    base: str, source: str, columns: Sequence[CopiedColumn], metadata_columns: bool, truncated: Sequence[int]
+    base: str,
+    source: str,
+    columns: Sequence[CopiedColumn],
+    metadata_columns: bool,
+    truncated: Sequence[int],
 ) -> str:
     """Staged removals and the target's rows they may take, numbered within equal rows.
 
-    The target's columns are renamed by position, since a source's column may have any name. Comparing structs, nulls
-    are equal and floats by value; ``exact`` tells apart what is equal but written differently.
+    The target's columns are renamed by position, since a source's column may have any name.
+    Comparing structs, nulls are equal and floats by value; ``exact`` tells apart what is equal but
+    written differently.
     """
     held = [f"{quote(column.name)} as v{i}" for i, column in enumerate(columns)]
     if metadata_columns:
@@ -138,18 +170,17 @@ def _chosen(
     there = f" as o where not coalesce({of_leaves('o', truncated)}, false)" if truncated else ""
     raws = ("raw", "base_raw") if metadata_columns else (None, None)
     return (
-        f"plain as (select {', '.join(held)} from {base}{there}),\n"
-        f"held as (select *, {_forms('v', columns, raws[0])} from plain),\n"
-        f"removals as (select *, {_forms('b', columns, raws[1])} from {source}"
-        f" where action in ('{ACTION_UPDATE}', '{ACTION_DELETE}')),\n"
-        f"numbered as (select *, row_number() over (partition by alike order by {PLACE}) as n from removals),\n"
-        "wanted as (select distinct alike from removals),\n"
-        "wanted_exact as (select exact, count(*) as copies from removals group by exact),\n"
-        "candidates as (select t.*, row_number() over (partition by t.exact order by t.exact) as copy\n"
-        "  from held as t left semi join wanted as w on t.alike = w.alike),\n"
-        "chosen as (select t.*, row_number() over (partition by t.alike order by coalesce(t.copy <= x.copies, false) desc)"
-        " as n\n"
-        "  from candidates as t left join wanted_exact as x on t.exact = x.exact)"
+        f"plain as (select {', '.join(held)} from {base}{there}),\nheld as (select *,"
+        f" {_forms('v', columns, raws[0])} from plain),\nremovals as (select *,"
+        f" {_forms('b', columns, raws[1])} from {source} where action in ('{ACTION_UPDATE}',"
+        f" '{ACTION_DELETE}')),\nnumbered as (select *, row_number() over (partition by alike order"
+        f" by {PLACE}) as n from removals),\nwanted as (select distinct alike from"
+        " removals),\nwanted_exact as (select exact, count(*) as copies from removals group by"
+        " exact),\ncandidates as (select t.*, row_number() over (partition by t.exact order by"
+        " t.exact) as copy\n  from held as t left semi join wanted as w on t.alike ="
+        " w.alike),\nchosen as (select t.*, row_number() over (partition by t.alike order by"
+        " coalesce(t.copy <= x.copies, false) desc) as n\n  from candidates as t left join"
+        " wanted_exact as x on t.exact = x.exact)"
     )
 
 

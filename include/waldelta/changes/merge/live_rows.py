@@ -1,4 +1,5 @@
-"""Live rows: of a target that keeps more than a mirror does, the rows that its source has now, as a mirror would hold them.
+"""Live rows: of a target that keeps more than a mirror does, the rows that its source has now, as a
+mirror would hold them.
 
 What is compared with the source, judged by a table's suite, or looked up by a change is this view.
 """
@@ -26,7 +27,8 @@ _GONE = ("delete", "gone")
 def live_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> DataFrame:
     """The rows of ``frame`` that the source has now, without the columns of the mode.
 
-    Of a changelog without a key, all rows: which of two equal ones was deleted doesn't matter to its reader alone.
+    Of a changelog without a key, all rows: which of two equal ones was deleted doesn't matter to
+    its reader alone.
     """
     if mode == HISTORY:
         frame = frame.where(F.col(VALID_TO_LSN).isNull())
@@ -38,7 +40,9 @@ def live_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> DataFra
 
 
 def _latest(frame: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The last change of each key, where that left a row; a change that moved a row ends its old key too."""
+    """The last change of each key, where that left a row; a change that moved a row ends its old
+    key too.
+    """
     keys = [f"_wd_key{k}" for k in range(len(key))]
     changes = frame.where(F.col(OP) != TRUNCATE).withColumns(
         {name: F.col(quote(of)) for name, of in zip(keys, key, strict=True)}
@@ -46,10 +50,14 @@ def _latest(frame: DataFrame, key: Sequence[str]) -> DataFrame:
     # By place, since a key's column may have been renamed since.
     fields = frame.schema[BEFORE].dataType.fieldNames()  # type: ignore[attr-defined]
     before = {name: F.col(BEFORE).getField(field) for name, field in zip(keys, fields, strict=True)}
-    ended = changes.where(F.col(BEFORE).isNotNull()).withColumns(before).withColumn(OP, F.lit("gone"))
+    ended = (
+        changes.where(F.col(BEFORE).isNotNull()).withColumns(before).withColumn(OP, F.lit("gone"))
+    )
     emptied = frame.where(F.col(OP) == TRUNCATE).agg(F.max(F.struct(LSN, SEQ)).alias("_wd_emptied"))
     # Of one change, what it left comes behind what it ended.
-    newest = Window.partitionBy(*keys).orderBy(F.col(LSN).desc(), F.col(SEQ).desc(), F.col(OP) == "gone")
+    newest = Window.partitionBy(*keys).orderBy(
+        F.col(LSN).desc(), F.col(SEQ).desc(), F.col(OP) == "gone"
+    )
     return (
         changes.unionByName(ended)
         .crossJoin(F.broadcast(emptied))

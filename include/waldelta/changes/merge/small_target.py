@@ -1,4 +1,5 @@
-"""Small targets: read, merged and checked here by Arrow, as Spark plans and compiles for longer than the work itself takes.
+"""Small targets: read, merged and checked here by Arrow, as Spark plans and compiles for longer
+than the work itself takes.
 
 ``files`` is what Delta's log says of a target's files (``lake.files_of``).
 """
@@ -21,6 +22,12 @@ def is_small(files: pa.Table) -> bool:
 
 
 def is_at_most(files: pa.Table, most_rows: int, most_bytes: int) -> bool:
-    """Whether these files have so many rows and bytes at most; False where their rows aren't counted."""
+    """Whether these files have so many rows and bytes at most; False where their rows aren't
+    counted.
+    """
     rows = row_count(files)
-    return rows is not None and rows <= most_rows and (pc.sum(files["size_bytes"]).as_py() or 0) <= most_bytes
+    return (
+        rows is not None
+        and rows <= most_rows
+        and (pc.sum(files["size_bytes"]).as_py() or 0) <= most_bytes
+    )

@@ -1,4 +1,6 @@
-"""Merge rows: staged rows, whole as a snapshot of the source has them, into a target with a key, as one commit."""
+"""Merge rows: staged rows, whole as a snapshot of the source has them, into a target with a key, as
+one commit.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,23 @@ if TYPE_CHECKING:
 
 
 def staged_names(copy: TableCopy) -> list[str]:
-    """What the columns of a copy's rows are called when they are staged: by place, like collapse's net changes."""
+    """What the columns of a copy's rows are called when they are staged: by place, like collapse's
+    net changes.
+    """
     metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
     return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
 
 
 def merge_rows(
-    spark: SparkSession, target: str, copy: TableCopy, key: Sequence[str], folder: str, tag: CommitTag
+    spark: SparkSession,
+    target: str,
+    copy: TableCopy,
+    key: Sequence[str],
+    folder: str,
+    tag: CommitTag,
 ) -> None:
-    """Merge what is staged in ``folder`` into the table at ``target``: ``action``, ``b<k>`` for the key's columns, the staged names.
+    """Merge what is staged in ``folder`` into the table at ``target``: ``action``, ``b<k>`` for the
+    key's columns, the staged names.
 
     Delta's settings are the session's while this runs: nothing else may commit through it.
     """
@@ -33,4 +43,6 @@ def merge_rows(
     variants = [f"c{i}" for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
     source = with_variants(parquet(folder), variants)
     with tagged(spark, tag):
-        spark.sql(merge_statement(target, source, names, shape, metadata_columns=copy.lsn is not None)).collect()
+        spark.sql(
+            merge_statement(target, source, names, shape, metadata_columns=copy.lsn is not None)
+        ).collect()

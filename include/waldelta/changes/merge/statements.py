@@ -1,6 +1,8 @@
-"""Merge: net changes into a Delta target, as one commit; the statements are built here as text and run here.
+"""Merge: net changes into a Delta target, as one commit; the statements are built here as text and
+run here.
 
-Column names come from the source's catalogs, so every one is quoted; values never enter a statement.
+Column names come from the source's catalogs, so every one is quoted; values never enter a
+statement.
 """
 
 from __future__ import annotations
@@ -26,12 +28,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# In a commit's counts: of a table without a key, the staged updates and deletes that found a row in the target.
+# In a commit's counts: of a table without a key, the staged updates and deletes that found a row in
+# the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
-# And of a commit without Delta's metrics of a MERGE (merge_here): the target's rows by what became of them.
-MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = "merged_inserts", "merged_updates", "merged_deletes"
+# And of a commit without Delta's metrics of a MERGE (merge_here): the target's rows by what became
+# of them.
+MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
+    "merged_inserts",
+    "merged_updates",
+    "merged_deletes",
+)
 
-# A merge writes every file that it touches anew: with smaller ones, changes of rows that lie together touch little.
+# A merge writes every file that it touches anew: with smaller ones, changes of rows that lie
+# together touch little.
 ROWS_PER_FILE = 250_000
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 # The source is a file that was just written, so Delta needs no second copy of it.
@@ -44,9 +53,9 @@ _IGNORE_MISSING = "spark.sql.files.ignoreMissingFiles"
 class CommitTag:
     """Delta's identity of one application of changes: repeated, it changes nothing.
 
-    ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the commit did. Of a
-    replay, ``batch`` is no batch, but the version of the target that it set out from. ``looked`` is the version up to which
-    other people's commits were told before this one.
+    ``counts`` are the staged net changes by action: from them and Delta's metrics follows what the
+    commit did. Of a replay, ``batch`` is no batch, but the version of the target that it set out
+    from. ``looked`` is the version up to which other people's commits were told before this one.
     """
 
     app_id: str
@@ -72,12 +81,15 @@ def merge_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """The MERGE of net changes (columns as in collapse) from relation ``source`` into the table at ``target``.
+    """The MERGE of net changes (columns as in collapse) from relation ``source`` into the table at
+    ``target``.
 
     ``truncated`` are the leaves whose rows go, by oid, but for those that the changes bring.
     """
     on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
-    updates = [f"t.{quote(name)} = {new_value(i, name, shape.toastable)}" for i, name in enumerate(names)]
+    updates = [
+        f"t.{quote(name)} = {new_value(i, name, shape.toastable)}" for i, name in enumerate(names)
+    ]
     inserts = [(quote(name), f"s.c{i}") for i, name in enumerate(names)]
     if metadata_columns:
         updates += [
@@ -94,7 +106,11 @@ def merge_statement(
         f"when matched then update set {', '.join(updates)}\n"
         f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPSERT}') then\n"
         f"  insert ({', '.join(n for n, _ in inserts)}) values ({', '.join(v for _, v in inserts)})"
-        + (f"\nwhen not matched by source and {of_leaves('t', truncated)} then delete" if truncated else "")
+        + (
+            f"\nwhen not matched by source and {of_leaves('t', truncated)} then delete"
+            if truncated
+            else ""
+        )
     )
 
 
@@ -103,16 +119,19 @@ def of_leaves(alias: str, oids: Sequence[int]) -> str:
     return f"{alias}.{RELID} in ({', '.join(f'{oid:d}' for oid in oids)})"
 
 
-def insert_statement(target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool) -> str:
-    """INSERT of the new rows alone: for a table without a key, or, overwriting, for one that was truncated."""
+def insert_statement(
+    target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool
+) -> str:
+    """INSERT of the new rows alone: for a table without a key, or, overwriting, for one that was
+    truncated.
+    """
     columns = [(quote(name), f"c{i}") for i, name in enumerate(names)]
     if metadata_columns:
         columns += [(LSN, "lsn"), (COMMIT_TS, "commit_ts"), (RAW, "raw")]
     return (
-        f"insert {'overwrite' if overwrite else 'into'} {path(target)} ({', '.join(n for n, _ in columns)})\n"
-        f"select {', '.join(v for _, v in columns)}\n"
-        f"from {source}\n"
-        f"where action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
+        f"insert {'overwrite' if overwrite else 'into'} {path(target)}"
+        f" ({', '.join(n for n, _ in columns)})\nselect {', '.join(v for _, v in columns)}\nfrom"
+        f" {source}\nwhere action in ('{ACTION_INSERT}', '{ACTION_UPSERT}')"
     )
 
 
@@ -125,13 +144,17 @@ def with_variants(source: str, columns: Sequence[str]) -> str:
 
 
 def void_statement(target: str, column: str) -> str:
-    """An UPDATE of no row, which is a commit all the same: whatever else comes under its transaction id is late."""
+    """An UPDATE of no row, which is a commit all the same: whatever else comes under its
+    transaction id is late.
+    """
     return f"update {path(target)} set {quote(column)} = {quote(column)} where false"
 
 
 @contextmanager
 def tagged(spark: SparkSession, tag: CommitTag) -> Iterator[None]:
-    """Statements inside commit under ``tag``; at most one for each table, since Delta skips a second one silently."""
+    """Statements inside commit under ``tag``; at most one for each table, since Delta skips a
+    second one silently.
+    """
     settings = {
         TXN_APP: tag.app_id,
         TXN_VERSION: str(tag.batch),
@@ -169,5 +192,8 @@ def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
         return "s.raw"
     kept = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)
     unchanged = " or ".join(f"s.u{i}" for i in toastable)
-    merged = f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {kept}), map()), coalesce(s.raw, map()))"
+    merged = (
+        f"map_concat(coalesce(map_filter(t.{RAW}, (k, v) -> {kept}), map()), coalesce(s.raw,"
+        " map()))"
+    )
     return f"case when t.{RAW} is not null and ({unchanged}) then {merged} else s.raw end"

@@ -1,6 +1,8 @@
-"""Merge states: unfolded rows into a Delta target that keeps more than a mirror does, as one commit.
+"""Merge states: unfolded rows into a Delta target that keeps more than a mirror does, as one
+commit.
 
-Behind unfold, in the place of merge. Every statement is built here, with names quoted and numbers alone as values.
+Behind unfold, in the place of merge. Every statement is built here, with names quoted and numbers
+alone as values.
 """
 
 from __future__ import annotations
@@ -12,11 +14,22 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_SKIP, ACTION_UPDATE
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+)
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS
 from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
 from waldelta.changes.merge.live_rows import TRUNCATE, live_rows
-from waldelta.changes.merge.statements import CommitTag, merged_raw, new_value, tagged, with_variants
+from waldelta.changes.merge.statements import (
+    CommitTag,
+    merged_raw,
+    new_value,
+    tagged,
+    with_variants,
+)
 from waldelta.changes.merge.target_table import VARIANT
 from waldelta.config.target_mode import CHANGELOG, HISTORY, TargetMode
 from waldelta.errors import LateWriter
@@ -53,7 +66,9 @@ _BASE = "waldelta_base"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A target as these statements see it: mode, columns by place, the key's places, and those that may lack their value."""
+    """A target as these statements see it: mode, columns by place, the key's places, and those that
+    may lack their value.
+    """
 
     mode: TargetMode
     names: tuple[str, ...]
@@ -71,22 +86,35 @@ def kept_of(plan: TargetPlan) -> Kept:
     """The target of a plan."""
     decode = plan.decode
     variants = tuple(i for i, kind in enumerate(decode.types) if kind.spark == VARIANT)
-    return Kept(plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable, variants)
+    return Kept(
+        plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable, variants
+    )
 
 
-def complete_states(spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, folder: str) -> Staged:
-    """Give states what the target's own rows say: values that no event sent. Those of rows that it hasn't are skipped, and counted.
+def complete_states(
+    spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, folder: str
+) -> Staged:
+    """Give states what the target's own rows say: values that no event sent. Those of rows that it
+    hasn't are skipped, and counted.
 
     Staged anew in ``folder``, since the merge must not look the target's rows up a second time.
     """
     kept, counts = kept_of(plan), Counter(staged.counts)
     _check_read(plan)
     is_log = kept.mode == CHANGELOG
-    looks_up = bool(counts[ACTION_UPDATE]) if not is_log else bool(kept.key) and _lacks(spark, staged, kept)
+    looks_up = (
+        bool(counts[ACTION_UPDATE])
+        if not is_log
+        else bool(kept.key) and _lacks(spark, staged, kept)
+    )
     source = with_variants(staged.source, [f"c{i}" for i in kept.variants])
     if not looks_up:
         return replace(staged, source=source, counts=_told(counts), net=None)
-    base = live_rows(spark.read.format("delta").load(uri), kept.mode, kept.key_names) if is_log else None
+    base = (
+        live_rows(spark.read.format("delta").load(uri), kept.mode, kept.key_names)
+        if is_log
+        else None
+    )
     relation = _base_relation(uri, kept)
     if base is not None:
         base.createOrReplaceTempView(_BASE)
@@ -102,18 +130,27 @@ def complete_states(spark: SparkSession, uri: str, plan: TargetPlan, staged: Sta
 
 def _check_read(plan: TargetPlan) -> None:
     if plan.decode.unfolding is None:
-        raise LateWriter(f"{plan.state.table_name} was synced again in another mode meanwhile: run again")
+        raise LateWriter(
+            f"{plan.state.table_name} was synced again in another mode meanwhile: run again"
+        )
 
 
 def _lacks(spark: SparkSession, staged: Staged, kept: Kept) -> bool:
     flags = " or ".join(f"u{i}" for i in kept.toastable)
-    return bool(flags) and bool(spark.sql(f"select 1 from {staged.source} where {flags} limit 1").collect())
+    return bool(flags) and bool(
+        spark.sql(f"select 1 from {staged.source} where {flags} limit 1").collect()
+    )
 
 
 def _told(counts: Counter[str]) -> dict[str, int]:
-    """Counts by which Delta's own metrics tell what a commit did: rows inserted are states, rows updated ended ones."""
+    """Counts by which Delta's own metrics tell what a commit did: rows inserted are states, rows
+    updated ended ones.
+    """
     told = {name: counts[name] for name in _TOLD if counts[name]}
-    return told | {STATES: counts[ACTION_INSERT] + counts[ACTION_UPDATE], ENDS: counts[ACTION_DELETE]}
+    return told | {
+        STATES: counts[ACTION_INSERT] + counts[ACTION_UPDATE],
+        ENDS: counts[ACTION_DELETE],
+    }
 
 
 def _base_relation(uri: str, kept: Kept) -> str:
@@ -128,23 +165,42 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
     wanted = "true" if is_log else f"s.action = '{ACTION_UPDATE}'"
     held = f"t.{quote(kept.names[kept.key[0]])} is not null"
     columns = ["s.action", *(f"s.b{k}" for k in range(len(kept.key)))]
-    columns += [f"{new_value(i, name, kept.toastable)} as c{i}" for i, name in enumerate(kept.names)]
+    columns += [
+        f"{new_value(i, name, kept.toastable)} as c{i}" for i, name in enumerate(kept.names)
+    ]
     columns += [f"(s.u{i} and not ({held})) as u{i}" for i in kept.toastable]
     columns.append("s.lsn")
     if is_log:
-        columns += ["s.commit_ts", f"s.{PLACE}", f"s.{XID}", f"s.{MOVED}", *(f"s.o{k}" for k in range(len(kept.key)))]
+        columns += [
+            "s.commit_ts",
+            f"s.{PLACE}",
+            f"s.{XID}",
+            f"s.{MOVED}",
+            *(f"s.o{k}" for k in range(len(kept.key))),
+        ]
     else:
         start = VALID_FROM if kept.mode == HISTORY else COMMIT_TS
         columns += [f"greatest(s.commit_ts, t.{start}) as commit_ts", f"s.{TO_LSN}"]
-        columns.append(f"case when s.{TO_TS} is null then null else greatest(s.{TO_TS}, t.{start}) end as {TO_TS}")
+        columns.append(
+            f"case when s.{TO_TS} is null then null else greatest(s.{TO_TS}, t.{start}) end as"
+            f" {TO_TS}"
+        )
     columns.append(f"{merged_raw(kept.names, kept.toastable)} as raw")
     where = "" if is_log else f"\nwhere s.action <> '{ACTION_UPDATE}' or {held}"
-    return f"select {', '.join(columns)}\nfrom {source} s left join {base} t on {wanted} and {on}{where}"
+    return (
+        f"select {', '.join(columns)}\nfrom {source} s left join {base} t on {wanted} and"
+        f" {on}{where}"
+    )
 
 
-def merge_states(spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, tag: CommitTag) -> CommitTag:
+def merge_states(
+    spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged, tag: CommitTag
+) -> CommitTag:
     """Commit the staged rows; returns the tag they were committed under."""
-    kept, truncates = kept_of(plan), plan.decode.unfolding.truncates if plan.decode.unfolding else ()
+    kept, truncates = (
+        kept_of(plan),
+        plan.decode.unfolding.truncates if plan.decode.unfolding else (),
+    )
     source = staged.source
     if kept.mode == CHANGELOG and truncates:
         folder = f"{staged.folder}-truncates"
@@ -155,8 +211,12 @@ def merge_states(spark: SparkSession, uri: str, plan: TargetPlan, staged: Staged
     return tag
 
 
-def states_statement(uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()) -> str:
-    """The one statement that brings unfolded rows into the target; its first TRUNCATE ends whatever the target has open."""
+def states_statement(
+    uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+) -> str:
+    """The one statement that brings unfolded rows into the target; its first TRUNCATE ends whatever
+    the target has open.
+    """
     if kept.mode == CHANGELOG:
         return append_statement(uri, kept, source)
     if kept.mode == HISTORY:
@@ -164,18 +224,26 @@ def states_statement(uri: str, kept: Kept, source: str, truncates: Sequence[Trun
     return soft_delete_statement(uri, kept, source, truncates)
 
 
-def history_statement(uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()) -> str:
-    """The MERGE that ends open states and adds new ones; a state that began where it ends was never seen."""
+def history_statement(
+    uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+) -> str:
+    """The MERGE that ends open states and adds new ones; a state that began where it ends was never
+    seen.
+    """
     on = " and ".join(f"t.{quote(kept.names[i])} = s.b{k}" for k, i in enumerate(kept.key))
     inserts = [
-        *_values(kept), (VALID_FROM, "s.commit_ts"), (VALID_FROM_LSN, "s.lsn"), (VALID_TO, f"s.{TO_TS}"), (VALID_TO_LSN, f"s.{TO_LSN}"),
-    ]  # fmt: skip
+        *_values(kept),
+        (VALID_FROM, "s.commit_ts"),
+        (VALID_FROM_LSN, "s.lsn"),
+        (VALID_TO, f"s.{TO_TS}"),
+        (VALID_TO_LSN, f"s.{TO_LSN}"),
+    ]
     statement = (
-        f"merge into {path(uri)} as t\nusing {source} as s\n"
-        f"on {on} and t.{VALID_TO_LSN} is null and s.action = '{ACTION_DELETE}'\n"
-        f"when matched and t.{VALID_FROM_LSN} >= s.{TO_LSN} then delete\n"
-        f"when matched then update set t.{VALID_TO} = greatest(t.{VALID_FROM}, s.{TO_TS}), t.{VALID_TO_LSN} = s.{TO_LSN}\n"
-        f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPDATE}') then\n  {_insert(inserts)}"
+        f"merge into {path(uri)} as t\nusing {source} as s\non {on} and t.{VALID_TO_LSN} is null"
+        f" and s.action = '{ACTION_DELETE}'\nwhen matched and t.{VALID_FROM_LSN} >= s.{TO_LSN} then"
+        f" delete\nwhen matched then update set t.{VALID_TO} = greatest(t.{VALID_FROM}, s.{TO_TS}),"
+        f" t.{VALID_TO_LSN} = s.{TO_LSN}\nwhen not matched and s.action in ('{ACTION_INSERT}',"
+        f" '{ACTION_UPDATE}') then\n  {_insert(inserts)}"
     )
     if truncates:
         lsn, at = truncates[0].lsn, f"timestamp_micros({truncates[0].at_us:d})"
@@ -188,11 +256,14 @@ def history_statement(uri: str, kept: Kept, source: str, truncates: Sequence[Tru
     return statement
 
 
-def soft_delete_statement(uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()) -> str:
+def soft_delete_statement(
+    uri: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
+) -> str:
     """The MERGE that leaves each key's last state, marked when the row is gone."""
     ended = f"s.action = '{ACTION_DELETE}'"
     on = " and ".join(
-        f"t.{quote(kept.names[i])} = case when {ended} then s.b{k} else s.c{i} end" for k, i in enumerate(kept.key)
+        f"t.{quote(kept.names[i])} = case when {ended} then s.b{k} else s.c{i} end"
+        for k, i in enumerate(kept.key)
     )
     gone = f"s.{TO_LSN} is not null"
     values = [(name, value) for name, value in _values(kept) if name not in (LSN, COMMIT_TS)]
@@ -206,22 +277,25 @@ def soft_delete_statement(uri: str, kept: Kept, source: str, truncates: Sequence
     )
     sets = ", ".join(f"t.{name} = {value}" for name, value in values)
     statement = (
-        f"merge into {path(uri)} as t\nusing (select * from {source} where action <> '{ACTION_SKIP}') as s\non {on}\n"
-        f"when matched and {ended} and not t.{DELETED} then {marks.format(at=f's.{TO_TS}', lsn=f's.{TO_LSN}')}\n"
-        f"when matched and not ({ended}) then update set {sets}\n"
-        f"when not matched and not ({ended}) then\n  {_insert(values)}"
+        f"merge into {path(uri)} as t\nusing (select * from {source} where action <>"
+        f" '{ACTION_SKIP}') as s\non {on}\nwhen matched and {ended} and not t.{DELETED} then"
+        f" {marks.format(at=f's.{TO_TS}', lsn=f's.{TO_LSN}')}\nwhen matched and not ({ended}) then"
+        f" update set {sets}\nwhen not matched and not ({ended}) then\n  {_insert(values)}"
     )
     if truncates:
         at = f"timestamp_micros({truncates[0].at_us:d})"
         statement += (
-            f"\nwhen not matched by source and not t.{DELETED} then {marks.format(at=at, lsn=f'{truncates[0].lsn:d}L')}"
+            f"\nwhen not matched by source and not t.{DELETED} then"
+            f" {marks.format(at=at, lsn=f'{truncates[0].lsn:d}L')}"
         )
     return statement
 
 
 def append_statement(uri: str, kept: Kept, source: str) -> str:
     """The INSERT of every change."""
-    unknown = ", ".join(f"case when s.u{i} then {string(kept.names[i])} end" for i in kept.toastable)
+    unknown = ", ".join(
+        f"case when s.u{i} then {string(kept.names[i])} end" for i in kept.toastable
+    )
     lacking = f"array_compact(array({unknown}))" if unknown else "array()"
     columns = [
         *_values(kept), (OP, "s.action"), (SEQ, f"s.{PLACE}"), (XID_COLUMN, f"s.{XID}"),
@@ -230,7 +304,10 @@ def append_statement(uri: str, kept: Kept, source: str) -> str:
     if kept.key:
         fields = ", ".join(f"{string(name)}, s.o{k}" for k, name in enumerate(kept.key_names))
         columns.append((BEFORE, f"case when s.{MOVED} then named_struct({fields}) end"))
-    listed, values = ", ".join(name for name, _ in columns), ", ".join(value for _, value in columns)
+    listed, values = (
+        ", ".join(name for name, _ in columns),
+        ", ".join(value for _, value in columns),
+    )
     return f"insert into {path(uri)} ({listed})\nselect {values}\nfrom {source} as s"
 
 
@@ -240,20 +317,35 @@ def _values(kept: Kept) -> list[tuple[str, str]]:
 
 
 def _insert(columns: Sequence[tuple[str, str]]) -> str:
-    return f"insert ({', '.join(n for n, _ in columns)}) values ({', '.join(v for _, v in columns)})"
+    return (
+        f"insert ({', '.join(n for n, _ in columns)}) values ({', '.join(v for _, v in columns)})"
+    )
 
 
 def _truncate_rows(truncates: Sequence[Truncation]) -> pa.Table:
     at = pa.array([t.at_us for t in truncates], pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return pa.table({"lsn": [t.lsn for t in truncates], "commit_ts": at, PLACE: [t.place for t in truncates],
-                     XID: [t.xid for t in truncates]})  # fmt: skip
+    return pa.table(
+        {
+            "lsn": [t.lsn for t in truncates],
+            "commit_ts": at,
+            PLACE: [t.place for t in truncates],
+            XID: [t.xid for t in truncates],
+        }
+    )
 
 
 def _with_truncates(kept: Kept, source: str, folder: str) -> str:
     """The changes, and a row for each TRUNCATE, which has no values."""
-    names = [f"c{i}" for i in range(len(kept.names))] + [f"o{k}" for k in range(len(kept.key))] + ["raw"]
+    names = (
+        [f"c{i}" for i in range(len(kept.names))]
+        + [f"o{k}" for k in range(len(kept.key))]
+        + ["raw"]
+    )
     flags = [f"u{i}" for i in kept.toastable]
     told = ["lsn", "commit_ts", PLACE, XID]
     every = ["action", *names, *flags, MOVED, *told]
     empty = [f"'{TRUNCATE}'", *(["null"] * len(names)), *(["false"] * len(flags)), "false", *told]
-    return f"select {', '.join(every)} from {source} union all select {', '.join(empty)} from {parquet(folder)}"
+    return (
+        f"select {', '.join(every)} from {source} union all select {', '.join(empty)} from"
+        f" {parquet(folder)}"
+    )

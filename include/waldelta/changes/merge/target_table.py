@@ -1,4 +1,6 @@
-"""Target tables: their columns from a published table, their creation, and replacing their whole content."""
+"""Target tables: their columns from a published table, their creation, and replacing their whole
+content.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,18 @@ VARIANT = "variant"
 _METADATA_TYPES = {LSN: "bigint", COMMIT_TS: "timestamp", RAW: "map<string,string>"}
 # Parquet's own names can't hold these, so a table that has one is written with column mapping.
 _UNMAPPABLE = re.compile(r"[ ,;{}()\n\t=]")
-_MAPPING = {"delta.columnMapping.mode": "name", "delta.minReaderVersion": "2", "delta.minWriterVersion": "5"}
+_MAPPING = {
+    "delta.columnMapping.mode": "name",
+    "delta.minReaderVersion": "2",
+    "delta.minWriterVersion": "5",
+}
 _GENERATION = "waldelta.generation"
 _DELETION_VECTORS = "delta.enableDeletionVectors"
 _FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
-_ABSENT = re.compile(r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND")
+_ABSENT = re.compile(
+    r"DELTA_(TABLE_NOT_FOUND|PATH_DOES_NOT_EXIST|MISSING_DELTA_TABLE|PATH_NOT_FOUND)|PATH_NOT_FOUND"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +69,33 @@ class Written:
     bytes: int
 
 
-def target_columns(table: PublishedTable, options: TypeOptions, metadata_columns: bool) -> list[TargetColumn]:
+def target_columns(
+    table: PublishedTable, options: TypeOptions, metadata_columns: bool
+) -> list[TargetColumn]:
     """The columns of a table's target: the published ones in attnum order, then ours.
 
     Raises ConfigError for names that Delta, which ignores case, can't keep apart.
     """
     types = column_types({c.name: c.type for c in table.columns}, table.key_columns, options)
     columns = [
-        TargetColumn(name, kind.spark, kind.arrow, name not in table.key_columns) for name, kind in types.items()
+        TargetColumn(name, kind.spark, kind.arrow, name not in table.key_columns)
+        for name, kind in types.items()
     ]
     for clash in clashes(types, metadata_columns=metadata_columns):
         raise ConfigError(f"{table.id}: {clash}")
     if metadata_columns:
-        columns += [TargetColumn(name, _METADATA_TYPES[name], arrow, True) for name, arrow in METADATA_COLUMNS.items()]
+        columns += [
+            TargetColumn(name, _METADATA_TYPES[name], arrow, True)
+            for name, arrow in METADATA_COLUMNS.items()
+        ]
     return columns
 
 
 def target_ddl(columns: Sequence[TargetColumn]) -> str:
     """The columns as CREATE TABLE takes them."""
-    return ", ".join(f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns)
+    return ", ".join(
+        f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}" for c in columns
+    )
 
 
 def target_schema(columns: Sequence[TargetColumn]) -> str:
@@ -89,13 +105,18 @@ def target_schema(columns: Sequence[TargetColumn]) -> str:
 
 
 def as_stored(frame: DataFrame, columns: Collection[tuple[str, str]]) -> DataFrame:
-    """The frame with columns, given as (name, Spark type), as the target holds them: Arrow carries a variant as text."""
+    """The frame with columns, given as (name, Spark type), as the target holds them: Arrow carries
+    a variant as text.
+    """
     variants = {name for name, kind in columns if kind == VARIANT}
     if not variants:
         return frame
     chosen = [F.col(quote(name)) for name in frame.columns]
     return frame.select(
-        *(F.parse_json(c).alias(name) if name in variants else c for name, c in zip(frame.columns, chosen, strict=True))
+        *(
+            F.parse_json(c).alias(name) if name in variants else c
+            for name, c in zip(frame.columns, chosen, strict=True)
+        )
     )
 
 
@@ -109,7 +130,10 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         if existing is None:
             remove_empty_log(uri)
             properties = _MAPPING if needs_mapping(columns) else {}
-            spark.sql(f"create table {path(uri)} ({target_ddl(columns)}) using delta{_tblproperties(properties)}")
+            spark.sql(
+                f"create table {path(uri)} ({target_ddl(columns)}) using"
+                f" delta{_tblproperties(properties)}"
+            )
         elif needs_mapping(columns) and not needs_mapping(existing.fields):
             listed = _tblproperties(_MAPPING).removeprefix(" tblproperties ")
             spark.sql(f"alter table {path(uri)} set tblproperties {listed}")
@@ -117,35 +141,49 @@ def prepare_target(spark: SparkSession, uri: str, columns: Sequence[TargetColumn
         raise
     except Exception as err:
         raise TargetNotWritable(
-            f"{uri} can't be written ({first_line(err)}): check target.root and the rights of whoever runs Spark"
+            f"{uri} can't be written ({first_line(err)}): check target.root and the rights of"
+            " whoever runs Spark"
         ) from None
 
 
 def writes_deletion_vectors(table: DeltaTable) -> bool:
-    """Whether commits mark rows as gone instead of writing their files anew; a new target's don't."""
+    """Whether commits mark rows as gone instead of writing their files anew; a new target's
+    don't.
+    """
     return table.metadata().configuration.get(_DELETION_VECTORS, "false").lower() == "true"
 
 
 def set_deletion_vectors(spark: SparkSession, uri: str, wanted: bool) -> None:
-    """Have later commits mark rows as gone, or no longer; marks that are there stay readable either way."""
-    spark.sql(f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}")
+    """Have later commits mark rows as gone, or no longer; marks that are there stay readable either
+    way.
+    """
+    spark.sql(
+        f"alter table {path(uri)} set{_tblproperties({_DELETION_VECTORS: str(wanted).lower()})}"
+    )
 
 
 def set_retention(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
-    """Have Delta keep for so long what an earlier version needs: the log, and files, which a VACUUM without RETAIN goes by.
+    """Have Delta keep for so long what an earlier version needs: the log, and files, which a VACUUM
+    without RETAIN goes by.
 
-    Delta forgets after this time that a file was removed, and a VACUUM takes it for nobody's then, whatever it is told to retain.
+    Delta forgets after this time that a file was removed, and a VACUUM takes it for nobody's then,
+    whatever it is told to retain.
     """
     files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
     wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
-    usual = {_FILE_RETENTION: f"interval {_FILE_HOURS} hours", _LOG_RETENTION: f"interval {_LOG_HOURS} hours"}
+    usual = {
+        _FILE_RETENTION: f"interval {_FILE_HOURS} hours",
+        _LOG_RETENTION: f"interval {_LOG_HOURS} hours",
+    }
     kept = usual | table.metadata().configuration
     if any(kept[name] != value for name, value in wanted.items()):
         spark.sql(f"alter table {path(uri)} set{_tblproperties(wanted)}")
 
 
 def set_generation(spark: SparkSession, uri: str, generation: int) -> None:
-    """Commit which generation the target is: whoever still writes an earlier one conflicts with it."""
+    """Commit which generation the target is: whoever still writes an earlier one conflicts
+    with it.
+    """
     spark.sql(f"alter table {path(uri)} set{_tblproperties({_GENERATION: str(generation)})}")
 
 
@@ -156,7 +194,8 @@ def replace_target(
     txn: tuple[str, int],
     metadata: Mapping[str, Any],
 ) -> Written:
-    """Replace the target's content, and its schema when that differs, in one commit; durable when it returns.
+    """Replace the target's content, and its schema when that differs, in one commit; durable when
+    it returns.
 
     Raises the error a task named, LateWriter when somebody else committed meanwhile.
     """
@@ -188,31 +227,44 @@ def _writer(frame: DataFrame, txn: tuple[str, int], user_metadata: str) -> DataF
 def plainly_typed(frame: DataFrame) -> DataFrame:
     """The same columns, of types as SQL names them.
 
-    A Connect client sends strings with an explicit collation, which would become part of the table's schema; delta-rs
-    can't open such a table.
+    A Connect client sends strings with an explicit collation, which would become part of the
+    table's schema; delta-rs can't open such a table.
     """
     return frame.select(
-        *(F.expr(f"cast({quote(f.name)} as {f.dataType.simpleString()})").alias(f.name) for f in frame.schema.fields)
+        *(
+            F.expr(f"cast({quote(f.name)} as {f.dataType.simpleString()})").alias(f.name)
+            for f in frame.schema.fields
+        )
     )
 
 
 def write_error(uri: str, err: Exception) -> WaldeltaError:
-    """What went wrong while a target was written, by name: an error of a task, another writer, or the lake."""
+    """What went wrong while a target was written, by name: an error of a task, another writer, or
+    the lake.
+    """
     if (named := named_error(err)) is not None:
         return named
     if is_conflict(err):
-        return LateWriter(f"{uri} was changed by somebody else while it was replaced: run the sync again")
+        return LateWriter(
+            f"{uri} was changed by somebody else while it was replaced: run the sync again"
+        )
     return not_written(f"{uri} can't be written ({first_line(err)})", err)
 
 
 def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> Written:
     history = spark.sql(f"describe history {path(uri)} limit 20")
-    mine = history.where(history.userMetadata == user_metadata).select("version", "operationMetrics").collect()
+    mine = (
+        history.where(history.userMetadata == user_metadata)
+        .select("version", "operationMetrics")
+        .collect()
+    )
     if not mine:
         # Delta skips a repeated txnVersion without a word.
         raise LateWriter(f"{uri}: the commit isn't in the table's history: run the sync again")
     version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
-    return Written(version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0)))
+    return Written(
+        version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
+    )
 
 
 def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
@@ -225,11 +277,13 @@ def _read_schema(spark: SparkSession, uri: str) -> StructType | None:
 
 
 def _schema_option(existing: StructType | None, wanted: StructType) -> str | None:
-    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes all nullable.
+    """How the target's schema must change; merging keeps its NOT NULL columns, overwriting makes
+    all nullable.
 
-    Tried on Delta 4.4: overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is refused
-    afterwards, CREATE OR REPLACE with other columns at a path too. createOrReplace can bring a CHECK constraint in the same
-    commit, which is no NOT NULL in the schema and asks more of every writer.
+    Tried on Delta 4.4: overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do;
+    SET NOT NULL is refused afterwards, CREATE OR REPLACE with other columns at a path too.
+    createOrReplace can bring a CHECK constraint in the same commit, which is no NOT NULL in the
+    schema and asks more of every writer.
     """
     held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
     added = {field.name: field.dataType for field in wanted.fields}

@@ -1,4 +1,6 @@
-"""Buckets: which of several tasks a row belongs to, by its key's text; the same in every process."""
+"""Buckets: which of several tasks a row belongs to, by its key's text; the same in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
 def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
-    """The bucket, from 0 to ``count`` - 1, of each row of a key's binary columns; nulls are equal to each other."""
+    """The bucket, from 0 to ``count`` - 1, of each row of a key's binary columns; nulls are equal
+    to each other.
+    """
     found = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
         found = _mixed(found * np.uint64(31) + _hashes(key))
@@ -33,7 +37,9 @@ def _hashes(column: pa.ChunkedArray) -> Hashes:
     held = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
     ends = ends - ends[0]
     places = np.arange(len(held)) - np.repeat(ends[:-1], np.diff(ends))
-    products = (held.astype(np.uint64) + np.uint64(1)) * _numbers(int(places.max(initial=0)) + 1)[places]
+    products = (held.astype(np.uint64) + np.uint64(1)) * _numbers(int(places.max(initial=0)) + 1)[
+        places
+    ]
     sums: Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
     return sums[ends[1:]] - sums[ends[:-1]]
 

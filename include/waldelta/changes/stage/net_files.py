@@ -1,4 +1,6 @@
-"""Net files: net changes that were staged as Parquet, read by the tasks that merge them; a row's number is its place among all."""
+"""Net files: net changes that were staged as Parquet, read by the tasks that merge them; a row's
+number is its place among all.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class NetFiles:
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
-        return ds.dataset(list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout)
+        return ds.dataset(
+            list(paths), filesystem=rooted(self.folder, self.storage_options), format=layout
+        )
 
 
 def packed(chosen: Bools) -> bytes:
@@ -88,14 +92,20 @@ def rows_at_once(rows: pa.Table) -> int:
 
 
 def at_places(rows: pa.Table, places: Ints) -> pa.Table:
-    """The rows at ascending places. ``Table.take`` would first make one piece of all there are: a copy of them for each few."""
+    """The rows at ascending places. ``Table.take`` would first make one piece of all there are: a
+    copy of them for each few.
+    """
     chosen = np.zeros(len(rows), np.bool_)
     chosen[places] = True
     return rows.filter(pa.array(chosen))
 
 
-def batches(dataset: ds.Dataset, columns: dict[str, pc.Expression] | None = None) -> Iterator[pa.RecordBatch]:
-    """Rows in their order, a few at once; with ``columns``, these under their names instead of all."""
+def batches(
+    dataset: ds.Dataset, columns: dict[str, pc.Expression] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Rows in their order, a few at once; with ``columns``, these under their names instead of
+    all.
+    """
     scanner = by_row_group(dataset).scanner(
         columns=columns, batch_size=ROWS_PER_READ, batch_readahead=2, fragment_readahead=1
     )

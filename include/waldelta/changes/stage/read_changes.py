@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def read_row_changes(
     spark: SparkSession, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]
 ) -> DataFrame:
-    """Row messages of these relations that a target's copy may lack, in the columns that decode() takes."""
+    """Row messages of these relations that a target's copy may lack, in the columns that decode()
+    takes.
+    """
     return (
         read_changes(spark, change_log, plan.segments)
         .where(F.col("relation_id").isin(*relation_ids) & F.col("kind").isin(*ROW_KINDS))
@@ -29,13 +31,19 @@ def read_row_changes(
 
 
 def read_changes(spark: SparkSession, change_log: ChangeLog, segments: Segments) -> DataFrame:
-    """Messages of the range and of the earlier parts it commits; which of them count is known by their place."""
+    """Messages of the range and of the earlier parts it commits; which of them count is known by
+    their place.
+    """
     return spark.read.format("delta").load(change_log.uri).where(_covering(segments))
 
 
 def _covering(segments: Segments) -> Column:
-    """The range of batches, and the parts of earlier ones that were prepared there and are committed in it."""
+    """The range of batches, and the parts of earlier ones that were prepared there and are
+    committed in it.
+    """
     chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
     for part in segments.older:
-        chosen = chosen | ((F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last))
+        chosen = chosen | (
+            (F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last)
+        )
     return chosen

@@ -1,7 +1,8 @@
-"""Split: what many targets wait for, lying mixed in the change log, is read once by tasks, which write it anew by relation.
+"""Split: what many targets wait for, lying mixed in the change log, is read once by tasks, which
+write it anew by relation.
 
-A row group of the log holds whatever was committed at that time. To read one table's messages is to read every group that has
-any, all of its columns: of many tables, the whole range once for each.
+A row group of the log holds whatever was committed at that time. To read one table's messages is to
+read every group that has any, all of its columns: of many tables, the whole range once for each.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Tables that wait for the same row group, by bytes on the average, from which on it pays to write it anew: that costs about as
-# much as reading it twice.
+# Tables that wait for the same row group, by bytes on the average, from which on it pays to write
+# it anew: that costs about as much as reading it twice.
 WORTH_IT = 4
-# Relations of fewer messages share a row group: its columns' headers, and a reader's request for them, cost as much.
+# Relations of fewer messages share a row group: its columns' headers, and a reader's request for
+# them, cost as much.
 ROWS_PER_GROUP = 2_048
 # The largest that is written, so that readers hold no more than that at once.
 GROUP_ROWS, GROUP_BYTES = 131_072, 16 << 20
@@ -64,7 +66,10 @@ class Split(RowMessages):
         # Kept: each file's footer is read once, not once for each table.
         if not self.paths:
             return None
-        files, layout = rooted(self.uri, self.storage_options), ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
+        files, layout = (
+            rooted(self.uri, self.storage_options),
+            ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS),
+        )
         fragments = [layout.make_fragment(path, files) for path in self.paths]
         return ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
 
@@ -75,9 +80,13 @@ class Split(RowMessages):
 
 @contextmanager
 def splitting(
-    spark: SparkSession, job: Job, change_log: ChangeLog, waiting: Callable[[Stream], Collection[int]]
+    spark: SparkSession,
+    job: Job,
+    change_log: ChangeLog,
+    waiting: Callable[[Stream], Collection[int]],
 ) -> Iterator[Callable[[Stream], Split | None]]:
-    """What splits a range, where that is worth it for the relations that wait for it; a range's files go when the next one's come.
+    """What splits a range, where that is worth it for the relations that wait for it; a range's
+    files go when the next one's come.
 
     That raises TargetNotWritable when they can't be written.
     """
@@ -87,7 +96,11 @@ def splitting(
         _remove(folders)
         if not is_worth_it(change_log, stream, waiting(stream)):
             return None
-        folders.append(staging_folder(job.pipeline.target.root, "messages", 0, stream.segments.upto, job.run_id))
+        folders.append(
+            staging_folder(
+                job.pipeline.target.root, "messages", 0, stream.segments.upto, job.run_id
+            )
+        )
         try:
             return split(spark, change_log, stream, folders[0])
         except Exception as err:
@@ -105,7 +118,9 @@ def _remove(folders: list[str]) -> None:
 
 
 def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[int]) -> bool:
-    """Whether so many of these relations have messages in the same row groups, told by their statistics alone."""
+    """Whether so many of these relations have messages in the same row groups, told by their
+    statistics alone.
+    """
     ids = np.sort(np.fromiter(relation_ids, np.int64))
     if len(ids) < WORTH_IT:
         return False
@@ -120,7 +135,9 @@ def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[
 
 
 def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: str) -> Split:
-    """Write the row messages of a range into files of a folder, each sorted by relation, in the order of the log within one."""
+    """Write the row messages of a range into files of a folder, each sorted by relation, in the
+    order of the log within one.
+    """
     began = time.monotonic()
     chosen, options = all_row_messages(stream.segments), change_log.storage_options
     dealt = shares(change_log.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
@@ -146,7 +163,9 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """The rows by relation, a row group at a time: one relation's, or those of several that have few."""
+    """The rows by relation, a row group at a time: one relation's, or those of several that have
+    few.
+    """
     rows = rows.combine_chunks()  # once: to take some rows of many pieces is to do it each time
     relation_id = rows["relation_id"].to_numpy()
     order = np.argsort(relation_id, kind="stable")

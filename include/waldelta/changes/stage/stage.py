@@ -1,7 +1,8 @@
-"""Stage: a range of landed batches becomes the net changes of one target, as files for the merge to read.
+"""Stage: a range of landed batches becomes the net changes of one target, as files for the merge to
+read.
 
-A small range is decoded and collapsed right here: four Spark jobs would cost seconds for what takes milliseconds.
-A larger one goes through Spark's Python tasks, by the same functions.
+A small range is decoded and collapsed right here: four Spark jobs would cost seconds for what takes
+milliseconds. A larger one goes through Spark's Python tasks, by the same functions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from waldelta.changes.decode.route import Routing, route, route_here
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.changes.stage.read_changes import read_row_changes
-from waldelta.changes.stage.stage_tasks import Counted, added_up, count, is_spelt_freely, stage_in_tasks, tasks_of
+from waldelta.changes.stage.stage_tasks import (
+    Counted,
+    added_up,
+    count,
+    is_spelt_freely,
+    stage_in_tasks,
+    tasks_of,
+)
 from waldelta.errors import StagedLost
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.storage import write_parquet
@@ -36,10 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Net changes ready to be merged: their files, what the merge reads (as SQL), how many by action.
+    """Net changes ready to be merged: their files, what the merge reads (as SQL), how many by
+    action.
 
-    ``incomplete``: a new row came without the value of a large column, which ``reread`` must find. ``net`` are the rows
-    themselves, when they were collapsed here and are all there is.
+    ``incomplete``: a new row came without the value of a large column, which ``reread`` must find.
+    ``net`` are the rows themselves, when they were collapsed here and are all there is.
     """
 
     folder: str
@@ -66,21 +75,26 @@ def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: 
 
 
 def check_whole(spark: SparkSession, staged: Staged) -> None:
-    """Raise StagedLost unless Spark finds all rows that tasks told of: its listing of the folder may be older than ours."""
+    """Raise StagedLost unless Spark finds all rows that tasks told of: its listing of the folder
+    may be older than ours.
+    """
     _require(staged, spark.read.parquet(staged.folder).count())
 
 
 def _require(staged: Staged, rows: int) -> None:
     if rows != (expected := net_changes(staged.counts)):
         raise StagedLost(
-            f"staged net changes are gone: {staged.folder} has {counted(rows, 'row')} of {expected:,}: run again"
+            f"staged net changes are gone: {staged.folder} has {counted(rows, 'row')} of"
+            f" {expected:,}: run again"
         )
 
 
 def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
     events = list(decode_all(rows.to_batches(), plan.decode))
     if plan.decode.routing is not None and events:
-        events = route_here(spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed").to_batches()
+        events = route_here(
+            spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed"
+        ).to_batches()
     batches = list(_collapse_all(events, plan.decode))
     net = pa.Table.from_batches(batches, plan.decode.net_schema)
     write_parquet(folder, net)
@@ -103,7 +117,11 @@ def _stage_routed(
     by_action = (
         spark.read.parquet(folder)
         .groupBy("action")
-        .agg(F.count("*").alias("rows"), F.count("raw").alias("verbatim"), F.max(lacking).alias("incomplete"))
+        .agg(
+            F.count("*").alias("rows"),
+            F.count("raw").alias("verbatim"),
+            F.max(lacking).alias("incomplete"),
+        )
         .collect()
     )
     return added_up(by_action)
@@ -123,7 +141,10 @@ def _collapsed(plan: TargetPlan, routing: Routing) -> Callable[[DataFrame], Data
 
     def transform(changes: DataFrame) -> DataFrame:
         tasks = tasks_of(plan)
-        key = [_alike(F.coalesce(f"o{k}", f"c{i}"), decode_plan.types[i]) for k, i in enumerate(shape.key)]
+        key = [
+            _alike(F.coalesce(f"o{k}", f"c{i}"), decode_plan.types[i])
+            for k, i in enumerate(shape.key)
+        ]
         events = route(changes.mapInArrow(once(decode_part), events_schema), routing, names)
         if tasks <= 1:
             return events.coalesce(1).mapInArrow(collapse_part, result_schema)

@@ -1,10 +1,12 @@
-"""Stage in tasks: a larger range is decoded and collapsed by Spark's Python tasks, which read and write the files themselves.
+"""Stage in tasks: a larger range is decoded and collapsed by Spark's Python tasks, which read and
+write the files themselves.
 
-Rows that became Spark's on their way from the change log to the merge, twice and once through its shuffle, would cost three
-times what decoding and collapsing them costs. So the tasks of one job decode pieces of the change log into buckets by key, as
-Arrow files, and those of the next collapse one bucket each. What is handed over is counted: a folder's listing may be an old
-one, and an Arrow stream that ends too early reads as a whole one. Chains of moved keys cross any partitioning by key, so a range
-with moves is one bucket.
+Rows that became Spark's on their way from the change log to the merge, twice and once through its
+shuffle, would cost three times what decoding and collapsing them costs. So the tasks of one job
+decode pieces of the change log into buckets by key, as Arrow files, and those of the next collapse
+one bucket each. What is handed over is counted: a folder's listing may be an old one, and an Arrow
+stream that ends too early reads as a whole one. Chains of moved keys cross any partitioning by key,
+so a range with moves is one bucket.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from waldelta.types.base import TargetType
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One task collapses about this many rows, or this many bytes of them; more mean more tasks. It holds them all, three times over.
+# One task collapses about this many rows, or this many bytes of them; more mean more tasks. It
+# holds them all, three times over.
 ROWS_PER_TASK = 500_000
 BYTES_PER_TASK = 128 << 20
 # And decodes at least so many rows or bytes: a file for each bucket is written by each.
@@ -45,22 +48,33 @@ ROWS_PER_DECODE = 250_000
 BYTES_PER_DECODE = 64 << 20
 # What the tasks that collapse tell, and those that decode into buckets.
 COUNTS = pa.schema(
-    [("action", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()), ("incomplete", pa.bool_())]
+    [
+        ("action", pa.string()),
+        ("rows", pa.int64()),
+        ("verbatim", pa.int64()),
+        ("incomplete", pa.bool_()),
+    ]
 )
 DIVIDED = pa.schema([("name", pa.string()), ("rows", pa.list_(pa.int64()))])
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Staged net changes by action, how many of them have verbatim values, and whether a new row lacks a large value."""
+    """Staged net changes by action, how many of them have verbatim values, and whether a new row
+    lacks a large value.
+    """
 
     by_action: dict[str, int]
     verbatim: int
     incomplete: bool
 
 
-def stage_in_tasks(spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str) -> Counted:
-    """Write the net changes as Parquet into ``folder``; ``messages`` has at least what the plan is about."""
+def stage_in_tasks(
+    spark: SparkSession, messages: RowMessages, plan: TargetPlan, folder: str
+) -> Counted:
+    """Write the net changes as Parquet into ``folder``; ``messages`` has at least what the plan is
+    about.
+    """
     chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
     dealt = shares(messages.pieces(chosen), ROWS_PER_DECODE, BYTES_PER_DECODE)
     buckets = tasks_of(plan)
@@ -91,8 +105,14 @@ def stage_in_tasks(spark: SparkSession, messages: RowMessages, plan: TargetPlan,
 
     def collapse_bucket(number: int) -> pa.Table:
         files = rooted(base, options)
-        written = {f"{events}/{number}/{name}": int(n) for name, n in zip(names, rows[:, number], strict=True) if n}
-        return _collapse(_read_events(files, written), decode_plan, files, f"{net}/part-{number}.parquet")
+        written = {
+            f"{events}/{number}/{name}": int(n)
+            for name, n in zip(names, rows[:, number], strict=True)
+            if n
+        }
+        return _collapse(
+            _read_events(files, written), decode_plan, files, f"{net}/part-{number}.parquet"
+        )
 
     return added_up(run_tasks(spark, buckets, COUNTS, collapse_bucket))
 
@@ -113,7 +133,11 @@ def added_up(counted: Iterable[Any]) -> Counted:
     by_action: dict[str, int] = {}
     for row in counted:
         by_action[row["action"]] = by_action.get(row["action"], 0) + row["rows"]
-    return Counted(by_action, sum(row["verbatim"] for row in counted), any(row["incomplete"] for row in counted))
+    return Counted(
+        by_action,
+        sum(row["verbatim"] for row in counted),
+        any(row["incomplete"] for row in counted),
+    )
 
 
 def _write_events(
@@ -127,7 +151,9 @@ def _write_events(
             files.create_dir(path.rpartition("/")[0])
             stream = opened.enter_context(files.open_output_stream(path))
             options = pa.ipc.IpcWriteOptions(compression="lz4")
-            sinks.append(opened.enter_context(pa.ipc.new_stream(stream, plan.event_schema, options=options)))
+            sinks.append(
+                opened.enter_context(pa.ipc.new_stream(stream, plan.event_schema, options=options))
+            )
         for part in parts:
             events = pa.Table.from_batches([part])
             bucket_of = buckets_of(_identities(events, plan), len(paths))
@@ -143,7 +169,9 @@ def _write_events(
 
 def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
     """Texts of the columns that tell rows from each other, alike for equal values."""
-    texts = [pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)]
+    texts = [
+        pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)
+    ]
     kinds = [plan.types[i] for i in plan.shape.identity]
     return [
         like_equal_numbers(text, kind) if is_spelt_freely(kind) else text
@@ -161,27 +189,36 @@ def like_equal_numbers(texts: pa.ChunkedArray, kind: TargetType) -> pa.ChunkedAr
     parts = [kind.from_text(part)[0] for part in texts.chunks]
     if pa.types.is_floating(kind.arrow):
         parts = [pc.add(part, pa.scalar(0.0, kind.arrow)) for part in parts]
-    return pa.chunked_array([part.cast(pa.string()).cast(pa.binary()) for part in parts], pa.binary())
+    return pa.chunked_array(
+        [part.cast(pa.string()).cast(pa.binary()) for part in parts], pa.binary()
+    )
 
 
 def _read_events(files: FileSystem, written: Mapping[str, int]) -> list[pa.RecordBatch]:
-    """The events of one bucket, by its files and how many rows each has; raises StagedLost unless they are all there."""
+    """The events of one bucket, by its files and how many rows each has; raises StagedLost unless
+    they are all there.
+    """
     parts: list[pa.RecordBatch] = []
     for path, rows in written.items():
         try:
             with files.open_input_stream(path) as stream, pa.ipc.open_stream(stream) as events:
                 read = list(events)
         except (OSError, pa.ArrowException) as err:
-            raise StagedLost(f"staged events can't be read again: {path}: {first_line(err)}: run again") from None
+            raise StagedLost(
+                f"staged events can't be read again: {path}: {first_line(err)}: run again"
+            ) from None
         if (found := sum(map(len, read))) != rows:
             raise StagedLost(
-                f"staged events are gone: {path} has {counted(found, 'row')} of {rows:,} that were written: run again"
+                f"staged events are gone: {path} has {counted(found, 'row')} of {rows:,} that were"
+                " written: run again"
             )
         parts += read
     return parts
 
 
-def _collapse(parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSystem, path: str) -> pa.Table:
+def _collapse(
+    parts: Sequence[pa.RecordBatch], plan: DecodePlan, files: FileSystem, path: str
+) -> pa.Table:
     """Write the net changes of events as a file, and count them."""
     files.create_dir(path.rpartition("/")[0])
     net = plan.net_schema.empty_table()
@@ -200,7 +237,15 @@ def count(net: pa.Table, plan: DecodePlan) -> pa.Table:
     for flag in plan.shape.flags:
         lacks |= np.asarray(net[flag])
     lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
-    told = pa.table({"action": net["action"], "verbatim": net["raw"].is_valid().cast(pa.int64()), "incomplete": lacks})
-    counted = told.group_by("action").aggregate([([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")])
+    told = pa.table(
+        {
+            "action": net["action"],
+            "verbatim": net["raw"].is_valid().cast(pa.int64()),
+            "incomplete": lacks,
+        }
+    )
+    counted = told.group_by("action").aggregate(
+        [([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")]
+    )
     names = ("action", "count_all", "verbatim_sum", "incomplete_max")
     return counted.select(names).rename_columns(COUNTS.names).cast(COUNTS)

@@ -1,4 +1,6 @@
-"""A batch's file of the change log, written where the slot is read, record batch by record batch; and the commit that adds it."""
+"""A batch's file of the change log, written where the slot is read, record batch by record batch;
+and the commit that adds it.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,34 @@ from pyarrow.fs import FileSelector, FileSystem
 
 from waldelta.errors import LateWriter
 from waldelta.lake.file_statistics import FileStatistics
-from waldelta.lake.storage import checkpoint, only_if_unchanged, remove_empty_log, rooted, sync_commit
+from waldelta.lake.storage import (
+    checkpoint,
+    only_if_unchanged,
+    remove_empty_log,
+    rooted,
+    sync_commit,
+)
 from waldelta.lake.write_errors import unwritable
 from waldelta.permissions import private_files
 
 # What files are pruned by and the landed end is read from.
 STATISTICS = ("relation_id", "xid8", "end_lsn")
-# Small row groups let both cores decode one batch, and readers of the timeline skip those without any.
+# Small row groups let both cores decode one batch, and readers of the timeline skip those without
+# any.
 ROW_GROUP_BYTES = 16 << 20
-# Of these few values recur, or all are near each other; the messages themselves aren't worth a dictionary, nor statistics.
-_RECURRING = ["kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "timeline", "moves"]
+# Of these few values recur, or all are near each other; the messages themselves aren't worth a
+# dictionary, nor statistics.
+_RECURRING = [
+    "kind",
+    "relation_id",
+    "xid8",
+    "streamed_xid",
+    "commit_lsn",
+    "end_lsn",
+    "commit_ts",
+    "timeline",
+    "moves",
+]
 CHECKPOINT_INTERVAL = 50
 _KEPT = "; nothing was consumed from the slot"
 _PROPERTIES = {
@@ -41,7 +61,9 @@ _NEWEST = 20
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """A file that was written and isn't committed yet: its place in the table, its bytes and Delta's statistics of it."""
+    """A file that was written and isn't committed yet: its place in the table, its bytes and
+    Delta's statistics of it.
+    """
 
     path: str
     size: int
@@ -49,7 +71,9 @@ class BatchFile:
 
 
 def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | None = None) -> None:
-    """Create the empty change log, unless it is there, as the table that Spark's CREATE TABLE would make; raises TargetNotWritable."""
+    """Create the empty change log, unless it is there, as the table that Spark's CREATE TABLE would
+    make; raises TargetNotWritable.
+    """
     if DeltaTable.is_deltatable(uri, storage_options):
         return
     remove_empty_log(uri)
@@ -78,9 +102,11 @@ def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | No
 def write_batch(
     files: FileSystem, uri: str, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> BatchFile | None:
-    """Write what comes as one file of the change log, which ``files`` is rooted at; None, and no file, when nothing comes.
+    """Write what comes as one file of the change log, which ``files`` is rooted at; None, and no
+    file, when nothing comes.
 
-    Memory holds a row group. Raises TargetNotWritable when the file can't be written, and what ``parts`` raises.
+    Memory holds a row group. Raises TargetNotWritable when the file can't be written, and what
+    ``parts`` raises.
     """
     written = _Written(files, uri, f"batch={batch:d}/part-{uuid.uuid4()}.parquet", schema)
     try:
@@ -130,7 +156,9 @@ class _Written:
             return None
         with self._named_errors():
             self._writer.close()
-            return BatchFile(self._path, int(self._files.get_file_info(self._path).size), self._statistics.text())
+            return BatchFile(
+                self._path, int(self._files.get_file_info(self._path).size), self._statistics.text()
+            )
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -151,9 +179,11 @@ class _Written:
 def commit_batch(
     opened: Callable[[], DeltaTable], app_id: str, batch: int, file: BatchFile | None, metadata: str
 ) -> int:
-    """Add a batch to the change log, or with no file its number alone, which then counts as landed; the version that has it.
+    """Add a batch to the change log, or with no file its number alone, which then counts as landed;
+    the version that has it.
 
-    Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises LateWriter when it is there already.
+    Each attempt is a compare-and-swap on the version at which the batch wasn't there. Raises
+    LateWriter when it is there already.
     """
     version = -1
     for attempt in tenacity.Retrying(
@@ -167,23 +197,44 @@ def commit_batch(
             if (table.transaction_version(app_id) or 0) >= batch:
                 if (version := _version_of(table, metadata)) >= 0:
                     break  # by an attempt whose answer was lost
-                raise LateWriter(f"batch {batch} of the change log was landed by another run: run again")
+                raise LateWriter(
+                    f"batch {batch} of the change log was landed by another run: run again"
+                )
             _commit(table, app_id, batch, file, metadata)
-            version = table.version() + 1  # a compare-and-swap; by now maintenance may have committed, too
+            version = (
+                table.version() + 1
+            )  # a compare-and-swap; by now maintenance may have committed, too
             table.update_incremental()
             checkpoint(table, CHECKPOINT_INTERVAL)
     return version
 
 
 def _version_of(table: DeltaTable, metadata: str) -> int:
-    """The version that one of the newest commits made; -1 when none of them has this userMetadata."""
-    return next((int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1)
+    """The version that one of the newest commits made; -1 when none of them has this
+    userMetadata.
+    """
+    return next(
+        (int(e["version"]) for e in table.history(_NEWEST) if e.get("userMetadata") == metadata), -1
+    )
 
 
-def _commit(table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str) -> None:
-    added: list[AddAction | RemoveAction] = [] if file is None else [
-        AddAction(file.path, file.size, {"batch": str(batch)}, int(time.time() * 1000), data_change=True, stats=file.stats)
-    ]  # fmt: skip
+def _commit(
+    table: DeltaTable, app_id: str, batch: int, file: BatchFile | None, metadata: str
+) -> None:
+    added: list[AddAction | RemoveAction] = (
+        []
+        if file is None
+        else [
+            AddAction(
+                file.path,
+                file.size,
+                {"batch": str(batch)},
+                int(time.time() * 1000),
+                data_change=True,
+                stats=file.stats,
+            )
+        ]
+    )
     table.create_write_transaction(
         added,
         mode="append",

@@ -1,4 +1,6 @@
-"""Stretch: a range of landed batches as the driver reads it, once for all the targets that have it before them."""
+"""Stretch: a range of landed batches as the driver reads it, once for all the targets that have it
+before them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from waldelta.lake.ledger.records import TableState
 # Up to this much is read into the driver and decoded there; Spark's tasks take what is more.
 SMALL_ROWS = 100_000
 SMALL_BYTES = 32 << 20
-# Above what one task collapses (stage_tasks) it is worth to read all of it to learn which tables its bytes are of.
+# Above what one task collapses (stage_tasks) it is worth to read all of it to learn which tables
+# its bytes are of.
 COUNTED_BYTES = 128 << 20
 
 SplitUp = Callable[[Stream], RowMessages | None]
@@ -26,11 +29,16 @@ SplitUp = Callable[[Stream], RowMessages | None]
 class Stretch:
     """What lies in the change log between two batches (after the first, up to and with the second).
 
-    ``split`` writes it anew by relation where that is worth it, of many messages for many targets; gives None where it isn't.
+    ``split`` writes it anew by relation where that is worth it, of many messages for many targets;
+    gives None where it isn't.
     """
 
     def __init__(
-        self, change_log: ChangeLog, batches: tuple[int, int], messages: int, split: SplitUp = lambda _: None
+        self,
+        change_log: ChangeLog,
+        batches: tuple[int, int],
+        messages: int,
+        split: SplitUp = lambda _: None,
     ) -> None:
         self.change_log, self.batches, self._messages = change_log, batches, messages
         self._split_up = split
@@ -38,7 +46,9 @@ class Stretch:
 
     @cached_property
     def stream(self) -> Stream:
-        """What counts of it, in commit order, and its relation, type, truncate and control messages."""
+        """What counts of it, in commit order, and its relation, type, truncate and control
+        messages.
+        """
         return self.change_log.stream(*self.batches)
 
     @cached_property
@@ -95,7 +105,9 @@ class Stretch:
         if self.split is None:
             return None
         ids = [*state.relation_ids]
-        if self._read is None or self._read[0] != ids:  # asked for several times, of one target after the other
+        if (
+            self._read is None or self._read[0] != ids
+        ):  # asked for several times, of one target after the other
             rows = None
             if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= SMALL_ROWS:
                 rows = self.split.rows(self.stream, SMALL_BYTES, ids)
@@ -103,7 +115,9 @@ class Stretch:
         return self._read[1]
 
     def _pieces_of(self, split: RowMessages, state: TableState) -> list[Piece]:
-        return split.pieces(row_messages(self.stream.segments, state.relation_ids, Snapshot.parse(state.snapshot)))
+        return split.pieces(
+            row_messages(self.stream.segments, state.relation_ids, Snapshot.parse(state.snapshot))
+        )
 
     @cached_property
     def _by_relation(self) -> dict[int, pa.Table]:
@@ -111,7 +125,9 @@ class Stretch:
 
 
 def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
-    """Row messages by relation, each in the order of the log: sorted once, so that many relations cost no more than one."""
+    """Row messages by relation, each in the order of the log: sorted once, so that many relations
+    cost no more than one.
+    """
     if not len(rows):
         return {}
     relation_id = rows["relation_id"].to_numpy()
@@ -119,13 +135,17 @@ def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
     sorted_rows, sorted_ids = rows.take(pa.array(order)), relation_id[order]
     starts = np.flatnonzero(np.concatenate([[True], sorted_ids[1:] != sorted_ids[:-1]]))
     ends = [*starts[1:], len(order)]
-    return {int(sorted_ids[a]): sorted_rows.slice(a, b - a) for a, b in zip(starts, ends, strict=True)}
+    return {
+        int(sorted_ids[a]): sorted_rows.slice(a, b - a) for a, b in zip(starts, ends, strict=True)
+    }
 
 
 class Stretches:
     """The stretches of one step; targets with the same batches before them share one."""
 
-    def __init__(self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None) -> None:
+    def __init__(
+        self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None
+    ) -> None:
         self.change_log, self._sizes, self._split = change_log, sizes, split
         self._read: dict[tuple[int, int], Stretch] = {}
 
@@ -133,5 +153,7 @@ class Stretches:
         """What lies after one batch, up to and with another."""
         if (after, upto) not in self._read:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
-            self._read = {(after, upto): Stretch(self.change_log, (after, upto), messages, self._split)}
+            self._read = {
+                (after, upto): Stretch(self.change_log, (after, upto), messages, self._split)
+            }
         return self._read[after, upto]

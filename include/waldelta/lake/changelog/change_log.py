@@ -1,7 +1,7 @@
 """The change log: every message ever landed, raw, by batch; read here without a JVM.
 
-A task of Spark writes each batch's file, and tasks decode it (spark_jobs); this module commits it, and reads back what a commit
-really holds.
+A task of Spark writes each batch's file, and tasks decode it (spark_jobs); this module commits it,
+and reads back what a commit really holds.
 """
 
 from __future__ import annotations
@@ -56,24 +56,38 @@ from waldelta.pgoutput.wire import unsigned
 from waldelta.quantities import counted
 
 _TIMELINE = [
-    "batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "end_lsn", "commit_ts", "data",
-]  # fmt: skip
+    "batch",
+    "seq",
+    "kind",
+    "relation_id",
+    "xid8",
+    "streamed_xid",
+    "commit_lsn",
+    "end_lsn",
+    "commit_ts",
+    "data",
+]
 # With commit times as integers: not every one becomes a Python datetime.
 _TIMELINE_SCHEMA = pa.schema(
     [
-        pa.field(name, pa.int64()) if name in ("batch", "commit_ts") else ENVELOPE_SCHEMA.field(name)
+        (
+            pa.field(name, pa.int64())
+            if name in ("batch", "commit_ts")
+            else ENVELOPE_SCHEMA.field(name)
+        )
         for name in _TIMELINE
     ]
 )
 # With those that landed without being read.
 _CONTROLS = [*CONTROL_KINDS, *(MARK + kind for kind in CONTROL_KINDS)]
-# Without one of these nobody knows where a transaction's changes belong, or whether they count. One of an unknown kind has in
-# its last letter what it may stand for.
+# Without one of these nobody knows where a transaction's changes belong, or whether they count. One
+# of an unknown kind has in its last letter what it may stand for.
 _DECISIVE = f"^{MARK}.?[BbScPpKr]$"
 _CHANGE_KINDS = ("I", "U", "D", "T", "M")
 # Commits that are looked through first.
 _NEWEST = 50
-# Delta's transaction id of the commits that drop old batches; its version is the last batch that was dropped.
+# Delta's transaction id of the commits that drop old batches; its version is the last batch that
+# was dropped.
 _PRUNED = "waldelta:pruned"
 # Batches that an error names.
 _MOST_NAMED = 3
@@ -81,7 +95,8 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What the log holds of one life of the slot: the end of each batch, and whether earlier ones were dropped.
+    """What the log holds of one life of the slot: the end of each batch, and whether earlier ones
+    were dropped.
 
     Those that were dropped, ``dropped`` the last of them, end before ``begins_at``.
     """
@@ -95,14 +110,18 @@ class Reach:
 class ChangeLog(RowMessages):
     """Reads the change log of one lake; ``app_id`` is the slot's incarnation that writes it."""
 
-    def __init__(self, root: str, app_id: str, storage_options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, root: str, app_id: str, storage_options: dict[str, str] | None = None
+    ) -> None:
         self.uri = bookkeeping_uri(root, CHANGES)
         self._root = root
         self.app_id = app_id
         self.storage_options = storage_options
 
     def last_batch(self) -> int | None:
-        """The number of the last batch landed by this incarnation of the slot, from the log's own transaction id."""
+        """The number of the last batch landed by this incarnation of the slot, from the log's own
+        transaction id.
+        """
         table = self._open()
         return table.transaction_version(self.app_id) if table is not None else None
 
@@ -111,20 +130,29 @@ class ChangeLog(RowMessages):
         return max(self._batches(), default=0)
 
     def lowest_batch(self) -> int | None:
-        """The lowest batch number that the log still holds, of any incarnation; None when it is empty."""
+        """The lowest batch number that the log still holds, of any incarnation; None when it is
+        empty.
+        """
         return min(self._batches(), default=None)
 
     def _batches(self) -> list[int]:
         table = self._open()
-        return [] if table is None else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
+        return (
+            []
+            if table is None
+            else [int(p["batch"]) for p in table.partitions() if p["batch"] is not None]
+        )
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
         """Messages by batch in a range, from the log's file statistics."""
         table = self._open()
         return {} if table is None else _sizes(table, after_batch, upto_batch)
 
-    def whole_sizes(self, consumed: Mapping[int, ConsumedBatch], after_batch: int, upto_batch: int) -> dict[int, int]:
-        """The same; raises SlotGap when a batch of the range has other messages than the slot was moved over.
+    def whole_sizes(
+        self, consumed: Mapping[int, ConsumedBatch], after_batch: int, upto_batch: int
+    ) -> dict[int, int]:
+        """The same; raises SlotGap when a batch of the range has other messages than the slot was
+        moved over.
 
         Batches that maintenance has dropped are no hole.
         """
@@ -136,7 +164,9 @@ class ChangeLog(RowMessages):
             for batch, of_batch in consumed.items()
             if max(after_batch, pruned) < batch <= upto_batch and of_batch.messages is not None
         }
-        if holes := sorted(batch for batch, messages in expected.items() if held.get(batch, 0) != messages):
+        if holes := sorted(
+            batch for batch, messages in expected.items() if held.get(batch, 0) != messages
+        ):
             named = [
                 f"batch {b} holds {counted(held.get(b, 0), 'message')}, {expected[b]:,} had landed"
                 for b in holes[:_MOST_NAMED]
@@ -148,33 +178,48 @@ class ChangeLog(RowMessages):
             )
             before = [of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]]
             raise SlotGap(
-                f"the change log {self.uri} has lost messages that were consumed from the slot: {'; '.join(named)}{more}; nothing is "
-                "read past them: bring back what was removed from it, or run resync (where a replay was refused, with tables), "
-                "which repairs the targets by the rows that differ",
+                f"the change log {self.uri} has lost messages that were consumed from the slot:"
+                f" {'; '.join(named)}{more}; nothing is read past them: bring back what was removed"
+                " from it, or run resync (where a replay was refused, with tables), which repairs"
+                " the targets by the rows that differ",
                 lost=(max(before, default=None), consumed[holes[-1]].lsn),
             )
         return held
 
     def prune(self, upto_batch: int, hours: int) -> None:
-        """Drop the batches up to one, and delete files that no version younger than ``hours`` consists of.
+        """Drop the batches up to one, and delete files that no version younger than ``hours``
+        consists of.
 
-        Committed as batches are, as a compare-and-swap: Spark's DELETE, on an object store without one, would overwrite a batch
-        that lands at the same moment. The commit says what was dropped, so that nobody takes it for a hole.
+        Committed as batches are, as a compare-and-swap: Spark's DELETE, on an object store without
+        one, would overwrite a batch that lands at the same moment. The commit says what was
+        dropped, so that nobody takes it for a hole.
         """
         table = self._must_open()
         version = table.version()
         if any(batch <= upto_batch for batch in _sizes(table, 0, upto_batch)):
-            properties = CommitProperties(app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))])
+            properties = CommitProperties(
+                app_transactions=[Transaction(_PRUNED, upto_batch, int(time.time() * 1000))]
+            )
             # batch is the partition column, so whole files go, and none is read.
-            table.delete(f"batch <= {upto_batch:d}", commit_properties=properties, post_commithook_properties=NO_HOOKS)
+            table.delete(
+                f"batch <= {upto_batch:d}",
+                commit_properties=properties,
+                post_commithook_properties=NO_HOOKS,
+            )
         fault_point("maintain.forgotten")
         version = sync_behind(self.uri, version)
         table.vacuum(
-            hours, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS, full=True
+            hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            post_commithook_properties=NO_HOOKS,
+            full=True,
         )
         sync_behind(self.uri, version)
         # A later batch's folder may be about to get its file.
-        remove_empty_folders(self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch)
+        remove_empty_folders(
+            self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch
+        )
         if write_checkpoint(table):  # in the place of the log's old entries
             table.cleanup_metadata()
 
@@ -187,7 +232,8 @@ class ChangeLog(RowMessages):
         return found
 
     def held_by(self, snapshot: Snapshot, after_batch: int) -> int:
-        """The last batch up to which a snapshot sees every transaction after ``after_batch``, from file statistics alone.
+        """The last batch up to which a snapshot sees every transaction after ``after_batch``, from
+        file statistics alone.
 
         A copy taken from that snapshot holds all of them, so nobody has to read them for it.
         """
@@ -211,14 +257,18 @@ class ChangeLog(RowMessages):
         return held
 
     def landed_end(self, batch: int) -> int:
-        """The end of a batch's last transaction, from the log's file statistics alone; 0 of an empty one, which tells nothing."""
+        """The end of a batch's last transaction, from the log's file statistics alone; 0 of an
+        empty one, which tells nothing.
+        """
         actions = files_of(self._must_open())
         of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
 
     def told(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
-        """What the commits of recent batches tell, by batch, as far as Delta's log still has them."""
+        """What the commits of recent batches tell, by batch, as far as Delta's log still has
+        them.
+        """
         found: dict[int, dict[str, Any]] = {}
         wanted, count = set(batches), _NEWEST
         while wanted:
@@ -234,7 +284,9 @@ class ChangeLog(RowMessages):
         return found
 
     def end_after(self, first_batch: int) -> int:
-        """The end of the last transaction in the batches after ``first_batch``, however many empty ones follow; 0: none."""
+        """The end of the last transaction in the batches after ``first_batch``, however many empty
+        ones follow; 0: none.
+        """
         return max(self.reach(first_batch).ends.values(), default=0)
 
     def reach(self, first_batch: int) -> Reach:
@@ -247,7 +299,9 @@ class ChangeLog(RowMessages):
         ends: dict[int, int] = {}
         begins: dict[int, int] = {}
         # A log without files has no statistics.
-        for file in actions.select(names).to_pylist() if set(names) <= set(actions.column_names) else ():
+        for file in (
+            actions.select(names).to_pylist() if set(names) <= set(actions.column_names) else ()
+        ):
             batch, least, most = int(file[names[0]]), file[names[1]], file[names[2]]
             if batch > first_batch and most is not None:
                 ends[batch] = max(most, ends.get(batch, most))
@@ -257,11 +311,17 @@ class ChangeLog(RowMessages):
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
 
     def create(self, schema: pa.Schema) -> None:
-        """Create the empty log of batches with this schema, unless it is there; raises TargetNotWritable."""
+        """Create the empty log of batches with this schema, unless it is there; raises
+        TargetNotWritable.
+        """
         create_log(self.uri, schema, self.storage_options)
 
-    def write(self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema) -> BatchFile | None:
-        """Write what comes as the file of a batch, which counts once add() has committed it; doesn't open the table."""
+    def write(
+        self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> BatchFile | None:
+        """Write what comes as the file of a batch, which counts once add() has committed it;
+        doesn't open the table.
+        """
         return write_batch(rooted(self.uri, self.storage_options), self.uri, batch, parts, schema)
 
     def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
@@ -276,7 +336,9 @@ class ChangeLog(RowMessages):
         return tally.landed()
 
     def timeline(self, after_batch: int, upto_batch: int) -> pa.Table:
-        """Relation, type, truncate and control messages of a range of batches, in the order of the log."""
+        """Relation, type, truncate and control messages of a range of batches, in the order of the
+        log.
+        """
         return self._timeline(of_batches(after_batch, upto_batch))
 
     def controls(self, upto_batch: int | None = None) -> pa.Table:
@@ -299,17 +361,25 @@ class ChangeLog(RowMessages):
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
         skipped = [*((place, place) for place in sorted(self._skipped)), *self._stretches(left_out)]
         rows = self._relations_at(self._skipped) if self._skipped else set()
-        return Stream(timeline, replace(segments, skipped=tuple(skipped)), undescribed=_undescribed(timeline) | rows)
+        return Stream(
+            timeline,
+            replace(segments, skipped=tuple(skipped)),
+            undescribed=_undescribed(timeline) | rows,
+        )
 
     @cached_property
     def _skipped(self) -> frozenset[int]:
         """The places of landed messages that an operator has taken out of the count."""
         rows = Quarantine(self._root, self.storage_options).messages()
         sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
-        return frozenset(order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None)
+        return frozenset(
+            order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None
+        )
 
     def _stretches(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Where the changes of transactions that weren't streamed stand; one transaction's lie together."""
+        """Where the changes of transactions that weren't streamed stand; one transaction's lie
+        together.
+        """
         found = []
         for batch, xid8 in sorted(transactions):
             chosen = (pc.field("batch") == batch) & (pc.field("xid8") == xid8)
@@ -322,14 +392,28 @@ class ChangeLog(RowMessages):
     def _relations_at(self, places: Collection[int]) -> set[tuple[int, int]]:
         """Batch and relation of the row messages at these places."""
         batches = sorted({place >> SEQ_BITS for place in places})
-        chosen = pc.field("batch").isin(batches) & pc.field("seq").isin([place & LAST_SEQ for place in sorted(places)])
-        parts = self.scan(chosen & pc.field("kind").isin(ROW_KINDS), ["batch", "seq", "relation_id"])
+        chosen = pc.field("batch").isin(batches) & pc.field("seq").isin(
+            [place & LAST_SEQ for place in sorted(places)]
+        )
+        parts = self.scan(
+            chosen & pc.field("kind").isin(ROW_KINDS), ["batch", "seq", "relation_id"]
+        )
         rows = [row for part in parts for row in part.to_pylist()]
-        return {(row["batch"], row["relation_id"]) for row in rows if order_of(row["batch"], row["seq"]) in places}
+        return {
+            (row["batch"], row["relation_id"])
+            for row in rows
+            if order_of(row["batch"], row["seq"]) in places
+        }
 
-    def first_truncate(self, after_batch: int, upto_batch: int, relation_ids: Collection[int]) -> int | None:
-        """The first batch of a range that has a TRUNCATE of one of these relations; None when none has. Only TRUNCATEs are read."""
-        chosen = of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
+    def first_truncate(
+        self, after_batch: int, upto_batch: int, relation_ids: Collection[int]
+    ) -> int | None:
+        """The first batch of a range that has a TRUNCATE of one of these relations; None when none
+        has. Only TRUNCATEs are read.
+        """
+        chosen = (
+            of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
+        )
         wanted, found = set(relation_ids), []
         for part in self.scan(chosen, ["batch", "seq", "streamed_xid", "data"]):
             for row in part.to_pylist():
@@ -355,7 +439,9 @@ class ChangeLog(RowMessages):
             return timeline
         places = zip(timeline["batch"].to_pylist(), timeline["seq"].to_pylist(), strict=True)
         chosen = pa.array([order_of(*place) in self._skipped for place in places])
-        marked = pc.if_else(chosen, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"])
+        marked = pc.if_else(
+            chosen, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"]
+        )
         return timeline.set_column(timeline.schema.get_field_index("kind"), "kind", marked)
 
     def dataset(self) -> ds.Dataset | None:
@@ -388,7 +474,9 @@ def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, in
     return found
 
 
-def landmarks(timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozenset()) -> list[Landmark]:
+def landmarks(
+    timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozenset()
+) -> list[Landmark]:
     """The control messages of a timeline, read; without those of transactions that are left out.
 
     Of a Stream Abort or Stream Stop that nothing has read the slot function says enough.
@@ -409,7 +497,9 @@ def landmarks(timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozens
 
 
 def _counted_landmarks(timeline: pa.Table) -> list[Landmark]:
-    """All control messages, for counting: of one that can't be read, what the slot function says is enough."""
+    """All control messages, for counting: of one that can't be read, what the slot function says is
+    enough.
+    """
     rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(_CONTROLS))).to_pylist()
     return [Landmark(row["batch"], row["seq"], row["xid8"], _leniently(row)) for row in rows]
 
@@ -431,13 +521,22 @@ def _told_by_the_slot(row: dict[str, Any]) -> Control:
 
 
 def _left_out(timeline: pa.Table) -> frozenset[tuple[int, int]]:
-    """Batch and xid8 of transactions of which a message that decides on their changes isn't read."""
-    chosen = pc.and_(pc.match_substring_regex(timeline["kind"], _DECISIVE), pc.is_valid(timeline["xid8"]))
+    """Batch and xid8 of transactions of which a message that decides on their changes isn't
+    read.
+    """
+    chosen = pc.and_(
+        pc.match_substring_regex(timeline["kind"], _DECISIVE), pc.is_valid(timeline["xid8"])
+    )
     rows = timeline.filter(chosen).select(["batch", "xid8"]).to_pylist()
     return frozenset((row["batch"], row["xid8"]) for row in rows)
 
 
 def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
-    """Batch and relation of Relation messages that aren't read; None of one that is too short to name it."""
+    """Batch and relation of Relation messages that aren't read; None of one that is too short to
+    name it.
+    """
     rows = timeline.filter(pc.equal(timeline["kind"], MARK + "R"))
-    return frozenset((row["batch"], row["relation_id"]) for row in rows.select(["batch", "relation_id"]).to_pylist())
+    return frozenset(
+        (row["batch"], row["relation_id"])
+        for row in rows.select(["batch", "relation_id"]).to_pylist()
+    )

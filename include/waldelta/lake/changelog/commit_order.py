@@ -22,10 +22,12 @@ from waldelta.pgoutput.truncate import read_truncate
 
 @dataclass(frozen=True)
 class Stream:
-    """A range of batches in commit order; ``timeline`` are its relation, type, truncate and control messages.
+    """A range of batches in commit order; ``timeline`` are its relation, type, truncate and control
+    messages.
 
-    The timeline also has those of earlier batches in which a transaction was prepared that the range commits.
-    ``undescribed`` are batches and relations (None: any) of which a Relation message, or a row that none described, is skipped.
+    The timeline also has those of earlier batches in which a transaction was prepared that the
+    range commits. ``undescribed`` are batches and relations (None: any) of which a Relation
+    message, or a row that none described, is skipped.
     """
 
     timeline: pa.Table
@@ -34,7 +36,9 @@ class Stream:
 
     @cached_property
     def places(self) -> Ints:
-        """The place in commit order of each message of the timeline, -1 for those that don't count."""
+        """The place in commit order of each message of the timeline, -1 for those that don't
+        count.
+        """
         return self.segments.places(*place_columns(self.timeline))
 
     def of_kind(self, kind: str) -> list[tuple[dict[str, Any], int]]:
@@ -49,41 +53,54 @@ class Stream:
 
     @cached_property
     def relations(self) -> list[tuple[Relation, int]]:
-        """What the Relation messages say, each with its place in commit order; read once for all targets.
+        """What the Relation messages say, each with its place in commit order; read once for all
+        targets.
 
         One that can't be read fails the table that it is about, and no other one.
         """
         found = []
         for row, place in self.of_kind("R"):
             with suppress(DecodeError):
-                found.append((read_relation(row["data"], streamed=row["streamed_xid"] is not None), place))
+                found.append(
+                    (read_relation(row["data"], streamed=row["streamed_xid"] is not None), place)
+                )
         return found
 
 
 def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
     """Batch, number, and the xid in front (-1: none) of messages."""
-    batch, seq = (np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq"))
+    batch, seq = (
+        np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq")
+    )
     streamed = pc.fill_null(rows["streamed_xid"], -1).to_numpy(zero_copy_only=False)
     return batch, seq, np.asarray(streamed, np.int64)
 
 
 def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
-    """Commit position, and time as it is shown; for streamed and prepared transactions both come later than their rows."""
+    """Commit position, and time as it is shown; for streamed and prepared transactions both come
+    later than their rows.
+    """
     lsn, at = changes["commit_lsn"], changes["commit_ts"]
     if not segments.parts:
         return lsn, shown(at)
     stretch = segments.find(*place_columns(changes))
     own_lsn = np.asarray(pc.fill_null(lsn, 0).to_numpy(zero_copy_only=False), np.int64)
-    own_at = np.asarray(pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)
+    own_at = np.asarray(
+        pc.fill_null(at.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64
+    )
     times = shown(pa.array(segments.commit_ts_us(stretch, own_at)))
     return pa.array(segments.commit_lsn(stretch, own_lsn)), times
 
 
-def last_truncates(stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0) -> dict[int, int]:
-    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't reflect.
+def last_truncates(
+    stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0
+) -> dict[int, int]:
+    """The place of the last TRUNCATE of each of this target's relations that its copy doesn't
+    reflect.
 
-    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing: prepared and not decided yet,
-    rolled back, or of a batch before the range, which is in the timeline for another's sake.
+    Only of transactions (xid8) from ``since_xid`` on. One that doesn't count has emptied nothing:
+    prepared and not decided yet, rolled back, or of a batch before the range, which is in the
+    timeline for another's sake.
     """
     found: dict[int, int] = {}
     for row, place in stream.of_kind("T"):

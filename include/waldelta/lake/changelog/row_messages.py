@@ -1,4 +1,6 @@
-"""Row messages: inserts, updates and deletes as they were landed, read by relation and transaction wherever they lie."""
+"""Row messages: inserts, updates and deletes as they were landed, read by relation and transaction
+wherever they lie.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,29 @@ ROW_KINDS = ("I", "U", "D")
 # Of a row message, what it takes to decode it.
 ROW_SCHEMA = pa.schema(
     [
-        ("batch", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("relation_id", pa.int64()),
-        ("xid8", pa.int64()), ("streamed_xid", pa.int64()), ("commit_lsn", pa.int64()),
-        ("commit_ts", pa.timestamp("us", "UTC")), ("data", pa.binary()), ("moves", pa.bool_()),
+        ("batch", pa.int64()),
+        ("seq", pa.int64()),
+        ("kind", pa.string()),
+        ("relation_id", pa.int64()),
+        ("xid8", pa.int64()),
+        ("streamed_xid", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")),
+        ("data", pa.binary()),
+        ("moves", pa.bool_()),
     ]
-)  # fmt: skip
+)
 _PLACE = ["batch", "seq", "streamed_xid"]
 _COMMIT = ["commit_lsn", "commit_ts"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A row group of one of the files, by the file's place in its folder; ``rows`` and ``bytes`` are all that it holds.
+    """A row group of one of the files, by the file's place in its folder; ``rows`` and ``bytes``
+    are all that it holds.
 
-    The bytes are those of its values, before compression. ``batch`` is what the log's files are partitioned by, None of others.
+    The bytes are those of its values, before compression. ``batch`` is what the log's files are
+    partitioned by, None of others.
     """
 
     path: str
@@ -49,7 +60,9 @@ Chooser = Callable[[Ints, Bools, Ints], Bools]
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Row messages that wait for a target, whether any of them moves a key, and at most how many bytes they are."""
+    """Row messages that wait for a target, whether any of them moves a key, and at most how many
+    bytes they are.
+    """
 
     rows: int
     moves: bool
@@ -57,7 +70,9 @@ class Volume:
 
 
 class RowMessages(ABC):
-    """Reads row messages of the change log, or of a copy of some of them; ``uri`` is the folder of its files."""
+    """Reads row messages of the change log, or of a copy of some of them; ``uri`` is the folder of
+    its files.
+    """
 
     uri: str
     storage_options: dict[str, str] | None
@@ -66,8 +81,12 @@ class RowMessages(ABC):
     def dataset(self) -> ds.Dataset | None:
         """All its files; None of a log that isn't there yet."""
 
-    def unseen(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> tuple[int, bool]:
-        """How many row messages of these relations a range of batches holds that the snapshot doesn't see, and whether one moves a key."""
+    def unseen(
+        self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
+    ) -> tuple[int, bool]:
+        """How many row messages of these relations a range of batches holds that the snapshot
+        doesn't see, and whether one moves a key.
+        """
         rows, moves = 0, False
         for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", "moves"]):
             unseen = ~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))
@@ -76,20 +95,30 @@ class RowMessages(ABC):
         return rows, moves
 
     def bytes_at_most(self, stream: Stream) -> int:
-        """What the row messages of a range of batches are at most, before compression, from the footers of its files."""
+        """What the row messages of a range of batches are at most, before compression, from the
+        footers of its files.
+        """
         return sum(piece.bytes for piece in self.pieces(all_row_messages(stream.segments)))
 
     def bytes_by_relation(self, stream: Stream) -> dict[int, int]:
-        """What the row messages of a range of batches are in bytes; reads them all, a few at once."""
+        """What the row messages of a range of batches are in bytes; reads them all, a few at
+        once.
+        """
         found: dict[int, int] = {}
         for part in self.scan(all_row_messages(stream.segments), ["relation_id", "data"]):
-            sizes = pa.table({"relation_id": part["relation_id"], "bytes": pc.binary_length(part["data"])})
+            sizes = pa.table(
+                {"relation_id": part["relation_id"], "bytes": pc.binary_length(part["data"])}
+            )
             for row in sizes.group_by("relation_id").aggregate([("bytes", "sum")]).to_pylist():
                 found[row["relation_id"]] = found.get(row["relation_id"], 0) + row["bytes_sum"]
         return found
 
-    def rows(self, stream: Stream, most_bytes: int, relation_ids: Sequence[int] | None = None) -> pa.Table | None:
-        """Row messages of a range of batches that count, all or of some relations; None: more than ``most_bytes`` in memory."""
+    def rows(
+        self, stream: Stream, most_bytes: int, relation_ids: Sequence[int] | None = None
+    ) -> pa.Table | None:
+        """Row messages of a range of batches that count, all or of some relations; None: more than
+        ``most_bytes`` in memory.
+        """
         chosen = all_row_messages(stream.segments)
         if relation_ids is not None:
             chosen &= pc.field("relation_id").isin(list(relation_ids))
@@ -106,7 +135,9 @@ class RowMessages(ABC):
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
     def pieces(self, chosen: pc.Expression) -> list[Piece]:
-        """The row groups that may hold rows of ``chosen`` (row_messages()), told by the files' own statistics."""
+        """The row groups that may hold rows of ``chosen`` (row_messages()), told by the files' own
+        statistics.
+        """
         found: list[Piece] = []
         for part in self.groups(chosen):
             by = ds.get_partition_keys(part.partition_expression)
@@ -120,20 +151,33 @@ class RowMessages(ABC):
         dataset = self.dataset()
         return iter(()) if dataset is None else iter(by_row_group(dataset, chosen).get_fragments())
 
-    def read(self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of ``chosen`` in some pieces; opens nothing but their files, so that tasks may do it."""
+    def read(
+        self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of ``chosen`` in some pieces; opens nothing but their files, so that tasks may
+        do it.
+        """
         files = rooted(self.uri, self.storage_options)
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
-        fragments = [layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group]) for piece in pieces]
+        fragments = [
+            layout.make_fragment(piece.path, files, _partition(piece), [piece.row_group])
+            for piece in pieces
+        ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
         return batches(dataset, chosen, columns)
 
     def has_changes(
-        self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot, chosen: Chooser | None = None
+        self,
+        stream: Stream,
+        relation_ids: Sequence[int],
+        snapshot: Snapshot,
+        chosen: Chooser | None = None,
     ) -> bool:
-        """Whether a range of batches holds row messages of these relations that the snapshot doesn't see.
+        """Whether a range of batches holds row messages of these relations that the snapshot
+        doesn't see.
 
-        ``chosen`` narrows it to some rows, by their places as landed, whether they were streamed, and their xid8.
+        ``chosen`` narrows it to some rows, by their places as landed, whether they were streamed,
+        and their xid8.
         """
         columns = ["xid8"] if chosen is None else ["xid8", *_PLACE]
         for part in self.rows_of(stream.segments, relation_ids, snapshot, columns):
@@ -146,11 +190,17 @@ class RowMessages(ABC):
                 return True
         return False
 
-    def oldest_commit(self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot) -> datetime | None:
+    def oldest_commit(
+        self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
+    ) -> datetime | None:
         """When the first of such row messages was committed."""
         found = []
-        for part in self.rows_of(stream.segments, relation_ids, snapshot, ["xid8", *_COMMIT, *_PLACE]):
-            unseen = part.filter(pa.array(~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False))))
+        for part in self.rows_of(
+            stream.segments, relation_ids, snapshot, ["xid8", *_COMMIT, *_PLACE]
+        ):
+            unseen = part.filter(
+                pa.array(~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)))
+            )
             _, at = commits(unseen, stream.segments)
             found.append(pc.min(at).as_py())
         return min(filter(None, found), default=None)
@@ -167,7 +217,9 @@ class RowMessages(ABC):
         snapshot: Snapshot,
         columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
-        """Row messages of these relations that count, but for those of transactions that the snapshot certainly sees."""
+        """Row messages of these relations that count, but for those of transactions that the
+        snapshot certainly sees.
+        """
         chosen = row_messages(segments, relation_ids, snapshot)
         if segments.is_plain:
             yield from self.scan(chosen, columns)
@@ -178,17 +230,26 @@ class RowMessages(ABC):
     def scan(self, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Some columns of what ``chosen`` says, with little read ahead."""
         dataset = self.dataset()
-        return iter(()) if dataset is None else batches(by_row_group(dataset, chosen), chosen, columns)
+        return (
+            iter(()) if dataset is None else batches(by_row_group(dataset, chosen), chosen, columns)
+        )
 
 
 def _partition(piece: Piece) -> pc.Expression | None:
     return None if piece.batch is None else pc.field("batch") == piece.batch
 
 
-def batches(dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def batches(
+    dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Rows with little read ahead, so that memory doesn't grow with the log."""
-    scanner: ds.Scanner = dataset.scanner(columns=list(columns), filter=chosen, batch_size=131_072, batch_readahead=2,
-                                          fragment_readahead=1)  # fmt: skip
+    scanner: ds.Scanner = dataset.scanner(
+        columns=list(columns),
+        filter=chosen,
+        batch_size=131_072,
+        batch_readahead=2,
+        fragment_readahead=1,
+    )
     return iter(scanner.to_batches())
 
 
@@ -201,8 +262,12 @@ def covering(segments: Segments) -> pc.Expression:
     return chosen
 
 
-def row_messages(segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> pc.Expression:
-    """Row messages of these relations in a range of batches that a copy from ``snapshot`` may lack."""
+def row_messages(
+    segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot
+) -> pc.Expression:
+    """Row messages of these relations in a range of batches that a copy from ``snapshot`` may
+    lack.
+    """
     return (
         all_row_messages(segments)
         & pc.field("relation_id").isin(list(relation_ids))

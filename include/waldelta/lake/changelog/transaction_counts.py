@@ -1,4 +1,6 @@
-"""What a batch of the change log holds, counted so that PostgreSQL's own count of the same transactions must agree."""
+"""What a batch of the change log holds, counted so that PostgreSQL's own count of the same
+transactions must agree.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _ENDS = pa.array(["C", "c", "P", "p", "K", "r"])
 
 @dataclass(frozen=True, slots=True, order=True)
 class PreparedRows:
-    """What one prepared transaction brought; ``xid`` has 32 bits, ``messages`` are transactional ones."""
+    """What one prepared transaction brought; ``xid`` has 32 bits, ``messages`` are transactional
+    ones.
+    """
 
     xid: int
     inserts: int = 0
@@ -32,10 +36,12 @@ class PreparedRows:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """What two readings of the same WAL must agree on: complete transactions, not bytes (these may differ).
+    """What two readings of the same WAL must agree on: complete transactions, not bytes (these may
+    differ).
 
-    ``messages`` are the transactional ones. The sums are over the ends of commits, prepares, and decisions on prepared
-    transactions. Rows of transactions prepared here stand in ``in_prepared``, by xid, whatever is decided later.
+    ``messages`` are the transactional ones. The sums are over the ends of commits, prepares, and
+    decisions on prepared transactions. Rows of transactions prepared here stand in ``in_prepared``,
+    by xid, whatever is decided later.
     """
 
     commits: int = 0
@@ -83,7 +89,9 @@ class Landed:
 
 
 def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
-    """With messages that nothing has read under the kind of their first byte: the server counts them by that."""
+    """With messages that nothing has read under the kind of their first byte: the server counts
+    them by that.
+    """
     kind = part["kind"]
     if not pc.any(pc.starts_with(kind, MARK)).as_py():
         return part
@@ -94,8 +102,8 @@ def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
 class Tally:
     """Adds up the record batches (COLUMNS) of one batch without holding them.
 
-    ``landmarks`` are the batch's control messages: a streamed message counts when its transaction was committed or prepared
-    in this very batch and its subtransaction wasn't rolled back.
+    ``landmarks`` are the batch's control messages: a streamed message counts when its transaction
+    was committed or prepared in this very batch and its subtransaction wasn't rolled back.
     """
 
     def __init__(self, batch: int, landmarks: Iterable[Landmark] = ()) -> None:
@@ -112,7 +120,11 @@ class Tally:
         self._in_prepared: dict[int, dict[str, int]] = {}
         complete = {*self._committed, *(m.xid8 for m in landmarks if m.control.kind == "p")}
         self._complete = pa.array(sorted(complete), pa.int64())
-        voided = {m.control.subxid for m in landmarks if m.control.kind == "A" and m.control.subxid != m.control.xid}
+        voided = {
+            m.control.subxid
+            for m in landmarks
+            if m.control.kind == "A" and m.control.subxid != m.control.xid
+        }
         self._voided = pa.array(sorted(voided), pa.int64())
         self._with_rows: set[int] = set()
 
@@ -122,10 +134,15 @@ class Tally:
         part = self._counting(_unmarked(part))
         for item in pc.value_counts(self._plain(part)["kind"]).to_pylist():
             self._kinds[item["values"]] = self._kinds.get(item["values"], 0) + item["counts"]
-        # Those outside any transaction may lie beyond the last one, where the verifying call doesn't come.
+        # Those outside any transaction may lie beyond the last one, where the verifying call
+        # doesn't come.
         lonely = part.filter(pc.and_(pc.equal(part["kind"], "M"), pc.is_valid(part["end_lsn"])))
         self._kinds["M"] = self._kinds.get("M", 0) - lonely.num_rows
-        grouped = pa.Table.from_batches([part]).group_by(["relation_id", "kind"]).aggregate([([], "count_all")])
+        grouped = (
+            pa.Table.from_batches([part])
+            .group_by(["relation_id", "kind"])
+            .aggregate([([], "count_all")])
+        )
         for row in grouped.to_pylist():
             if row["relation_id"] is not None and row["kind"] in "IUD":
                 kinds = self._by_relation.setdefault(row["relation_id"], {})
@@ -134,7 +151,9 @@ class Tally:
         self._add_ends(part.filter(pc.is_in(part["kind"], value_set=_ENDS)))
 
     def _counting(self, part: pa.RecordBatch) -> pa.RecordBatch:
-        """Without streamed messages that don't count; notes which streamed transactions brought rows."""
+        """Without streamed messages that don't count; notes which streamed transactions brought
+        rows.
+        """
         streamed = part["streamed_xid"]
         if streamed.null_count == len(streamed):
             return part
@@ -143,7 +162,9 @@ class Tally:
             pc.invert(pc.is_in(streamed, value_set=self._voided)),
         )
         part = part.filter(pc.or_(pc.is_null(streamed), counts))
-        rows = pc.and_(pc.is_valid(part["streamed_xid"]), pc.is_in(part["kind"], value_set=_ROW_KINDS))
+        rows = pc.and_(
+            pc.is_valid(part["streamed_xid"]), pc.is_in(part["kind"], value_set=_ROW_KINDS)
+        )
         self._with_rows.update(pc.unique(part["xid8"].filter(rows)).to_pylist())
         return part
 
@@ -152,9 +173,14 @@ class Tally:
         if not len(self._prepared):
             return part
         prepared = pc.and_(
-            pc.is_in(part["xid8"], value_set=self._prepared), pc.is_in(part["kind"], value_set=_ROW_KINDS)
+            pc.is_in(part["xid8"], value_set=self._prepared),
+            pc.is_in(part["kind"], value_set=_ROW_KINDS),
         )
-        rows = pa.Table.from_batches([part.filter(prepared)]).group_by(["xid8", "kind"]).aggregate([([], "count_all")])
+        rows = (
+            pa.Table.from_batches([part.filter(prepared)])
+            .group_by(["xid8", "kind"])
+            .aggregate([([], "count_all")])
+        )
         for row in rows.to_pylist():
             kinds = self._in_prepared.setdefault(row["xid8"] & XID_MASK, {})
             kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["count_all"]
@@ -165,8 +191,12 @@ class Tally:
             return
         # Whether a streamed transaction brought any row is known at the end only.
         known = ends.filter(pc.not_equal(ends["kind"], "c"))
-        self._xid_sum += int((known["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object))
-        self._lsn_sum += int(known["end_lsn"].to_numpy(zero_copy_only=False).astype(np.int64).sum(dtype=object))
+        self._xid_sum += int(
+            (known["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object)
+        )
+        self._lsn_sum += int(
+            known["end_lsn"].to_numpy(zero_copy_only=False).astype(np.int64).sum(dtype=object)
+        )
         latest = pc.max(ends["commit_ts"].cast(pa.int64())).as_py()
         if latest is not None:
             self._commit_us = latest if self._commit_us is None else max(self._commit_us, latest)
@@ -174,16 +204,22 @@ class Tally:
     def landed(self) -> Landed:
         """The sums."""
         kinds = self._kinds
-        # PostgreSQL streams a large transaction even if nothing of it is published, but doesn't send it otherwise.
+        # PostgreSQL streams a large transaction even if nothing of it is published, but doesn't
+        # send it otherwise.
         streamed = {xid8: end for xid8, end in self._committed.items() if xid8 in self._with_rows}
         return Landed(
             batch=self._batch,
             rows=self._rows,
             transactions=Transactions(
-                commits=kinds.get("C", 0) + len(streamed), prepares=kinds.get("P", 0) + kinds.get("p", 0),
-                prepared_commits=kinds.get("K", 0), prepared_rollbacks=kinds.get("r", 0),
-                inserts=kinds.get("I", 0), updates=kinds.get("U", 0), deletes=kinds.get("D", 0),
-                truncates=kinds.get("T", 0), messages=kinds.get("M", 0),
+                commits=kinds.get("C", 0) + len(streamed),
+                prepares=kinds.get("P", 0) + kinds.get("p", 0),
+                prepared_commits=kinds.get("K", 0),
+                prepared_rollbacks=kinds.get("r", 0),
+                inserts=kinds.get("I", 0),
+                updates=kinds.get("U", 0),
+                deletes=kinds.get("D", 0),
+                truncates=kinds.get("T", 0),
+                messages=kinds.get("M", 0),
                 xid_sum=self._xid_sum + sum(xid8 & XID_MASK for xid8 in streamed),
                 end_lsn_sum=self._lsn_sum + sum(streamed.values()),
                 in_prepared=tuple(
@@ -194,4 +230,4 @@ class Tally:
             end_lsn=self._end,
             commit_us=self._commit_us,
             by_relation=self._by_relation,
-        )  # fmt: skip
+        )

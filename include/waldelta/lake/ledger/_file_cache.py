@@ -1,4 +1,6 @@
-"""The rows of a ledger table's files, kept in memory: Delta's files never change, and a run reads the same ones again and again."""
+"""The rows of a ledger table's files, kept in memory: Delta's files never change, and a run reads
+the same ones again and again.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _lock = Lock()
 
 
 def read_sorted(
-    table: DeltaTable, chosen: pc.Expression | None = None, storage_options: Mapping[str, str] | None = None
+    table: DeltaTable,
+    chosen: pc.Expression | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> pa.Table:
     """The rows that a filter chooses, oldest first (by ``at``)."""
     schema = pa.schema(table.schema().to_arrow())
@@ -49,9 +53,9 @@ def scan_sorted(
 ) -> pa.Table:
     """Some columns of the rows from ``since`` on that a filter chooses, oldest first.
 
-    Of files written before a column existed its values are null, and so of tables. Files whose rows are all older aren't
-    opened, and of large ones only the row groups and columns that are asked for are read; so of small ones, which are else kept in
-    memory, without ``kept``.
+    Of files written before a column existed its values are null, and so of tables. Files whose rows
+    are all older aren't opened, and of large ones only the row groups and columns that are asked
+    for are read; so of small ones, which are else kept in memory, without ``kept``.
     """
     schema = pa.schema(table.schema().to_arrow())
     actions = files_of(table)
@@ -60,11 +64,15 @@ def scan_sorted(
         chosen = recent if chosen is None else recent & chosen
         if "max.at" in actions.column_names:  # in milliseconds, rounded down
             ends = pc.field("max.at")
-            actions = actions.filter(ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC"))))
+            actions = actions.filter(
+                ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
+            )
     reader = _Reader(table.table_uri, schema, dict(storage_options or {}))
     held = [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
     files = actions.select(["path", "num_records"]).to_pylist()
-    parts = [reader.scan(file["path"], file["num_records"], held, chosen, kept=kept) for file in files]
+    parts = [
+        reader.scan(file["path"], file["num_records"], held, chosen, kept=kept) for file in files
+    ]
     empty = pa.schema([schema.field(name) for name in held]).empty_table()
     return pa.concat_tables(parts or [empty]).sort_by("at")
 
@@ -93,7 +101,13 @@ class _Reader:
         return rows
 
     def scan(
-        self, path: str, row_count: int, columns: list[str], chosen: pc.Expression | None, *, kept: bool
+        self,
+        path: str,
+        row_count: int,
+        columns: list[str],
+        chosen: pc.Expression | None,
+        *,
+        kept: bool,
     ) -> pa.Table:
         """Some columns of the rows that the filter chooses."""
         if row_count > _SMALL_ROWS or not kept:

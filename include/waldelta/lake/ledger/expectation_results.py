@@ -1,4 +1,6 @@
-"""The history of expectations: one row per expectation, table and run, in ``_waldelta/expectations``."""
+"""The history of expectations: one row per expectation, table and run, in
+``_waldelta/expectations``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ IS_FRESH = "expect_target_to_be_fresh"
 ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
 CAN_BE_JUDGED = "expect_target_to_be_judged"
 VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
-# What else than a target's own rows decides on: of one that hasn't changed since its check, maintenance judges these alone.
+# What else than a target's own rows decides on: of one that hasn't changed since its check,
+# maintenance judges these alone.
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # What alone makes no check: the others that it found, if it didn't break off, stand beside these.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
@@ -46,8 +49,9 @@ _FIELDS: list[pa.Field[Any]] = [
 class ExpectationResult:
     """What one expectation found; ``success`` is null when it could not be evaluated.
 
-    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet, and of whoever discarded or repaired rows.
-    ``not_checked`` stands in the first row of a table's check: what couldn't be judged at all, and why.
+    ``version`` is the target's Delta version; null of a gate, which judges what isn't merged yet,
+    and of whoever discarded or repaired rows. ``not_checked`` stands in the first row of a table's
+    check: what couldn't be judged at all, and why.
     """
 
     at: datetime
@@ -78,15 +82,24 @@ def append_expectation_results(
     storage_options: dict[str, str] | None = None,
     after: Newest | None = None,
 ) -> None:
-    """Add a run's results in one commit, creating the table with the first; raises LateWriter when they don't come ``after`` what they were to."""
+    """Add a run's results in one commit, creating the table with the first; raises LateWriter when
+    they don't come ``after`` what they were to.
+    """
     if results:
-        expectations_table(root, storage_options).extend([asdict(result) for result in results], after)
+        expectations_table(root, storage_options).extend(
+            [asdict(result) for result in results], after
+        )
 
 
 def told_last(
-    root: str, expectation: str, tables: Collection[str], storage_options: dict[str, str] | None = None
+    root: str,
+    expectation: str,
+    tables: Collection[str],
+    storage_options: dict[str, str] | None = None,
 ) -> dict[str, str | None]:
-    """What was observed last of such an expectation, by table; of those of these tables of which it was ever told."""
+    """What was observed last of such an expectation, by table; of those of these tables of which it
+    was ever told.
+    """
     named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
     chosen = (pc.field("expectation") == expectation) & named
     rows = expectations_table(root, storage_options).scan(["table_name", "observed"], chosen=chosen)
@@ -94,14 +107,27 @@ def told_last(
 
 
 def newest_versions(
-    root: str, since: datetime, tables: Collection[str], storage_options: dict[str, str] | None = None
+    root: str,
+    since: datetime,
+    tables: Collection[str],
+    storage_options: dict[str, str] | None = None,
 ) -> tuple[dict[str, int], Newest]:
-    """The latest version of each of these targets that a check has entered results of since then, and the last row that says so."""
+    """The latest version of each of these targets that a check has entered results of since then,
+    and the last row that says so.
+    """
     named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
-    rows = expectations_table(root, storage_options).scan(["at", "table_name", "version"], since, named)
+    rows = expectations_table(root, storage_options).scan(
+        ["at", "table_name", "version"], since, named
+    )
     at = rows["at"][-1].as_py() if rows.num_rows else None
-    newest = rows.filter(pc.is_valid(rows["version"])).group_by("table_name").aggregate([("version", "max")])
-    versions = dict(zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True))
+    newest = (
+        rows.filter(pc.is_valid(rows["version"]))
+        .group_by("table_name")
+        .aggregate([("version", "max")])
+    )
+    versions = dict(
+        zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True)
+    )
     return versions, Newest(at, named & (pc.field("at") >= since), kept=False)
 
 
@@ -111,16 +137,28 @@ def expectations_table(root: str, storage_options: dict[str, str] | None = None)
     return LedgerTable(uri, ExpectationResult.schema, storage_options, _GROUP_ROWS)
 
 
-def prune_expectation_results(root: str, oldest: datetime, storage_options: dict[str, str] | None = None) -> int:
-    """Drop results older than ``oldest`` but each table's last check, and leave one file; returns how many were dropped."""
+def prune_expectation_results(
+    root: str, oldest: datetime, storage_options: dict[str, str] | None = None
+) -> int:
+    """Drop results older than ``oldest`` but each table's last check, and leave one file; returns
+    how many were dropped.
+    """
     return expectations_table(root, storage_options).prune(lambda rows: _keep(rows, oldest))
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A table that nothing has changed since isn't checked again: what failed of it then still does; also where a check broke off."""
-    checked = {row["table_name"]: row["at"] for row in rows if row["version"] is not None and not _is_no_check(row)}
+    """A table that nothing has changed since isn't checked again: what failed of it then still
+    does; also where a check broke off.
+    """
+    checked = {
+        row["table_name"]: row["at"]
+        for row in rows
+        if row["version"] is not None and not _is_no_check(row)
+    }
     # Of a table that never was checked to an end that is all that is known.
-    broke_off = {row["table_name"]: row["at"] for row in rows if row["expectation"] == CAN_BE_JUDGED}
+    broke_off = {
+        row["table_name"]: row["at"] for row in rows if row["expectation"] == CAN_BE_JUDGED
+    }
     needed = broke_off | checked
     return [row["at"] >= min(oldest, needed.get(row["table_name"], oldest)) for row in rows]
 

@@ -1,8 +1,11 @@
-"""The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
+"""The pipeline's memory: small append-only Delta tables under ``<root>/_waldelta``, written without
+a JVM.
 
-``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync, ``batches`` the
-consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost, ``bites`` what the server manages, ``releases`` what somebody let pass a gate. Rows are
-never changed; the latest one counts, and maintenance drops old ones that nothing depends on (``ledger_upkeep``).
+``slot_moves`` says what was done to the slot, ``tables`` the state of each target's sync,
+``batches`` the consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost,
+``bites`` what the server manages, ``releases`` what somebody let pass a gate. Rows are never
+changed; the latest one counts, and maintenance drops old ones that nothing depends on
+(``ledger_upkeep``).
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite, Release)
 
 
 class Ledger:
-    """Reads and appends the bookkeeping tables of one lake; every append is durable when it returns.
+    """Reads and appends the bookkeeping tables of one lake; every append is durable when it
+    returns.
 
     Rows of one table come in the order in which they were appended, not in that of anybody's clock.
     """
@@ -74,21 +78,27 @@ class Ledger:
         self._table(type(rows[0])).extend([asdict(row) for row in rows])
 
     def append_state(self, row: TableState, after: TableState | None) -> TableState:
-        """Add a target's row behind the one that it replaces (None: it is the target's first); returns it as it was written.
+        """Add a target's row behind the one that it replaces (None: it is the target's first);
+        returns it as it was written.
 
-        Raises LateWriter, and adds nothing, when another run has written a row of this target meanwhile.
+        Raises LateWriter, and adds nothing, when another run has written a row of this target
+        meanwhile.
         """
         return self._append_behind(row, after, pc.field("table_name") == row.table_name)
 
     def append_life(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
-        """Add what is done to a slot as a whole behind what was done last (None: it is the first); returns it as it was written.
+        """Add what is done to a slot as a whole behind what was done last (None: it is the first);
+        returns it as it was written.
 
-        Raises LateWriter, and adds nothing, when another run has done something to that slot meanwhile.
+        Raises LateWriter, and adds nothing, when another run has done something to that slot
+        meanwhile.
         """
         return self._append_behind(row, after, (pc.field("slot") == row.slot) & _OF_LIVES)
 
     def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
-        """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter when that isn't so any more."""
+        """Add a cut behind the one that was the newest (None: it is the first); raises LateWriter
+        when that isn't so any more.
+        """
         self._append_behind(row, after)
 
     def append_gap(self, row: Gap, after: Gap | None) -> None:
@@ -99,28 +109,42 @@ class Ledger:
         self._append_behind(row, after, _of_life(row.slot, row.incarnation))
 
     def begin_run(self, run_id: str, verb: str) -> datetime:
-        """When an attempt at a run begins: now, and behind all that was told of the run so far, whatever the clocks say."""
+        """When an attempt at a run begins: now, and behind all that was told of the run so far,
+        whatever the clocks say.
+        """
         newest = self._newest_attempt(run_id, verb)
         return now() if newest is None else max(now(), newest["at"] + _TICK)
 
     def append_run(self, row: Run) -> None:
         """Add what an attempt at a run came to.
 
-        Raises LateWriter, and adds nothing, when one that began later has told what it came to: the run's newest row is what
-        readers go by. Unless that one failed and this one didn't, whose locks it may have met.
+        Raises LateWriter, and adds nothing, when one that began later has told what it came to: the
+        run's newest row is what readers go by. Unless that one failed and this one didn't, whose
+        locks it may have met.
         """
         while True:
             newest = self._newest_attempt(row.run_id, row.verb)
-            is_late = newest is not None and row.begun is not None and row.begun < (newest["begun"] or newest["at"])
-            if newest is not None and is_late and (row.status == _FAILED or newest["status"] != _FAILED):
+            is_late = (
+                newest is not None
+                and row.begun is not None
+                and row.begun < (newest["begun"] or newest["at"])
+            )
+            if (
+                newest is not None
+                and is_late
+                and (row.status == _FAILED or newest["status"] != _FAILED)
+            ):
                 raise LateWriter(
-                    f"run {row.run_id!r}: an attempt at {row.verb} that began later has told what became of it, {newest['status']}, "
-                    "which stands; nothing is to be done: see that attempt's log"
+                    f"run {row.run_id!r}: an attempt at {row.verb} that began later has told what"
+                    f" became of it, {newest['status']}, which stands; nothing is to be done: see"
+                    " that attempt's log"
                 )
             at = newest["at"] if newest is not None else None
             # Read again when another attempt has told something meanwhile.
             with suppress(LateWriter):
-                self._table(Run).append(asdict(row), Newest(at, _of_run(row.run_id, row.verb), kept=False))
+                self._table(Run).append(
+                    asdict(row), Newest(at, _of_run(row.run_id, row.verb), kept=False)
+                )
                 return
 
     def gaps(self, slot: str) -> list[Gap]:
@@ -140,20 +164,28 @@ class Ledger:
         return self._newest(SlotMove)
 
     def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
-        """What was done to slots, or to one, as a whole, oldest first: all events but ``intent`` and ``compared``."""
-        return self._read(SlotMove, _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES)
+        """What was done to slots, or to one, as a whole, oldest first: all events but ``intent``
+        and ``compared``.
+        """
+        return self._read(
+            SlotMove, _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
+        )
 
     def furthest_lsn(self, slot: str, incarnation: str, last_batch: int | None = None) -> int:
-        """The furthest position that this life of the slot was ever meant to move to; 0 when it has no row.
+        """The furthest position that this life of the slot was ever meant to move to; 0 when it has
+        no row.
 
-        Of moves on a timeline that the server has left since, only what the present one has in common with it counts. With
-        ``last_batch``, which a change log ends at, only moves from before the first one over a later batch do.
+        Of moves on a timeline that the server has left since, only what the present one has in
+        common with it counts. With ``last_batch``, which a change log ends at, only moves from
+        before the first one over a later batch do.
         """
         moves = self._read(SlotMove, _of_life(slot, incarnation))
         left = [move for move in moves if move.event == "promoted"]
         counted = moves
         if last_batch is not None:
-            counted = list(takewhile(lambda m: m.event != "intent" or (m.batch or 0) <= last_batch, moves))
+            counted = list(
+                takewhile(lambda m: m.event != "intent" or (m.batch or 0) <= last_batch, moves)
+            )
         return max(
             (
                 min([move.lsn, *(m.lsn for m in left if m.timeline > move.timeline)])
@@ -164,12 +196,15 @@ class Ledger:
         )
 
     def consumed_batches(self, slot: str, incarnation: str) -> dict[int, ConsumedBatch]:
-        """The batches past which this life of the slot was ever meant to move, which were durable by then, by number.
+        """The batches past which this life of the slot was ever meant to move, which were durable
+        by then, by number.
 
-        A slot that a stop of its server took back is moved over the same batch again: the first row that counts its messages
-        is the one that says how many had landed.
+        A slot that a stop of its server took back is moved over the same batch again: the first row
+        that counts its messages is the one that says how many had landed.
         """
-        rows = self._table(SlotMove).scan(["batch", "lsn", "messages"], chosen=_of_life(slot, incarnation) & ~_OF_LIVES)
+        rows = self._table(SlotMove).scan(
+            ["batch", "lsn", "messages"], chosen=_of_life(slot, incarnation) & ~_OF_LIVES
+        )
         found: dict[int, ConsumedBatch] = {}
         for row in rows.filter(pc.is_valid(rows["batch"])).to_pylist():
             known = found.get(row["batch"])
@@ -178,7 +213,9 @@ class Ledger:
         return found
 
     def uncompared(self, slot: str, incarnation: str) -> SlotMove | None:
-        """The move over the last batch of this life of the slot, unless a row says that it was compared with what had landed."""
+        """The move over the last batch of this life of the slot, unless a row says that it was
+        compared with what had landed.
+        """
         moves = [move for move in self._moves(slot, incarnation) if move.batch is not None]
         of_last = [move for move in moves if move.batch == moves[-1].batch]
         # Without compared_after it is the row itself that says so: recovery compares first.
@@ -189,7 +226,9 @@ class Ledger:
         return self._read(SlotMove, _of_life(slot, incarnation) & ~_OF_LIVES)
 
     def last_bite(self) -> KeptBite | None:
-        """The newest row on bites; None when the server always managed those of the pipeline file."""
+        """The newest row on bites; None when the server always managed those of the pipeline
+        file.
+        """
         return self._newest(KeptBite)
 
     def table_states(self) -> dict[str, TableState]:
@@ -198,10 +237,14 @@ class Ledger:
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """All states of all targets, or of one, oldest first."""
-        return self._read(TableState, None if table_name is None else pc.field("table_name") == table_name)
+        return self._read(
+            TableState, None if table_name is None else pc.field("table_name") == table_name
+        )
 
     def generations(self) -> list[tuple[str, int, str]]:
-        """Table, generation and status of all states of all targets, oldest first; without what else they hold, which is most of them."""
+        """Table, generation and status of all states of all targets, oldest first; without what
+        else they hold, which is most of them.
+        """
         rows = self._table(TableState).scan(["table_name", "generation", "status"])
         return [(row["table_name"], row["generation"], row["status"]) for row in rows.to_pylist()]
 
@@ -214,12 +257,18 @@ class Ledger:
         return self._newest(BatchCut)
 
     def cut_ends(self, after_batch: int) -> list[tuple[str, int]]:
-        """Which run made each cut behind a batch, and where it ends, newest first; without what cuts hold, which is most of them."""
-        rows = self._table(BatchCut).scan(["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch)
+        """Which run made each cut behind a batch, and where it ends, newest first; without what
+        cuts hold, which is most of them.
+        """
+        rows = self._table(BatchCut).scan(
+            ["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch
+        )
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
     def is_told(self, cut: BatchCut) -> bool:
-        """Whether a run has told what it applied since the first cut of that batch was made: a later one, or the one that made it."""
+        """Whether a run has told what it applied since the first cut of that batch was made: a
+        later one, or the one that made it.
+        """
         same = (pc.field("batch") == cut.batch) & (pc.field("end_lsn") == cut.end_lsn)
         made = self._read(BatchCut, same)  # maintenance publishes one again
         runs = self._table(Run).scan(["at", "applied"], made[0].at, pc.field("verb") == "consume")
@@ -230,8 +279,12 @@ class Ledger:
         return any(run.applied is not None and _tells(run, made[0]) for run in own)
 
     def expire_cuts(self, before: datetime) -> int:
-        """Mark the cuts from before a moment as expired, but for the newest one, which may be all there is; returns how many weren't yet."""
-        return self._table(BatchCut).mark("expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at))))
+        """Mark the cuts from before a moment as expired, but for the newest one, which may be all
+        there is; returns how many weren't yet.
+        """
+        return self._table(BatchCut).mark(
+            "expired", lambda at: pc.and_(pc.less(at, before), pc.less(at, pc.max(at)))
+        )
 
     def runs(self, since: datetime | None = None) -> list[Run]:
         """All events of runs from a moment on, oldest first."""
@@ -255,8 +308,12 @@ class Ledger:
         return self._table(kind).prune(lambda rows: keep([_build(kind, row) for row in rows]))
 
     def _append_behind(self, row: R, after: R | None, chosen: pc.Expression | None = None) -> R:
-        """Add a row while the newest of its kind, or of those that are chosen, still is ``after`` (None: there is none)."""
-        written = self._table(type(row)).append(asdict(row), Newest(after.at if after is not None else None, chosen))
+        """Add a row while the newest of its kind, or of those that are chosen, still is ``after``
+        (None: there is none).
+        """
+        written = self._table(type(row)).append(
+            asdict(row), Newest(after.at if after is not None else None, chosen)
+        )
         return replace(row, at=written["at"])
 
     def _read(self, kind: type[R], chosen: pc.Expression | None = None) -> list[R]:
@@ -267,7 +324,11 @@ class Ledger:
         return _build(kind, row) if row is not None else None
 
     def _newest_attempt(self, run_id: str, verb: str) -> dict[str, Any] | None:
-        found = self._table(Run).scan(["at", "begun", "status"], chosen=_of_run(run_id, verb), kept=False).to_pylist()
+        found = (
+            self._table(Run)
+            .scan(["at", "begun", "status"], chosen=_of_run(run_id, verb), kept=False)
+            .to_pylist()
+        )
         return found[-1] if found else None
 
     def _table(self, kind: type[Row]) -> LedgerTable:
@@ -277,7 +338,9 @@ class Ledger:
 def _tells(run: Run, cut: BatchCut) -> bool:
     tables = json.loads(run.result).get("tables", {})
     changed = [target for target in cut.targets if target.changed]
-    return all((tables.get(one.table_name, {}).get("version") or -1) >= one.version for one in changed)
+    return all(
+        (tables.get(one.table_name, {}).get("version") or -1) >= one.version for one in changed
+    )
 
 
 def _of_life(slot: str, incarnation: str) -> pc.Expression:
@@ -289,13 +352,19 @@ def _of_run(run_id: str, verb: str) -> pc.Expression:
 
 
 def _build(kind: type[R], row: dict[str, Any]) -> R:
-    nested: dict[str, type[Any]] = {"columns": ColumnState, "targets": TargetCut, "foreign_commits": ForeignCommit}
+    nested: dict[str, type[Any]] = {
+        "columns": ColumnState,
+        "targets": TargetCut,
+        "foreign_commits": ForeignCommit,
+    }
     # A table written by an earlier version may lack a column that has a default.
     values = {f.name: row[f.name] for f in fields(kind) if f.name in row}
     for name, of in nested.items():
         if name in values and not (kind is Run and values[name] is None):
             # So may a struct inside of one, whose field is null then.
-            items = [{k: v for k, v in item.items() if v is not None} for item in values[name] or []]
+            items = [
+                {k: v for k, v in item.items() if v is not None} for item in values[name] or []
+            ]
             values[name] = [of(**item) for item in items]
     for name in ("later_filters", "publishes", "unpublished", "unmended_leaves", "entries"):
         if name in values:
@@ -314,5 +383,7 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
 
 
 def next_generation(rows: Iterable[TableState]) -> int:
-    """The number of a target's next copy or repair, which none of its states had before, be it one that was undone."""
+    """The number of a target's next copy or repair, which none of its states had before, be it one
+    that was undone.
+    """
     return max((state.generation for state in rows), default=0) + 1

@@ -1,6 +1,8 @@
-"""Judged suites: which expectations all rows of a target were found to meet, as of which version, in ``_waldelta/judged``.
+"""Judged suites: which expectations all rows of a target were found to meet, as of which version,
+in ``_waldelta/judged``.
 
-What hasn't changed since needn't be judged again: rows by a check after few changes, whole targets by maintenance.
+What hasn't changed since needn't be judged again: rows by a check after few changes, whole targets
+by maintenance.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ _MOST_FILES = 16
 class Judged:
     """A target's version all of whose rows meet a suite (by its digest).
 
-    ``whole``: every row was looked at; else those that had changed since an earlier version of which this was known.
-    ``end_lsn``: the version holds all changes before this position and none behind it; None where that isn't known.
+    ``whole``: every row was looked at; else those that had changed since an earlier version of
+    which this was known. ``end_lsn``: the version holds all changes before this position and none
+    behind it; None where that isn't known.
     """
 
     at: datetime
@@ -41,11 +44,16 @@ class Judged:
     table: ClassVar[str] = "judged"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", pa.timestamp("us", tz="UTC")), ("run_id", pa.string()), ("table_name", pa.string()),
-            ("generation", pa.int64()), ("version", pa.int64()), ("suite", pa.string()), ("whole", pa.bool_()),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("run_id", pa.string()),
+            ("table_name", pa.string()),
+            ("generation", pa.int64()),
+            ("version", pa.int64()),
+            ("suite", pa.string()),
+            ("whole", pa.bool_()),
             ("end_lsn", pa.int64()),
         ]
-    )  # fmt: skip
+    )
 
 
 class JudgedSuites:
@@ -53,7 +61,9 @@ class JudgedSuites:
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, Judged.table)
-        self._table = LedgerTable(uri, Judged.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES)
+        self._table = LedgerTable(
+            uri, Judged.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
+        )
 
     def append(self, rows: Sequence[Judged]) -> None:
         """Add what one check found, in one commit."""
@@ -61,8 +71,12 @@ class JudgedSuites:
             self._table.extend([asdict(row) for row in rows])
 
     def latest(self, tables: Collection[str]) -> dict[str, list[Judged]]:
-        """Of each of these tables the latest row, and the latest of a whole target, the former last."""
-        rows = self._table.scan(Judged.schema.names, chosen=pc.field("table_name").isin(list(tables))).to_pylist()
+        """Of each of these tables the latest row, and the latest of a whole target, the former
+        last.
+        """
+        rows = self._table.scan(
+            Judged.schema.names, chosen=pc.field("table_name").isin(list(tables))
+        ).to_pylist()
         newest = {(row["table_name"], part): row for row in rows for part in _parts(row)}
         found: dict[str, list[Judged]] = {}
         for name in {row["table_name"] for row in rows}:
@@ -81,6 +95,8 @@ def _parts(row: dict[str, Any]) -> tuple[bool, ...]:
 
 
 def _keep(rows: Sequence[dict[str, Any]]) -> list[bool]:
-    latest = {(row["table_name"], part): number for number, row in enumerate(rows) for part in _parts(row)}
+    latest = {
+        (row["table_name"], part): number for number, row in enumerate(rows) for part in _parts(row)
+    }
     kept = set(latest.values())
     return [number in kept for number in range(len(rows))]

@@ -1,4 +1,6 @@
-"""Profiles of targets, as checks measured them, in ``_waldelta/profiles``: what drift is told by."""
+"""Profiles of targets, as checks measured them, in ``_waldelta/profiles``: what drift is told
+by.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import pyarrow.compute as pc
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
 
-# Between two maintenances each table gets a row from each run that changes it; of a table's rows so many are kept.
+# Between two maintenances each table gets a row from each run that changes it; of a table's rows so
+# many are kept.
 KEPT_PER_TABLE = 100
 _GROUP_ROWS = 20_000
 # Each check reads them all.
@@ -22,7 +25,9 @@ _MOST_FILES = 16
 
 @dataclass(frozen=True, slots=True)
 class ColumnProfile:
-    """A column's share of nulls and, of numbers, their mean, standard deviation, least and most; None: not measured."""
+    """A column's share of nulls and, of numbers, their mean, standard deviation, least and most;
+    None: not measured.
+    """
 
     name: str
     nulls: float | None = None
@@ -33,7 +38,10 @@ class ColumnProfile:
 
 
 _COLUMN = pa.struct(
-    [("name", pa.string()), *((name, pa.float64()) for name in ("nulls", "mean", "deviation", "least", "most"))]
+    [
+        ("name", pa.string()),
+        *((name, pa.float64()) for name in ("nulls", "mean", "deviation", "least", "most")),
+    ]
 )
 
 
@@ -51,10 +59,14 @@ class Profile:
     table: ClassVar[str] = "profiles"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", pa.timestamp("us", tz="UTC")), ("run_id", pa.string()), ("table_name", pa.string()),
-            ("version", pa.int64()), ("rows", pa.int64()), ("columns", pa.list_(_COLUMN)),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("run_id", pa.string()),
+            ("table_name", pa.string()),
+            ("version", pa.int64()),
+            ("rows", pa.int64()),
+            ("columns", pa.list_(_COLUMN)),
         ]
-    )  # fmt: skip
+    )
 
 
 class Profiles:
@@ -62,16 +74,24 @@ class Profiles:
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, Profile.table)
-        self._table = LedgerTable(uri, Profile.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES)
+        self._table = LedgerTable(
+            uri, Profile.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
+        )
 
     def append(self, profiles: Sequence[Profile]) -> None:
         """Add a run's profiles in one commit."""
         if profiles:
             self._table.extend([asdict(profile) for profile in profiles])
 
-    def latest(self, tables: Collection[str], most: int, but: str | None = None) -> dict[str, list[Profile]]:
-        """The latest profiles of each of these tables, oldest first, but those of one run (a retry is no run of its own)."""
-        rows = self._table.scan(Profile.schema.names, chosen=pc.field("table_name").isin(list(tables)))
+    def latest(
+        self, tables: Collection[str], most: int, but: str | None = None
+    ) -> dict[str, list[Profile]]:
+        """The latest profiles of each of these tables, oldest first, but those of one run (a retry
+        is no run of its own).
+        """
+        rows = self._table.scan(
+            Profile.schema.names, chosen=pc.field("table_name").isin(list(tables))
+        )
         if but is not None:
             rows = rows.filter(pc.not_equal(rows["run_id"], but))
         found = {}
@@ -86,7 +106,9 @@ class Profiles:
 
 
 def _profile(row: dict[str, Any]) -> Profile:
-    return Profile(**{**row, "columns": [ColumnProfile(**column) for column in row["columns"] or ()]})
+    return Profile(
+        **{**row, "columns": [ColumnProfile(**column) for column in row["columns"] or ()]}
+    )
 
 
 def _keep(rows: Sequence[dict[str, Any]]) -> list[bool]:

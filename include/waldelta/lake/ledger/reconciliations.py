@@ -1,4 +1,6 @@
-"""What reconciliations found: one row per run and table, in ``_waldelta/reconciliations``; written and read without a JVM."""
+"""What reconciliations found: one row per run and table, in ``_waldelta/reconciliations``; written
+and read without a JVM.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import pyarrow.compute as pc
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late
 from waldelta.lake.storage import bookkeeping_uri
 
-EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = "equal", "different", "repaired", "not compared", "failed"
+EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = (
+    "equal",
+    "different",
+    "repaired",
+    "not compared",
+    "failed",
+)
 
 ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 
@@ -23,22 +31,48 @@ ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
 _UTC = pa.timestamp("us", tz="UTC")
 _COLUMN = pa.struct([("name", pa.string()), ("source", pa.string()), ("target", pa.string())])
 _ROW = pa.struct(
-    [("kind", pa.string()), ("key", pa.string()), ("rows", pa.int64()), ("columns", pa.list_(_COLUMN)), ("hash", pa.int64())]
-)  # fmt: skip
+    [
+        ("kind", pa.string()),
+        ("key", pa.string()),
+        ("rows", pa.int64()),
+        ("columns", pa.list_(_COLUMN)),
+        ("hash", pa.int64()),
+    ]
+)
 _SHORT = (
-    "at", "run_id", "table_name", "status", "reason", "position", "version", "source_rows", "target_rows", "missing", "extra",
-    "different", "doubled", "in_flight", "lacking", "repaired", "is_complete", "left_out", "seconds", "by",
-)  # fmt: skip
+    "at",
+    "run_id",
+    "table_name",
+    "status",
+    "reason",
+    "position",
+    "version",
+    "source_rows",
+    "target_rows",
+    "missing",
+    "extra",
+    "different",
+    "doubled",
+    "in_flight",
+    "lacking",
+    "repaired",
+    "is_complete",
+    "left_out",
+    "seconds",
+    "by",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
     """What was found of one table.
 
-    The target's ``version`` has applied everything up to ``batch``; the source was read at ``position`` by ``snapshot``. ``in_flight``
-    are keys that were changed between the two, ``lacking`` quarantined or discarded rows: both are left out, as are the columns
-    ``left_out``; a row at the key of one that isn't to be there is extra. ``differences`` are the first of the rows that differ; ``is_complete``: all of them were counted.
-    ``reason`` says why a table wasn't compared, or couldn't be repaired.
+    The target's ``version`` has applied everything up to ``batch``; the source was read at
+    ``position`` by ``snapshot``. ``in_flight`` are keys that were changed between the two,
+    ``lacking`` quarantined or discarded rows: both are left out, as are the columns ``left_out``; a
+    row at the key of one that isn't to be there is extra. ``differences`` are the first of the rows
+    that differ; ``is_complete``: all of them were counted. ``reason`` says why a table wasn't
+    compared, or couldn't be repaired.
     """
 
     at: datetime
@@ -72,16 +106,35 @@ class Reconciliation:
     table: ClassVar[str] = "reconciliations"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC), ("run_id", pa.string()), ("table_name", pa.string()), ("status", pa.string()),
-            ("reason", pa.string()), ("generation", pa.int64()), ("position", pa.int64()), ("batch", pa.int64()),
-            ("version", pa.int64()), ("snapshot", pa.string()), ("source_rows", pa.int64()), ("target_rows", pa.int64()),
-            ("missing", pa.int64()), ("extra", pa.int64()), ("different", pa.int64()), ("doubled", pa.int64()),
-            ("in_flight", pa.int64()), ("lacking", pa.int64()), ("repaired", pa.int64()), ("buckets", pa.int64()),
-            ("differing_buckets", pa.int64()), ("is_complete", pa.bool_()), ("left_out", pa.list_(pa.string())),
-            ("differences", pa.list_(_ROW)), ("seconds", pa.float64()), ("source_seconds", pa.float64()),
+            ("at", _UTC),
+            ("run_id", pa.string()),
+            ("table_name", pa.string()),
+            ("status", pa.string()),
+            ("reason", pa.string()),
+            ("generation", pa.int64()),
+            ("position", pa.int64()),
+            ("batch", pa.int64()),
+            ("version", pa.int64()),
+            ("snapshot", pa.string()),
+            ("source_rows", pa.int64()),
+            ("target_rows", pa.int64()),
+            ("missing", pa.int64()),
+            ("extra", pa.int64()),
+            ("different", pa.int64()),
+            ("doubled", pa.int64()),
+            ("in_flight", pa.int64()),
+            ("lacking", pa.int64()),
+            ("repaired", pa.int64()),
+            ("buckets", pa.int64()),
+            ("differing_buckets", pa.int64()),
+            ("is_complete", pa.bool_()),
+            ("left_out", pa.list_(pa.string())),
+            ("differences", pa.list_(_ROW)),
+            ("seconds", pa.float64()),
+            ("source_seconds", pa.float64()),
             ("by", pa.string()),
         ]
-    )  # fmt: skip
+    )
 
     @property
     def differing(self) -> int:
@@ -104,8 +157,9 @@ class Reconciliations:
     def add(self, rows: Sequence[Reconciliation], since: datetime | None = None) -> None:
         """Add what one run found, in one commit.
 
-        ``since``: when it began. What another has answered since then of a later version of a target, or repaired, is the last word.
-        Raises LateWriter when others keep entering answers on the same targets between the look at them and the commit.
+        ``since``: when it began. What another has answered since then of a later version of a
+        target, or repaired, is the last word. Raises LateWriter when others keep entering answers
+        on the same targets between the look at them and the commit.
         """
         if rows and since is not None:
             self._add_behind(rows, since)
@@ -116,14 +170,24 @@ class Reconciliations:
     def _add_behind(self, rows: Sequence[Reconciliation], since: datetime) -> None:
         same = pc.field("table_name").isin(pa.array([row.table_name for row in rows], pa.string()))
         later = self.history(since).filter(same).to_pylist()
-        newest = Newest(later[-1]["at"] if later else None, same & (pc.field("at") >= since), kept=False)
+        newest = Newest(
+            later[-1]["at"] if later else None, same & (pc.field("at") >= since), kept=False
+        )
         self._extend(
-            [row for row in rows if row.status == REPAIRED or not any(_is_behind(row, one) for one in later)], newest
+            [
+                row
+                for row in rows
+                if row.status == REPAIRED or not any(_is_behind(row, one) for one in later)
+            ],
+            newest,
         )
 
     def _extend(self, rows: Sequence[Reconciliation], after: Newest | None = None) -> None:
         if rows:
-            told = [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
+            told = [
+                asdict(row) | {"at": row.at + timedelta(microseconds=n)}
+                for n, row in enumerate(rows)
+            ]
             self._table.extend(told, after)
 
     def of_run(self, run_id: str) -> list[Reconciliation]:
@@ -132,9 +196,13 @@ class Reconciliations:
         return [found[name] for name in sorted(found)]
 
     def latest(self, tables: Collection[str] | None = None) -> dict[str, Reconciliation]:
-        """The last answer that was found of each table, or of these, with the rows that differ; where there is none, why not."""
+        """The last answer that was found of each table, or of these, with the rows that differ;
+        where there is none, why not.
+        """
         found, _ = last_answers(self.history().to_pylist())
-        return self.in_full({name: row for name, row in found.items() if tables is None or name in tables})
+        return self.in_full(
+            {name: row for name, row in found.items() if tables is None or name in tables}
+        )
 
     def in_full(self, answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Reconciliation]:
         """Rows of the history, by table, with the rows that differ."""
@@ -142,14 +210,20 @@ class Reconciliations:
         if not wanted:
             return {}
         rows = self._read(pc.field("at").isin(pa.array([at for at, _ in wanted.values()], _UTC)))
-        return {row.table_name: row for row in rows if (row.at, row.run_id) == wanted.get(row.table_name)}
+        return {
+            row.table_name: row
+            for row in rows
+            if (row.at, row.run_id) == wanted.get(row.table_name)
+        }
 
     def history(self, since: datetime | None = None) -> pa.Table:
         """All that was found, without the rows that differ, oldest first."""
         return self._table.scan(_SHORT, since)
 
     def prune(self, oldest: datetime) -> int:
-        """Drop what is older than ``oldest`` but each table's last answer, and leave one file; returns how many rows were dropped."""
+        """Drop what is older than ``oldest`` but each table's last answer, and leave one file;
+        returns how many rows were dropped.
+        """
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
     def _read(self, chosen: pc.Expression) -> list[Reconciliation]:
@@ -169,7 +243,9 @@ def _is_behind(row: Reconciliation, other: Mapping[str, Any]) -> bool:
 
 
 def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
-    """A target that differed does so still, however long nobody has compared it since; one that was equal in all columns had been."""
+    """A target that differed does so still, however long nobody has compared it since; one that was
+    equal in all columns had been.
+    """
     found, attempts = last_answers(rows)
     whole = last_whole(rows)
     needed = {id(row) for row in (*found.values(), *attempts.values(), *whole.values())}
@@ -179,7 +255,8 @@ def _keep(rows: Sequence[Mapping[str, Any]], oldest: datetime) -> list[bool]:
 def last_answers(
     rows: Iterable[Mapping[str, Any]],
 ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
-    """Of rows in their order, by table: the last answer (where there is none, the last row), and the last attempt since that found none.
+    """Of rows in their order, by table: the last answer (where there is none, the last row), and
+    the last attempt since that found none.
 
     A target that differed does so still when it couldn't be compared once more.
     """
@@ -199,12 +276,16 @@ def last_answers(
 
 def last_whole(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Of rows in their order, by table: the last answer for which no column was left out."""
-    return {row["table_name"]: row for row in rows if row["status"] in ANSWERS and not row["left_out"]}
+    return {
+        row["table_name"]: row for row in rows if row["status"] in ANSWERS and not row["left_out"]
+    }
 
 
 def _built(row: dict[str, Any]) -> Reconciliation:
     differences = [
-        RowDifference(**found | {"columns": [ColumnDifference(**column) for column in found["columns"] or ()]})
+        RowDifference(
+            **found | {"columns": [ColumnDifference(**column) for column in found["columns"] or ()]}
+        )
         for found in row["differences"] or ()
     ]
     return Reconciliation(**row | {"differences": differences, "left_out": row["left_out"] or []})
@@ -221,7 +302,9 @@ class ColumnDifference:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """A row that differs; ``key`` is a JSON object of PostgreSQL's texts, ``rows`` how many rows of the kind it stands for."""
+    """A row that differs; ``key`` is a JSON object of PostgreSQL's texts, ``rows`` how many rows of
+    the kind it stands for.
+    """
 
     kind: str
     key: str

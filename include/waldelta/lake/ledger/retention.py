@@ -1,7 +1,9 @@
-"""Which rows of the ledger may go: what is older than promised and what no recovery, watermark or cut rests on.
+"""Which rows of the ledger may go: what is older than promised and what no recovery, watermark or
+cut rests on.
 
-Each rule is pure: rows of one table in their order, and the moment before which rows are old, in; a verdict for each
-row out. Age alone never decides on a row that correctness needs, so a wrong clock can't lose any.
+Each rule is pure: rows of one table in their order, and the moment before which rows are old, in; a
+verdict for each row out. Age alone never decides on a row that correctness needs, so a wrong clock
+can't lose any.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from waldelta.lake.ledger.records import (
 
 
 def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> int:
-    """Drop rows older than ``oldest`` that nothing needs, and compact; returns how many were dropped.
+    """Drop rows older than ``oldest`` that nothing needs, and compact; returns how many were
+    dropped.
 
     ``first_batch`` is the lowest batch that the change log still holds.
     """
@@ -48,29 +51,47 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
     )
 
 
-def keep_moves(moves: Sequence[SlotMove], oldest: datetime, first_batch: int | None = None) -> list[bool]:
-    """A slot's lives, the furthest intent of each on each timeline, and the rows on its last batch: recovery tells a gap by them.
+def keep_moves(
+    moves: Sequence[SlotMove], oldest: datetime, first_batch: int | None = None
+) -> list[bool]:
+    """A slot's lives, the furthest intent of each on each timeline, and the rows on its last batch:
+    recovery tells a gap by them.
 
-    And the rows on all batches that the change log still holds, from ``first_batch`` on: they say whether it lacks one.
+    And the rows on all batches that the change log still holds, from ``first_batch`` on: they say
+    whether it lacks one.
     """
     ordered = sorted(enumerate(moves), key=lambda pair: pair[1].lsn)
     furthest = {(m.slot, m.incarnation, m.timeline): i for i, m in ordered}
-    batches = sorted((m.batch, i) for i, m in enumerate(moves) if m.event == "intent" and m.batch is not None)
+    batches = sorted(
+        (m.batch, i) for i, m in enumerate(moves) if m.event == "intent" and m.batch is not None
+    )
     last = {(moves[i].slot, moves[i].incarnation): batch for batch, i in batches}
-    of_last = {i for i, m in enumerate(moves) if m.batch is not None and last.get((m.slot, m.incarnation)) == m.batch}
-    in_log = {i for i, m in enumerate(moves) if first_batch is not None and (m.batch or 0) >= first_batch}
+    of_last = {
+        i
+        for i, m in enumerate(moves)
+        if m.batch is not None and last.get((m.slot, m.incarnation)) == m.batch
+    }
+    in_log = {
+        i for i, m in enumerate(moves) if first_batch is not None and (m.batch or 0) >= first_batch
+    }
     needed = {*furthest.values(), *of_last, *in_log}
     return [m.at >= oldest or m.event not in OF_BATCHES or i in needed for i, m in enumerate(moves)]
 
 
 def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
-    """Each target's latest state, the latest of its complete copies and how that began, and the first of each set of columns it has had."""
+    """Each target's latest state, the latest of its complete copies and how that began, and the
+    first of each set of columns it has had.
+    """
     needed = set({state.table_name: i for i, state in enumerate(states)}.values())
     complete = [(i, state) for i, state in enumerate(states) if state.status == SYNCED]
     newest = {state.table_name: i for i, state in complete}
     needed |= set(newest.values())
     copies = {(name, states[i].generation) for name, i in newest.items()}
-    needed |= {i for i, s in enumerate(states) if s.status == COPYING and (s.table_name, s.generation) in copies}
+    needed |= {
+        i
+        for i, s in enumerate(states)
+        if s.status == COPYING and (s.table_name, s.generation) in copies
+    }
     columns: dict[str, list[ColumnState]] = {}
     for i, state in complete:
         if columns.get(state.table_name) != state.columns:
@@ -80,7 +101,9 @@ def keep_states(states: Sequence[TableState], oldest: datetime) -> list[bool]:
 
 
 def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | None) -> list[bool]:
-    """The newest cut, which watermarks rest on, those by which the change log's old batches will be told, and where they begin."""
+    """The newest cut, which watermarks rest on, those by which the change log's old batches will be
+    told, and where they begin.
+    """
     held = [first_batch is not None and cut.batch >= first_batch - 1 for cut in cuts]
     return [cut.at >= oldest or held[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
 

@@ -1,7 +1,8 @@
-"""One table of the ledger on disk: appended in a total order, read through a filter, kept in few files.
+"""One table of the ledger on disk: appended in a total order, read through a filter, kept in few
+files.
 
-Every append is a compare-and-swap on the table's Delta version, so whoever appends has seen the row before his own:
-``at`` always grows within a table, whatever the clocks of the machines say.
+Every append is a compare-and-swap on the table's Delta version, so whoever appends has seen the row
+before his own: ``at`` always grows within a table, whatever the clocks of the machines say.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 # A read opens every file that may hold what it looks for, at about a millisecond each.
 MOST_FILES = 64
 _ATTEMPTS = 20
-# One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading the others'.
+# One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading
+# the others'.
 _GROUP_ROWS = 500
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
@@ -46,7 +48,8 @@ _again_when_changed = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
-# For whoever looks at a table's rows and appends, as Newest says, what follows from them: he looks again.
+# For whoever looks at a table's rows and appends, as Newest says, what follows from them: he looks
+# again.
 again_when_late = tenacity.retry(
     retry=tenacity.retry_if_exception_type(LateWriter),
     wait=tenacity.wait_random(0.01, 0.2),
@@ -57,7 +60,8 @@ again_when_late = tenacity.retry(
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Which row must still be the newest of those that a filter chooses (all: None): the one of ``at``, or none at all.
+    """Which row must still be the newest of those that a filter chooses (all: None): the one of
+    ``at``, or none at all.
 
     ``kept``: see ledger_files.scan_sorted().
     """
@@ -84,33 +88,44 @@ class LedgerTable:
         self._groups = WriterProperties(max_row_group_size=group_rows)
 
     def append(self, row: dict[str, Any], after: Newest | None = None) -> dict[str, Any]:
-        """Add a row behind all others, creating the table with the first; durable when it returns, as it was written.
+        """Add a row behind all others, creating the table with the first; durable when it returns,
+        as it was written.
 
-        A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter, and adds nothing, when the
-        row that it was to follow isn't the newest any more; TargetNotWritable, with the cause, when it can't be.
+        A row whose ``at`` isn't later than the newest row's gets one that is. Raises LateWriter,
+        and adds nothing, when the row that it was to follow isn't the newest any more;
+        TargetNotWritable, with the cause, when it can't be.
         """
         return self.extend([row], after)[0]
 
     @_again_when_changed
     def extend(
-        self, rows: Sequence[dict[str, Any]], after: Newest | None = None, check: Callable[[], object] | None = None
+        self,
+        rows: Sequence[dict[str, Any]],
+        after: Newest | None = None,
+        check: Callable[[], object] | None = None,
     ) -> list[dict[str, Any]]:
-        """Add rows behind all others, likewise and in one commit; they are in the order of their ``at``.
+        """Add rows behind all others, likewise and in one commit; they are in the order of their
+        ``at``.
 
-        ``check`` raises when the caller may not write any more. It is asked once the table was read, so that whoever writes
-        later has changed the version on which the commit depends.
+        ``check`` raises when the caller may not write any more. It is asked once the table was
+        read, so that whoever writes later has changed the version on which the commit depends.
         """
         with self._named_errors():
             return self._extend(rows, after, check)
 
     def _extend(
-        self, rows: Sequence[dict[str, Any]], after: Newest | None, check: Callable[[], object] | None
+        self,
+        rows: Sequence[dict[str, Any]],
+        after: Newest | None,
+        check: Callable[[], object] | None,
     ) -> list[dict[str, Any]]:
         table = self._open()
         if check is not None:
             check()
         if after is not None and self._last_at(table, after) != after.at:
-            raise LateWriter(f"{self.uri}: another run has written what this one was about to replace: run again")
+            raise LateWriter(
+                f"{self.uri}: another run has written what this one was about to replace: run again"
+            )
         if table is None:
             self._create(pa.Table.from_pylist(list(rows), schema=self.schema))
             return list(rows)
@@ -140,9 +155,11 @@ class LedgerTable:
         *,
         kept: bool = True,
     ) -> pa.Table:
-        """Some columns of the rows from ``since`` on that a filter chooses, oldest first; no rows while there is no table.
+        """Some columns of the rows from ``since`` on that a filter chooses, oldest first; no rows
+        while there is no table.
 
-        It reads little of a long history. A column that the table hasn't got yet is null. ``kept``: see scan_sorted().
+        It reads little of a long history. A column that the table hasn't got yet is null. ``kept``:
+        see scan_sorted().
         """
         table = self._open()
         fields = [self.schema.field(name) for name in columns]
@@ -171,11 +188,16 @@ class LedgerTable:
 
     @_again_when_changed
     def replace(
-        self, rows: Sequence[dict[str, Any]], predicate: str, check: Callable[[], object] | None = None
+        self,
+        rows: Sequence[dict[str, Any]],
+        predicate: str,
+        check: Callable[[], object] | None = None,
     ) -> None:
-        """Put rows, behind all others, in the place of those that a predicate (of Delta's SQL) chooses, in one commit.
+        """Put rows, behind all others, in the place of those that a predicate (of Delta's SQL)
+        chooses, in one commit.
 
-        Durable when it returns, a commit also where nothing is to be written; ``check`` as of extend().
+        Durable when it returns, a commit also where nothing is to be written; ``check`` as of
+        extend().
         """
         with self._named_errors():
             table = self._open()
@@ -196,16 +218,24 @@ class LedgerTable:
 
     @_again_when_changed
     def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
-        """Set a flag in the rows that ``chosen`` picks by their ``at``, in one commit; returns how many didn't have it yet."""
+        """Set a flag in the rows that ``chosen`` picks by their ``at``, in one commit; returns how
+        many didn't have it yet.
+        """
         table = self._open()
         if table is None:
             return 0
         rows = read_sorted(table, storage_options=self._options)
-        known = rows[flag] if flag in rows.column_names else pa.chunked_array([pa.nulls(len(rows), pa.bool_())])
+        known = (
+            rows[flag]
+            if flag in rows.column_names
+            else pa.chunked_array([pa.nulls(len(rows), pa.bool_())])
+        )
         fresh = pc.and_not(chosen(rows["at"]), known.fill_null(False))
         if not (marked := pc.sum(fresh).as_py()):
             return 0
-        columns = {name: rows[name] for name in rows.column_names} | {flag: pc.or_(fresh, known.fill_null(False))}
+        columns = {name: rows[name] for name in rows.column_names} | {
+            flag: pc.or_(fresh, known.fill_null(False))
+        }
         with self._named_errors():
             write_deltalake(
                 table,
@@ -219,7 +249,8 @@ class LedgerTable:
 
     @_again_when_changed
     def prune(self, keep: Callable[[Sequence[dict[str, Any]]], Sequence[bool]]) -> int:
-        """Drop the rows that ``keep`` says no to, and leave one file; returns how many were dropped.
+        """Drop the rows that ``keep`` says no to, and leave one file; returns how many were
+        dropped.
 
         Rows that somebody appends meanwhile are judged with the others: then it is all done again.
         """
@@ -230,13 +261,18 @@ class LedgerTable:
         kept = rows.filter(pa.array(keep(rows.to_pylist()), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
         if dropped:
-            write_deltalake(table, kept, mode="overwrite", writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
+            write_deltalake(
+                table, kept, mode="overwrite", writer_properties=self._groups, **_ONLY_IF_UNCHANGED
+            )
             fault_point("maintain.pruned")
             sync_commit(self.uri, table.version())
         elif len(table.file_uris()) > 1:
             self._compact(table)
         table.vacuum(
-            _KEEP_FILES_HOURS, dry_run=False, enforce_retention_duration=False, post_commithook_properties=NO_HOOKS
+            _KEEP_FILES_HOURS,
+            dry_run=False,
+            enforce_retention_duration=False,
+            post_commithook_properties=NO_HOOKS,
         )
         if write_checkpoint(table):  # in the place of the log's old entries
             table.cleanup_metadata()
@@ -244,7 +280,9 @@ class LedgerTable:
 
     def _create(self, data: pa.Table) -> None:
         try:
-            write_deltalake(self.uri, data, mode="error", storage_options=self._options, **_ONLY_IF_UNCHANGED)
+            write_deltalake(
+                self.uri, data, mode="error", storage_options=self._options, **_ONLY_IF_UNCHANGED
+            )
         except DeltaError as err:
             if self._open() is None:
                 raise
@@ -264,7 +302,8 @@ class LedgerTable:
         try:
             table.optimize.compact(writer_properties=self._groups, **_ONLY_IF_UNCHANGED)
         except DeltaError as err:
-            # Somebody else compacts, or appends: there will be a next time, and no row depends on it.
+            # Somebody else compacts, or appends: there will be a next time, and no row depends on
+            # it.
             log.info("%s not compacted: %s", self.uri, err)
             return
         self._keep(table)
@@ -275,7 +314,9 @@ class LedgerTable:
         checkpoint(table, CHECKPOINT_INTERVAL)
 
     def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
-        """A table of an older version gets the columns, and the fields of structs, that it lacks."""
+        """A table of an older version gets the columns, and the fields of structs, that it
+        lacks.
+        """
         held: pa.Schema = pa.schema(table.schema().to_arrow())
         known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
         return None if known else "merge"
@@ -283,14 +324,20 @@ class LedgerTable:
     def _last_at(self, table: DeltaTable | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        rows = scan_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)["at"].to_pylist()
+        rows = scan_sorted(table, ["at"], None, after.chosen, self._options, kept=after.kept)[
+            "at"
+        ].to_pylist()
         return rows[-1] if rows else None
 
     def _behind(self, table: DeltaTable, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows as far behind the newest one as it takes, whatever the clock says."""
         newest = self._newest_at(table)
         early = newest + STATISTIC - rows[0]["at"] if rows and newest is not None else timedelta(0)
-        return [row | {"at": row["at"] + early} for row in rows] if early > timedelta(0) else list(rows)
+        return (
+            [row | {"at": row["at"] + early} for row in rows]
+            if early > timedelta(0)
+            else list(rows)
+        )
 
     def _newest_at(self, table: DeltaTable) -> datetime | None:
         actions = files_of(table)

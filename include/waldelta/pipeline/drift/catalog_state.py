@@ -1,4 +1,6 @@
-"""What the source's catalogs say now of the tables that targets hold: their columns, and how their rows are stored."""
+"""What the source's catalogs say now of the tables that targets hold: their columns, and how their
+rows are stored.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from typing import Any
 
 import psycopg
 
-from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState, TableState
+from waldelta.lake.ledger.records import (
+    AttributeState,
+    FileState,
+    LabelState,
+    StorageState,
+    TableState,
+)
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import fetch
@@ -18,8 +26,9 @@ from waldelta.postgres.type_catalog import fetch
 class PresentColumn:
     """A column as the source's catalogs have it now.
 
-    ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text); ``unsure`` when such rows
-    may hold values that no catalog tells: a default or NOT NULL without a missing value, or a generated column.
+    ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text);
+    ``unsure`` when such rows may hold values that no catalog tells: a default or NOT NULL without a
+    missing value, or a generated column.
     """
 
     attnum: int
@@ -31,13 +40,16 @@ class PresentColumn:
 
 @dataclass(frozen=True, slots=True)
 class PresentTable:
-    """A table as the source's catalogs have it now: its columns by name, how its rows are stored, and what they are found by.
+    """A table as the source's catalogs have it now: its columns by name, how its rows are stored,
+    and what they are found by.
 
-    ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is its replica identity, else
-    of the primary key; None when that isn't known. ``attached`` are the leaves, by oid, that were tables before they were
-    partitions of it, by themselves or within one, ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of them that no TRUNCATE of
-    the whole table explains (see waldelta.pipeline.drift.partition_truncates). ``above`` are the tables between each leaf and the root, by oid.
-    ``name`` is what the table is called; None when it doesn't exist.
+    ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is
+    its replica identity, else of the primary key; None when that isn't known. ``attached`` are the
+    leaves, by oid, that were tables before they were partitions of it, by themselves or within one,
+    ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of
+    them that no TRUNCATE of the whole table explains (see
+    waldelta.pipeline.drift.partition_truncates). ``above`` are the tables between each leaf and the
+    root, by oid. ``name`` is what the table is called; None when it doesn't exist.
     """
 
     columns: dict[str, PresentColumn] = field(default_factory=dict)
@@ -50,20 +62,30 @@ class PresentTable:
     name: TableId | None = None
 
 
-def read_present_tables(connection: psycopg.Connection[Any], relation_ids: Iterable[int]) -> dict[int, PresentTable]:
-    """Those of these relations that exist, by oid; of a partitioned one, with what its leaves' old rows show.
+def read_present_tables(
+    connection: psycopg.Connection[Any], relation_ids: Iterable[int]
+) -> dict[int, PresentTable]:
+    """Those of these relations that exist, by oid; of a partitioned one, with what its leaves' old
+    rows show.
 
-    One statement for all of them: files and columns that are compared with earlier ones must be of one moment.
+    One statement for all of them: files and columns that are compared with earlier ones must be of
+    one moment.
     """
     rows = fetch(connection, _TABLES, {"oids": list(relation_ids)})
     return {row.oid: _table(row) for row in rows}
 
 
-def read_present(connection: psycopg.Connection[Any], states: Sequence[TableState]) -> dict[str, PresentTable]:
-    """Each target's table as the source's catalogs have it now, with one look at them: later than all that was landed."""
+def read_present(
+    connection: psycopg.Connection[Any], states: Sequence[TableState]
+) -> dict[str, PresentTable]:
+    """Each target's table as the source's catalogs have it now, with one look at them: later than
+    all that was landed.
+    """
     if not states:
         return {}
-    found = read_present_tables(connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid})
+    found = read_present_tables(
+        connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid}
+    )
     return {state.table_name: _present(state, found) for state in states}
 
 
@@ -77,17 +99,27 @@ def _present(state: TableState, found: Mapping[int, PresentTable]) -> PresentTab
     return gathered(root, leaves) if RELID in state.key_columns else root
 
 
-def stored(table: PresentTable | None, leaves: Collection[int] | None = None) -> StorageState | None:
+def stored(
+    table: PresentTable | None, leaves: Collection[int] | None = None
+) -> StorageState | None:
     """How a table's rows are stored; of a partitioned one, those of these leaves."""
     if table is None or table.storage is None or leaves is None:
         return table.storage if table is not None else None
-    return replace(table.storage, files=[file for file in table.storage.files if file.oid in leaves])
+    return replace(
+        table.storage, files=[file for file in table.storage.files if file.oid in leaves]
+    )
 
 
 def gathered(root: PresentTable, leaves: Sequence[PresentTable]) -> PresentTable:
-    """A partitioned table whose rows are found by their leaf and the leaf's key; no key where the leaves' ones differ."""
+    """A partitioned table whose rows are found by their leaf and the leaf's key; no key where the
+    leaves' ones differ.
+    """
     keys = {
-        frozenset(root.columns[name].attnum for name, c in leaf.columns.items() if c.attnum in (leaf.key or ()))
+        frozenset(
+            root.columns[name].attnum
+            for name, c in leaf.columns.items()
+            if c.attnum in (leaf.key or ())
+        )
         for leaf in leaves
     }
     key = keys.pop() if len(keys) == 1 else frozenset()
@@ -97,17 +129,27 @@ def gathered(root: PresentTable, leaves: Sequence[PresentTable]) -> PresentTable
 def _table(row: Any) -> PresentTable:
     columns = {
         c["name"]: PresentColumn(
-            c["attnum"], c["missing"][0] if c["missing"] else None, _is_unsure(c), c["last_dropped"] or 0
+            c["attnum"],
+            c["missing"][0] if c["missing"] else None,
+            _is_unsure(c),
+            c["last_dropped"] or 0,
         )
         for c in row.columns
     }
-    attributes = [AttributeState(c["attnum"], c["xmin"], c["has_missing"], c["default_oid"]) for c in row.columns]
+    attributes = [
+        AttributeState(c["attnum"], c["xmin"], c["has_missing"], c["default_oid"])
+        for c in row.columns
+    ]
     labels = [LabelState(*label) for label in row.labels or ()]
-    storage = StorageState([FileState(*file[:3]) for file in row.files], attributes, labels, row.as_of)
+    storage = StorageState(
+        [FileState(*file[:3]) for file in row.files], attributes, labels, row.as_of
+    )
     attached = {file[0]: file[3] for file in row.files if file[4]}
     above = {file[0]: frozenset(file[5]) for file in row.files}
     name = TableId(row.schema, row.name)
-    return PresentTable(columns, storage, frozenset(row.key_numbers), attached, above=above, name=name)
+    return PresentTable(
+        columns, storage, frozenset(row.key_numbers), attached, above=above, name=name
+    )
 
 
 def _is_unsure(column: dict[str, Any]) -> bool:
@@ -116,14 +158,15 @@ def _is_unsure(column: dict[str, Any]) -> bool:
     return bool(column["has_default"] or column["not_null"] or column["is_generated"])
 
 
-# An enum's values and a composite type's attributes are printed as the catalogs have them at that moment, also within arrays,
-# domains, ranges and other composite types; nothing built in is made of them.
-# A table that was made as a partition has its row of pg_inherits from the transaction that made its system columns; one that
-# was detached and attached again has another row than before, as has whatever stands between it and the root. A leaf was attached
-# if it, or a table above it, was attached since the leaf was made. Of what is farther away than an age can tell, it is negative.
-# pg_partition_tree() would lock each partition, and wait for who holds it.
-# A partitioned table has no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show
-# another moment than the rows of pg_attribute.
+# An enum's values and a composite type's attributes are printed as the catalogs have them at that
+# moment, also within arrays, domains, ranges and other composite types; nothing built in is made of
+# them. A table that was made as a partition has its row of pg_inherits from the transaction that
+# made its system columns; one that was detached and attached again has another row than before, as
+# has whatever stands between it and the root. A leaf was attached if it, or a table above it, was
+# attached since the leaf was made. Of what is farther away than an age can tell, it is negative.
+# pg_partition_tree() would lock each partition, and wait for who holds it. A partitioned table has
+# no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show another
+# moment than the rows of pg_attribute.
 _TABLES = """
 with recursive relation as (
     select c.oid, n.nspname::text as schema, c.relname::text as name, c.relkind, c.relreplident
@@ -132,7 +175,8 @@ with recursive relation as (
     where c.oid = any(%(oids)s::oid[])
 ),
 tree (root, oid, is_leaf, inherits, above, made, attached) as (
-    select r.oid, r.oid, false, null::text, '{}'::bigint[], 0, null::int from relation r where r.relkind = 'p'
+    select r.oid, r.oid, false, null::text, '{}'::bigint[], 0, null::int from relation r
+      where r.relkind = 'p'
     union all
     select t.root, i.inhrelid, c.relkind <> 'p', concat_ws(' ', i.xmin, t.inherits),
            case when t.oid = t.root then t.above else t.oid::bigint || t.above end,
@@ -145,7 +189,8 @@ tree (root, oid, is_leaf, inherits, above, made, attached) as (
     where not t.is_leaf
 ),
 leaf as (
-    select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name, t.inherits, coalesce(t.above, '{}') as above,
+    select r.oid as root, l.oid, l.relfilenode, l.oid::regclass::text as name, t.inherits,
+      coalesce(t.above, '{}') as above,
            t.attached is not null and (t.made < 0 or t.made >= t.attached) as is_attached
     from relation r
     left join tree t on t.root = r.oid and t.is_leaf
@@ -161,19 +206,23 @@ attribute as (
            bool_or(a.atthasdef or coalesce(l.atthasdef, false)) as has_default,
            bool_or(a.attnotnull) as not_null,
            max((select max(d.attnum) from pg_attribute d
-                where d.attrelid = a.attrelid and d.attisdropped and d.attnum < a.attnum)) as last_dropped,
+                where d.attrelid = a.attrelid and d.attisdropped and d.attnum < a.attnum))
+                  as last_dropped,
            bool_or(a.attgenerated <> '' or a.attidentity <> '') as is_generated,
-           array_agg(distinct (l.attmissingval::text::text[])[1]) filter (where l.atthasmissing) as missing
+           array_agg(distinct (l.attmissingval::text::text[])[1]) filter (where l.atthasmissing)
+             as missing
     from leaf
     join pg_attribute a on a.attrelid = leaf.root and a.attnum > 0 and not a.attisdropped
     left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
-    left join pg_attribute l on l.attrelid = leaf.oid and l.attname = a.attname and not l.attisdropped
+    left join pg_attribute l on l.attrelid = leaf.oid and l.attname = a.attname
+      and not l.attisdropped
     group by leaf.root, a.attname
 ),
 part (root, attnum, oid) as (
     select r.oid, a.attnum, a.atttypid
     from relation r
-    join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384
+    join pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
+      and a.atttypid >= 16384
     union
     select p.root, p.attnum, inner_type.oid
     from part p
@@ -183,12 +232,14 @@ part (root, attnum, oid) as (
         union all
         select g.rngsubtype from pg_range g where t.oid in (g.rngtypid, g.rngmultitypid)
         union all
-        select c.atttypid from pg_attribute c where c.attrelid = t.typrelid and c.attnum > 0 and not c.attisdropped
+        select c.atttypid from pg_attribute c where c.attrelid = t.typrelid and c.attnum > 0
+          and not c.attisdropped
     ) as inner_type (oid)
     where inner_type.oid >= 16384
 ),
 label (root, attnum, oid, label) as (
-    select p.root, p.attnum, e.oid, e.enumlabel::text from part p join pg_enum e on e.enumtypid = p.oid
+    select p.root, p.attnum, e.oid, e.enumlabel::text from part p join pg_enum e
+      on e.enumtypid = p.oid
     union all
     select p.root, p.attnum, t.oid, string_agg(c.attnum::text, ' ' order by c.attnum)
     from part p
@@ -200,15 +251,20 @@ select r.oid,
        r.schema,
        r.name,
        pg_snapshot_xmin(pg_current_snapshot())::text::bigint as as_of,
-       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.inherits, l.name, l.is_attached, l.above) order by l.oid)
+       (select json_agg(json_build_array(l.oid::bigint, l.relfilenode::bigint, l.inherits, l.name,
+         l.is_attached, l.above) order by l.oid)
         from leaf l where l.root = r.oid) as files,
-       (select json_agg(json_build_array(l.attnum, l.oid::bigint, coalesce(l.label, '')) order by l.attnum, l.oid)
+       (select json_agg(json_build_array(l.attnum, l.oid::bigint, coalesce(l.label, ''))
+         order by l.attnum, l.oid)
         from label l where l.root = r.oid) as labels,
        array(select k.attnum::int
              from pg_index i, unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-             where i.indrelid = r.oid and i.indisvalid and i.indimmediate and k.position <= i.indnkeyatts
-               and case r.relreplident when 'i' then i.indisreplident else i.indisprimary end) as key_numbers,
-       (select json_agg(row_to_json(a) order by a.attnum) from attribute a where a.root = r.oid) as columns
+             where i.indrelid = r.oid and i.indisvalid and i.indimmediate
+               and k.position <= i.indnkeyatts
+               and case r.relreplident when 'i' then i.indisreplident else i.indisprimary end)
+                 as key_numbers,
+       (select json_agg(row_to_json(a) order by a.attnum) from attribute a where a.root = r.oid)
+         as columns
 from relation r
 where exists (select from attribute a where a.root = r.oid)
 """

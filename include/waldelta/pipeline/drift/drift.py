@@ -1,8 +1,10 @@
-"""Drift: where a target no longer holds what a copy taken now would hold, though every change was applied.
+"""Drift: where a target no longer holds what a copy taken now would hold, though every change was
+applied.
 
-A filter that changes sends nothing for the rows that it lets in or keeps out from then on; nor does a partition that is
-attached, detached or truncated, a column that enters a column list, or an operation that wasn't published before.
-PostgreSQL's subscriber keeps such rows as they are. Pure: the ledger's record of the copy against the catalogs of today.
+A filter that changes sends nothing for the rows that it lets in or keeps out from then on; nor does
+a partition that is attached, detached or truncated, a column that enters a column list, or an
+operation that wasn't published before. PostgreSQL's subscriber keeps such rows as they are. Pure:
+the ledger's record of the copy against the catalogs of today.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ EVERYTHING = "true"
 class Drift:
     """What drifted, in words; the state to record so that it is known; whether it is to be mended.
 
-    ``is_new`` is False while nothing has changed since it was recorded. ``repair`` is what it takes to mend it.
+    ``is_new`` is False while nothing has changed since it was recorded. ``repair`` is what it takes
+    to mend it.
     """
 
     reasons: tuple[str, ...]
@@ -49,12 +52,16 @@ def find_drift(
     present: PresentTable,
     feed: Feed | None = None,
 ) -> Drift | None:
-    """Compare a copied target with the table as it is published now; None when there is nothing to tell or record.
+    """Compare a copied target with the table as it is published now; None when there is nothing to
+    tell or record.
 
-    ``present`` is the same table as the catalogs have it, ``feed`` what feeds the target (None: the table of its name).
+    ``present`` is the same table as the catalogs have it, ``feed`` what feeds the target (None: the
+    table of its name).
     """
     late, partition = (feed.late, feed.partition) if feed is not None else (frozenset[int](), None)
-    where = both(feed.constraint if feed is not None else None, pipeline.target.where_of(state.table_name))
+    where = both(
+        feed.constraint if feed is not None else None, pipeline.target.where_of(state.table_name)
+    )
     state = _with_made_leaves(state, present, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
@@ -78,22 +85,34 @@ def find_drift(
     return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
-def fed_as_copied(pipeline: PipelineFile, state: TableState, present: PresentTable, target: Target) -> Repair:
-    """What it takes to read rows of a target again that holds what a copy taken now would hold; raises NeedsSync for another."""
+def fed_as_copied(
+    pipeline: PipelineFile, state: TableState, present: PresentTable, target: Target
+) -> Repair:
+    """What it takes to read rows of a target again that holds what a copy taken now would hold;
+    raises NeedsSync for another.
+    """
     name, feed = state.table_name, target.feed
     if renewed_files(state, present.storage):
-        raise NeedsSync(f"{name}: partitions of it have another file, perhaps truncated: let a run look at them first")
+        raise NeedsSync(
+            f"{name}: partitions of it have another file, perhaps truncated: let a run look at them"
+            " first"
+        )
     drift = find_drift(pipeline, state, target.table, present, feed)
     if drift is None:
         return Repair(state, target.table, frozenset(), present.storage, feed.where, feed.partition)
     if drift.reasons:
         told = "; ".join(drift.reasons)
-        raise NeedsSync(f"{name} drifted ({told}): let a run, or sync --tables {name}, mend that first")
+        raise NeedsSync(
+            f"{name} drifted ({told}): let a run, or sync --tables {name}, mend that first"
+        )
     return drift.repair
 
 
-def _with_made_leaves(state: TableState, present: PresentTable, late: Collection[int]) -> TableState:
-    """The state as if it knew the leaves that were made as partitions since: born empty, they sent every row.
+def _with_made_leaves(
+    state: TableState, present: PresentTable, late: Collection[int]
+) -> TableState:
+    """The state as if it knew the leaves that were made as partitions since: born empty, they sent
+    every row.
 
     But for those that were published ``late``, when they may have had rows.
     """
@@ -101,18 +120,27 @@ def _with_made_leaves(state: TableState, present: PresentTable, late: Collection
         return state
     held = {*(file.oid for file in state.storage.files), *present.attached, *late}
     made = [file for file in present.storage.files if file.oid not in held]
-    return replace(state, storage=replace(state.storage, files=[*state.storage.files, *made])) if made else state
+    return (
+        replace(state, storage=replace(state.storage, files=[*state.storage.files, *made]))
+        if made
+        else state
+    )
 
 
 def _own_filter(state: TableState, wanted: str | None) -> Iterator[str]:
     held = filter_of(state)
     if (held.text if held else None) != wanted:
         before = held.text if held else "every row"
-        yield f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by {before}"
+        yield (
+            f"target.tables.{state.table_name}.where is {wanted or 'gone'}, its copy was made by"
+            f" {before}"
+        )
 
 
 def _filters(state: TableState) -> list[str]:
-    """The publications' filters that are known to have been in force since the copy, the copy's own first."""
+    """The publications' filters that are known to have been in force since the copy, the copy's own
+    first.
+    """
     return [state.row_filter or EVERYTHING, *state.later_filters]
 
 
@@ -124,8 +152,8 @@ def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Ite
     lacking = _lacking(state, table)
     if (away or _is_away_recorded(state)) and not lacking:
         yield (
-            "it was taken out of a publication and put in again, or published by another filter or other options there for "
-            "a while; what changed meanwhile may not have been sent"
+            "it was taken out of a publication and put in again, or published by another filter or"
+            " other options there for a while; what changed meanwhile may not have been sent"
         )
     if state.publishes and (publishes := sorted(table.publishes)) != state.publishes:
         yield f"{', '.join(publishes)} are published, at its copy {', '.join(state.publishes)} were"
@@ -143,24 +171,34 @@ def _lacking(state: TableState, table: PublishedTable) -> frozenset[str]:
 
 
 def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
-    """Whether a leaf that is gathered lost an operation since the last look that others still have: no sum of them tells."""
+    """Whether a leaf that is gathered lost an operation since the last look that others still have:
+    no sum of them tells.
+    """
     lost = lost_operations(from_texts(state.entries), table.entries)
-    return bool((lost.intersection(state.publishes) if state.publishes else lost) - _lacking(state, table))
+    return bool(
+        (lost.intersection(state.publishes) if state.publishes else lost) - _lacking(state, table)
+    )
 
 
 def _partitions(state: TableState, table: PublishedTable, present: PresentTable) -> Iterator[str]:
-    """Leaves that came with rows, went, or were emptied since the files were last recorded: told once, since nothing of it is sent."""
+    """Leaves that came with rows, went, or were emptied since the files were last recorded: told
+    once, since nothing of it is sent.
+    """
     came, gone = moved_leaves(state, table)
     if came:
         yield f"partition {_named(table, came)} came; rows that it had before were not sent"
     if gone:
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
     if back := reattached(state, present.storage):
-        yield f"partition {_named(table, back)} was detached and attached again; what changed in between was not sent"
+        yield (
+            f"partition {_named(table, back)} was detached and attached again; what changed in"
+            " between was not sent"
+        )
     if emptied := present.emptied - back:
         yield (
-            f"partition {_named(table, emptied)} was truncated, it seems (it has a new file without an old row); "
-            "rows that it had stay, since PostgreSQL sends no TRUNCATE of a partition"
+            f"partition {_named(table, emptied)} was truncated, it seems (it has a new file without"
+            " an old row); rows that it had stay, since PostgreSQL sends no TRUNCATE of a"
+            " partition"
         )
 
 
@@ -171,17 +209,31 @@ def _named(table: PublishedTable, leaves: Collection[int]) -> str:
 def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
     """Leaves that came, went or were emptied while that was only to be told."""
     if left := set(state.unmended_leaves).difference(moved):
-        yield f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that was told, but not mended"
+        yield (
+            f"{len(left)} partition{'s' if len(left) > 1 else ''} came or went earlier, and that"
+            " was told, but not mended"
+        )
 
 
 def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
-    """Numbers of the columns that the table has and that aren't published; none where they aren't known."""
+    """Numbers of the columns that the table has and that aren't published; none where they aren't
+    known.
+    """
     published = {column.attnum for column in table.columns}
-    return [a.attnum for a in storage.attributes if a.attnum not in published] if storage is not None else []
+    return (
+        [a.attnum for a in storage.attributes if a.attnum not in published]
+        if storage is not None
+        else []
+    )
 
 
 def _record(
-    state: TableState, table: PublishedTable, storage: StorageState | None, moved: Collection[int], *, away: bool
+    state: TableState,
+    table: PublishedTable,
+    storage: StorageState | None,
+    moved: Collection[int],
+    *,
+    away: bool,
 ) -> TableState:
     present, last = table.row_filter or EVERYTHING, _filters(state)[-1]
     # Once they are published again, nothing else says what wasn't sent.
@@ -199,7 +251,9 @@ def _record(
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
-    """The publication's filter as it reads today, where nothing but the names of columns changed."""
+    """The publication's filter as it reads today, where nothing but the names of columns
+    changed.
+    """
     if state.row_filter is None or table.row_filter is None or state.row_filter == table.row_filter:
         return None
     today = {column.attnum: column.name for column in table.columns}
@@ -207,7 +261,9 @@ def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
     if all(old == new for old, new in names.items()):
         return None
     try:
-        same = _shape(parse_analysed(state.row_filter), names) == _shape(parse_analysed(table.row_filter), {})
+        same = _shape(parse_analysed(state.row_filter), names) == _shape(
+            parse_analysed(table.row_filter), {}
+        )
     except FilterNotTranslatable:
         return None
     return table.row_filter if same else None
@@ -219,7 +275,9 @@ def _shape(node: Any, names: Mapping[str, str]) -> Any:
         return tuple(_shape(item, names) for item in node)
     if not is_dataclass(node):
         return node
-    values = {f.name: _shape(getattr(node, f.name), names) for f in fields(node) if f.name != "start"}
+    values = {
+        f.name: _shape(getattr(node, f.name), names) for f in fields(node) if f.name != "start"
+    }
     if type(node).__name__ == "Column":
         values["name"] = names.get(values["name"], values["name"])
     return type(node).__name__, tuple(values.items())

@@ -1,4 +1,6 @@
-"""Moving rows: what a drift is about, in SQL over the source; to be read by a repair, or to be counted for a report."""
+"""Moving rows: what a drift is about, in SQL over the source; to be read by a repair, or to be
+counted for a report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ LOCK_TIMEOUT_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class MovingRows:
-    """What a target took and takes, and the rows that enter and leave. No row is among two choices of a side."""
+    """What a target took and takes, and the rows that enter and leave. No row is among two choices
+    of a side.
+    """
 
     before: Rule
     after: Rule
@@ -35,8 +39,11 @@ class MovingRows:
     leave: tuple[Choice, ...]
 
 
-def moving_rows(drifted: Repair, own: RowFilter | None, files: Mapping[int, int] = MappingProxyType({})) -> MovingRows:
-    """Which rows move by this drift, where the pipeline file's filter for the target is ``own`` now; pure.
+def moving_rows(
+    drifted: Repair, own: RowFilter | None, files: Mapping[int, int] = MappingProxyType({})
+) -> MovingRows:
+    """Which rows move by this drift, where the pipeline file's filter for the target is ``own``
+    now; pure.
 
     Those that enter are read leaf by leaf. ``files`` are the leaves' as a snapshot sees them.
     """
@@ -50,27 +57,35 @@ def moving_rows(drifted: Repair, own: RowFilter | None, files: Mapping[int, int]
     together: dict[object, list[Leaf]] = {}
     for leaf in table.leaves:
         if leaf.relkind == "r":
-            together.setdefault((leaf.through or leaf, leaf.oid in drifted.attached), []).append(leaf)
+            together.setdefault((leaf.through or leaf, leaf.oid in drifted.attached), []).append(
+                leaf
+            )
     enter = tuple(
         _of_group(leaves, condition, files)
         for leaves in together.values()
         for condition in ((after.condition,) if leaves[0].oid in drifted.attached else enters)
     )
-    leave = tuple(whole_table(table, condition, files) for condition in entering(after, before, nullable))
+    leave = tuple(
+        whole_table(table, condition, files) for condition in entering(after, before, nullable)
+    )
     return MovingRows(before, after, enter, leave)
 
 
 def _of_group(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
     own = {leaf.oid: files[leaf.oid] for leaf in leaves if leaf.oid in files}
     through = leaves[0].through
-    return of_leaf(leaves[0], condition, own) if through is None else of_leaves_through(through, leaves, condition, own)
+    return (
+        of_leaf(leaves[0], condition, own)
+        if through is None
+        else of_leaves_through(through, leaves, condition, own)
+    )
 
 
 def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str | None:
     """How many rows a repair would add and take away, in words; None when nothing tells.
 
-    Counted on the source, or estimated where that takes too long: what the target itself would lose can be more, as rows
-    that the stream left behind aren't known there.
+    Counted on the source, or estimated where that takes too long: what the target itself would lose
+    can be more, as rows that the stream left behind aren't known there.
     """
     name = drifted.state.table_name
     if gathers(drifted):
@@ -80,9 +95,14 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         moving = moving_rows(drifted, own)
-        wanted = [tuple((of.relation, of.condition) for of in side) for side in (moving.enter, moving.leave)]
+        wanted = [
+            tuple((of.relation, of.condition) for of in side)
+            for side in (moving.enter, moving.leave)
+        ]
         counted = _count(connection, wanted)
-        numbers = counted or [sum(_estimate(connection, *pair) for pair in pairs) for pairs in wanted]
+        numbers = counted or [
+            sum(_estimate(connection, *pair) for pair in pairs) for pairs in wanted
+        ]
     except (psycopg.Error, ConfigError, FilterNotTranslatable, PrivilegeMissing):
         return None  # a column of the old filter is gone, or somebody has the table locked
     finally:
@@ -91,25 +111,39 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
     if not any(numbers):
         return None
     about = "" if counted else "about "
-    return f"to mend it, {about}{quantities.counted(numbers[0], 'row')} would enter and {about}{numbers[1]:,} leave"
+    return (
+        f"to mend it, {about}{quantities.counted(numbers[0], 'row')} would enter and"
+        f" {about}{numbers[1]:,} leave"
+    )
 
 
-def _count(connection: psycopg.Connection[Any], wanted: list[tuple[tuple[str, str], ...]]) -> list[int] | None:
+def _count(
+    connection: psycopg.Connection[Any], wanted: list[tuple[tuple[str, str], ...]]
+) -> list[int] | None:
     """The rows of each side; None when that takes too long."""
     counted = sql.SQL("(select count(*) from {} where {})")
     sides = [
-        sql.SQL(" + ").join([sql.SQL("0"), *(counted.format(*map(_text, pair)) for pair in pairs)]) for pairs in wanted
+        sql.SQL(" + ").join([sql.SQL("0"), *(counted.format(*map(_text, pair)) for pair in pairs)])
+        for pairs in wanted
     ]
     try:
         with connection.transaction():
-            connection.execute("select set_config('statement_timeout', %s, true)", (str(COUNT_TIMEOUT_MS),))
-            return list(connection.execute(sql.SQL("select {}").format(sql.SQL(", ").join(sides))).fetchall()[0])
+            connection.execute(
+                "select set_config('statement_timeout', %s, true)", (str(COUNT_TIMEOUT_MS),)
+            )
+            return list(
+                connection.execute(
+                    sql.SQL("select {}").format(sql.SQL(", ").join(sides))
+                ).fetchall()[0]
+            )
     except psycopg.errors.QueryCanceled:
         return None
 
 
 def _estimate(connection: psycopg.Connection[Any], relation: str, condition: str) -> int:
-    statement = sql.SQL("explain (format json) select from {} where {}").format(_text(relation), _text(condition))
+    statement = sql.SQL("explain (format json) select from {} where {}").format(
+        _text(relation), _text(condition)
+    )
     ((plan,),) = connection.execute(statement).fetchall()
     return int(plan[0]["Plan"]["Plan Rows"])
 

@@ -1,6 +1,7 @@
 """Leaves of a target that gathers them, or takes one partition's.
 
-One that joins those gathered was made since the copy and born empty, so that its changes are all there is.
+One that joins those gathered was made since the copy and born empty, so that its changes are all
+there is.
 """
 
 from __future__ import annotations
@@ -18,45 +19,66 @@ from waldelta.postgres.publication_membership import from_texts
 
 
 def with_leaves(state: TableState, feeds: Mapping[str, Feed]) -> TableState:
-    """A target's state with all the leaves that feed it now; those that went stay until another target takes them."""
+    """A target's state with all the leaves that feed it now; those that went stay until another
+    target takes them.
+    """
     feed = feeds.get(state.table_name)
     if feed is None or feed.root_id is None or feed.root_id != state.root_id:
         return state
-    elsewhere = {oid for name, other in feeds.items() if name != state.table_name for oid in other.relation_ids}
+    elsewhere = {
+        oid
+        for name, other in feeds.items()
+        if name != state.table_name
+        for oid in other.relation_ids
+    }
     leaves = sorted((feed.relation_ids | set(state.relation_ids)) - elsewhere)
     return state if leaves == sorted(state.relation_ids) else replace(state, relation_ids=leaves)
 
 
-def of_partition(state: TableState, present: PresentTable, feed: Feed | None) -> tuple[TableState, PresentTable]:
-    """What is stored of a target that takes one partition of a published root, or gathers leaves: its leaves alone, then and now.
+def of_partition(
+    state: TableState, present: PresentTable, feed: Feed | None
+) -> tuple[TableState, PresentTable]:
+    """What is stored of a target that takes one partition of a published root, or gathers leaves:
+    its leaves alone, then and now.
 
-    A gathered leaf that is in no publication any more is none of them, though it still is a partition.
+    A gathered leaf that is in no publication any more is none of them, though it still is a
+    partition.
     """
     if feed is None or present.storage is None:
         return state, present
     if feed.root_id is not None:
-        return _without_returned(state, feed), replace(present, storage=stored(present, feed.relation_ids))
-    return _of_one(state, present, feed.partition) if feed.partition is not None else (state, present)
+        return _without_returned(state, feed), replace(
+            present, storage=stored(present, feed.relation_ids)
+        )
+    return (
+        _of_one(state, present, feed.partition) if feed.partition is not None else (state, present)
+    )
 
 
-def _of_one(state: TableState, present: PresentTable, partition: int) -> tuple[TableState, PresentTable]:
+def _of_one(
+    state: TableState, present: PresentTable, partition: int
+) -> tuple[TableState, PresentTable]:
     """The leaves of one partition.
 
-    Earlier versions recorded the leaves of the whole root. One that is another partition's now, and was attached to it since,
-    was this one's; the others weren't.
+    Earlier versions recorded the leaves of the whole root. One that is another partition's now, and
+    was attached to it since, was this one's; the others weren't.
     """
     files_now = present.storage.files if present.storage is not None else []
     own = {leaf for leaf, above in present.above.items() if leaf == partition or partition in above}
     others = {file.oid: file.inherits for file in files_now if file.oid not in own}
     if state.storage is not None:
-        files = [f for f in state.storage.files if f.oid not in others or f.inherits != others[f.oid]]
+        files = [
+            f for f in state.storage.files if f.oid not in others or f.inherits != others[f.oid]
+        ]
         state = replace(state, storage=replace(state.storage, files=files))
     attached = {leaf: name for leaf, name in present.attached.items() if leaf in own}
     return state, replace(present, storage=stored(present, own), attached=attached)
 
 
 def _without_returned(state: TableState, feed: Feed) -> TableState:
-    """The state without leaves on record that were in no publication then, as earlier versions kept them: they come anew."""
+    """The state without leaves on record that were in no publication then, as earlier versions kept
+    them: they come anew.
+    """
     if state.storage is None or feed.late.isdisjoint(file.oid for file in state.storage.files):
         return state
     if not (known := {m.relation for m in from_texts(state.entries)}):
@@ -66,9 +88,13 @@ def _without_returned(state: TableState, feed: Feed) -> TableState:
 
 
 def record_leaves(job: Job, state: TableState, feeds: Mapping[str, Feed]) -> TableState:
-    """The same, entered into the ledger where it is another state; raises LockHeld while the target is at work."""
+    """The same, entered into the ledger where it is another state; raises LockHeld while the target
+    is at work.
+    """
     if with_leaves(state, feeds) is state:
         return state
     with target_lock(job, state.table_name):
         held = check_same_copy(job, state)
-        return job.ledger.append_state(replace(with_leaves(held, feeds), at=now(), run_id=job.run_id), held)
+        return job.ledger.append_state(
+            replace(with_leaves(held, feeds), at=now(), run_id=job.run_id), held
+        )

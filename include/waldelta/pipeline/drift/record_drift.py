@@ -1,4 +1,6 @@
-"""Drift: before a run applies anything, tell targets that a filter, a column list or a partition left behind."""
+"""Drift: before a run applies anything, tell targets that a filter, a column list or a partition
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def read_published_now(
     states: Sequence[TableState],
     barred: Collection[int] = (),
 ) -> dict[str, Target]:
-    """The targets as they are fed now, by name; nothing is asked when nothing was copied. ``barred``: see read_targets()."""
+    """The targets as they are fed now, by name; nothing is asked when nothing was copied.
+    ``barred``: see read_targets().
+    """
     if not states:
         return {}
     targets = read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred)
@@ -43,11 +47,16 @@ def read_published_now(
 
 
 def check_drift(
-    job: Job, state: TableState, present: PresentTable, target: Target | None, drifted: dict[str, Repair]
+    job: Job,
+    state: TableState,
+    present: PresentTable,
+    target: Target | None,
+    drifted: dict[str, Repair],
 ) -> list[str]:
     """What is to be told of a target's drift.
 
-    Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be mended.
+    Raises NeedsSync, marks the target and enters into ``drifted`` what it takes, where it is to be
+    mended.
     """
     if target is None:
         return []
@@ -72,7 +81,9 @@ def check_drift(
             log.warning("table=%s drifted from its source: %s", name, reasons)
         _record(job, state, drift)
     if drift.mends:
-        raise NeedsSync(f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again"))
+        raise NeedsSync(
+            f"{name}: {reasons}" + ("" if evolves else ": run the initial sync for it again")
+        )
     return _describe(job, name, drift) if reasons else []
 
 
@@ -81,21 +92,32 @@ def _describe(job: Job, name: str, drift: Drift) -> list[str]:
     reasons = "; ".join(drift.reasons)
     with job.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
-    told = f"{name} drifted from its source: {reasons}; the target stays as a subscriber of PostgreSQL's would have it"
-    return [f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE --tables {name}"]
+    told = (
+        f"{name} drifted from its source: {reasons}; the target stays as a subscriber of"
+        " PostgreSQL's would have it"
+    )
+    return [
+        (
+            f"{told}; {moving + ': ' if moving else 'to mend it: '}python -m spark_jobs sync FILE"
+            f" --tables {name}"
+        )
+    ]
 
 
 def _continue_without_copy(job: Job, state: TableState, drift: Drift) -> list[str]:
-    """Record a drift of a target that lacks rows on purpose: from here on its changes come by the new rules.
+    """Record a drift of a target that lacks rows on purpose: from here on its changes come by the
+    new rules.
 
-    Raises ConfigError when its own filter changed: apply routes rows by the filter that the target was taken with.
+    Raises ConfigError when its own filter changed: apply routes rows by the filter that the target
+    was taken with.
     """
     own = filter_of(state)
     if (own.text if own else None) != drift.repair.where:
         name = state.table_name
         raise ConfigError(
-            f"{name} has copy: false and can't follow a change of target.tables.{name}.where: take the change back, or remove its "
-            f"target's folder and sync --tables {name}, to begin with an empty one"
+            f"{name} has copy: false and can't follow a change of target.tables.{name}.where: take"
+            f" the change back, or remove its target's folder and sync --tables {name}, to begin"
+            " with an empty one"
         )
     if drift.is_new:
         _record(job, state, drift)
@@ -105,8 +127,8 @@ def _continue_without_copy(job: Job, state: TableState, drift: Drift) -> list[st
 def _is_truncated(job: Job, state: TableState) -> bool:
     """Whether a TRUNCATE of the whole table explains it, which empties all leaves, and is sent.
 
-    One that the target doesn't reflect yet; or one that it does, since the leaves' files were recorded, when it couldn't be told
-    yet what had landed.
+    One that the target doesn't reflect yet; or one that it does, since the leaves' files were
+    recorded, when it couldn't be told yet what had landed.
     """
     change_log = job.change_log(identity := job.slot_identity())
     last, after = change_log.last_batch(), Watermarks(job, identity).of(state)
@@ -131,8 +153,12 @@ def _record(job: Job, state: TableState, drift: Drift) -> None:
     with target_lock(job, state.table_name):
         held = check_same_copy(job, state)
         found = replace(
-            held, row_filter=known.row_filter, later_filters=known.later_filters, unmended_leaves=known.unmended_leaves,
-            unpublished=known.unpublished, entries=known.entries,
-        )  # fmt: skip
+            held,
+            row_filter=known.row_filter,
+            later_filters=known.later_filters,
+            unmended_leaves=known.unmended_leaves,
+            unpublished=known.unpublished,
+            entries=known.entries,
+        )
         if found != held:
             job.ledger.append_state(replace(found, at=now(), run_id=job.run_id), held)

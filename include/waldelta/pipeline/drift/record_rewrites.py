@@ -1,4 +1,6 @@
-"""Rewrites: before a run applies anything, tell tables whose rows were written anew without being sent."""
+"""Rewrites: before a run applies anything, tell tables whose rows were written anew without being
+sent.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.watermarks import check_same_copy
 
-# Of a partitioned table, how old the record may grow: emptied leaves are told by the rows that are older than it.
+# Of a partitioned table, how old the record may grow: emptied leaves are told by the rows that are
+# older than it.
 RENEW_AFTER = timedelta(hours=1)
 
 
 def check_mode(job: Job, state: TableState) -> None:
-    """Raises NeedsSync (and marks the target) when the pipeline file gives a mirror another mode; ModeRefused for any other change.
+    """Raises NeedsSync (and marks the target) when the pipeline file gives a mirror another mode;
+    ModeRefused for any other change.
 
-    So, too, when the file says ``copy: true`` of a table that was taken without a copy; the other way round is recorded.
+    So, too, when the file says ``copy: true`` of a table that was taken without a copy; the other
+    way round is recorded.
     """
     name, target = state.table_name, job.pipeline.target
     wanted, copies = target.mode_of(name), target.copies(name)
@@ -34,7 +39,10 @@ def check_mode(job: Job, state: TableState) -> None:
     if state.kept_as == wanted and not copies:
         _record_skipped_copy(job, state)
         return
-    reason = f"{name}: the pipeline file says {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
+    reason = (
+        f"{name}: the pipeline file says"
+        f" {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
+    )
     if target.recopies(name):
         with target_lock(job, name):
             mark(job, check_same_copy(job, state), reason)
@@ -43,17 +51,22 @@ def check_mode(job: Job, state: TableState) -> None:
 
 def _record_skipped_copy(job: Job, state: TableState) -> None:
     """Record that a copied target isn't copied again, so that it may lack rows from here on."""
-    why = "the pipeline file says copy: false now: rows that only a copy could bring are missing from here on"
+    why = (
+        "the pipeline file says copy: false now: rows that only a copy could bring are missing from"
+        " here on"
+    )
     with target_lock(job, state.table_name):
         latest = check_same_copy(job, state)
-        job.ledger.append_state(replace(latest, at=now(), run_id=job.run_id, copy_skipped=True, reason=why), latest)
+        job.ledger.append_state(
+            replace(latest, at=now(), run_id=job.run_id, copy_skipped=True, reason=why), latest
+        )
 
 
 def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:
     """Keep in mind how the source stores a target's table now; what is to be told of it.
 
-    Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may have got other values
-    that nobody sent.
+    Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may
+    have got other values that nobody sent.
     """
     what = "; ".join(unsent_changes(state, present.storage))
     renew = _is_stale(state, present.storage)
@@ -68,7 +81,11 @@ def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[st
         if what and policy == "evolve":
             mark(job, held, f"{state.table_name}: {what}")
             raise NeedsSync(f"{state.table_name}: {what}")
-        known = replace(held, storage=present.storage) if what else to_record(held, present.storage, renew=renew)
+        known = (
+            replace(held, storage=present.storage)
+            if what
+            else to_record(held, present.storage, renew=renew)
+        )
         if known is not None:
             job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)
             fault_point("rewrite.recorded")

@@ -1,11 +1,14 @@
-"""Repair: which rows enter a drifted target and which leave it, and when only a new copy of the whole table is exact.
+"""Repair: which rows enter a drifted target and which leave it, and when only a new copy of the
+whole table is exact.
 
-Pure. Why it is enough to look at filters: the stream tells of every change to a row that the filter of that moment admits
-before or after it. Let the filter change once, from ``before`` to ``after``, while changes wait in the log. A row with a
-change among them is *touched*, and read again. Any other row was changed only where neither filter of the moment let the
-change through: under ``before`` it was then not in the target, under ``after`` it doesn't belong there now. So the rows to add
-are those that ``after`` admits and ``before`` didn't, and the rows to take away are those whose content in the target ``after``
-doesn't admit. Two changes of the filter between two looks at the catalogs break this, and can't be told from one.
+Pure. Why it is enough to look at filters: the stream tells of every change to a row that the filter
+of that moment admits before or after it. Let the filter change once, from ``before`` to ``after``,
+while changes wait in the log. A row with a change among them is *touched*, and read again. Any
+other row was changed only where neither filter of the moment let the change through: under
+``before`` it was then not in the target, under ``after`` it doesn't belong there now. So the rows
+to add are those that ``after`` admits and ``before`` didn't, and the rows to take away are those
+whose content in the target ``after`` doesn't admit. Two changes of the filter between two looks at
+the catalogs break this, and can't be told from one.
 """
 
 from __future__ import annotations
@@ -21,10 +24,20 @@ from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse.parse import children, parse_analysed, walk
-from waldelta.row_filter.parse.tree import Array, Call, Cast, Column, Literal, Node, Quantified, Test
+from waldelta.row_filter.parse.tree import (
+    Array,
+    Call,
+    Cast,
+    Column,
+    Literal,
+    Node,
+    Quantified,
+    Test,
+)
 from waldelta.snapshot.read_table import of_leaves
 
-# A table without rows to speak of is mended either way; beyond them a copy reads no more than this share costs.
+# A table without rows to speak of is mended either way; beyond them a copy reads no more than this
+# share costs.
 FEW_ROWS = 10_000
 MOST_OF_TABLE = 0.3
 _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
@@ -34,8 +47,9 @@ _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
 class Repair:
     """A drifted target, as it was copied and fed, and the table as it is published now.
 
-    ``renewed`` are leaves that were emptied, or detached and attached again; ``storage`` is what told so. ``where`` is what the
-    target filters by now, ``partition`` (its oid) the only one that it takes of the table.
+    ``renewed`` are leaves that were emptied, or detached and attached again; ``storage`` is what
+    told so. ``where`` is what the target filters by now, ``partition`` (its oid) the only one that
+    it takes of the table.
     """
 
     state: TableState
@@ -53,7 +67,9 @@ class Repair:
 
     @property
     def detached(self) -> frozenset[int]:
-        """Leaves that went since the copy, if only for a while: rows of theirs may lie in no partition's bounds now."""
+        """Leaves that went since the copy, if only for a while: rows of theirs may lie in no
+        partition's bounds now.
+        """
         _, went = moved_leaves(self.state, self.table)
         left = set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves}
         return went | left | self._unmended | (self.renewed & reattached(self.state, self.storage))
@@ -71,7 +87,9 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a target takes: rows that its publications' filter and its own admit, both as PostgreSQL prints them."""
+    """What a target takes: rows that its publications' filter and its own admit, both as PostgreSQL
+    prints them.
+    """
 
     published: str | None = None
     own: str | None = None
@@ -96,20 +114,28 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
     if table.relkind != "p" or state.storage is None or not state.storage.files:
         return frozenset(), frozenset()
     held = {file.oid for file in state.storage.files} - {table.oid}
-    came = frozenset(leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in held)
+    came = frozenset(
+        leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in held
+    )
     return came, frozenset(held - {leaf.oid for leaf in table.leaves})
 
 
 def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
-    """Oids of the leaves that were detached and attached again since the files were last recorded."""
+    """Oids of the leaves that were detached and attached again since the files were last
+    recorded.
+    """
     if state.storage is None or now is None:
         return frozenset()
     then = {file.oid: file.inherits for file in state.storage.files if file.inherits is not None}
-    return frozenset(file.oid for file in now.files if then.get(file.oid, file.inherits) != file.inherits)
+    return frozenset(
+        file.oid for file in now.files if then.get(file.oid, file.inherits) != file.inherits
+    )
 
 
 def entered_columns(state: TableState, table: PublishedTable) -> list[str]:
-    """Names of the published columns that weren't, at the copy or at a look since; others were added, and come by themselves."""
+    """Names of the published columns that weren't, at the copy or at a look since; others were
+    added, and come by themselves.
+    """
     return [column.name for column in table.columns if column.attnum in state.unpublished]
 
 
@@ -126,15 +152,33 @@ def obstacle(repair: Repair) -> str | None:
     checks = [
         (state.kept_as != MIRROR, f"it is kept as {state.kept_as}, which a repair would overwrite"),
         (not _is_fed_as_before(repair), "it is fed by another table than its copy"),
-        (not table.key_columns or state.key_columns != list(table.key_columns), "it has no key, or another one than its copy"),
+        (
+            not table.key_columns or state.key_columns != list(table.key_columns),
+            "it has no key, or another one than its copy",
+        ),
         (held != present, "its columns are others than its copy's"),
-        (bool(entered_columns(state, table)), "a column entered its column list, whose values weren't sent before"),
-        (not state.snapshot or not _is_same_relation(repair), "it isn't the relation that was copied"),
-        (bool(state.later_filters), "its filter changed before, and what was told of it since isn't all that happened"),
+        (
+            bool(entered_columns(state, table)),
+            "a column entered its column list, whose values weren't sent before",
+        ),
+        (
+            not state.snapshot or not _is_same_relation(repair),
+            "it isn't the relation that was copied",
+        ),
+        (
+            bool(state.later_filters),
+            "its filter changed before, and what was told of it since isn't all that happened",
+        ),
         (not table.publishes >= EVERY_CHANGE, "not every kind of change is published"),
-        (not _is_known_uniform(repair), "its publications don't publish inserts, updates and deletes by the same filters"),
-        (state.publishes != sorted(table.publishes), "other operations are published than when it was copied"),
-    ]  # fmt: skip
+        (
+            not _is_known_uniform(repair),
+            "its publications don't publish inserts, updates and deletes by the same filters",
+        ),
+        (
+            state.publishes != sorted(table.publishes),
+            "other operations are published than when it was copied",
+        ),
+    ]
     return next((why for found, why in checks if found), None)
 
 
@@ -150,9 +194,13 @@ def _is_same_relation(repair: Repair) -> bool:
 
 
 def _is_known_uniform(repair: Repair) -> bool:
-    """Whether each kind of change was and is published by the filter of the copy: with one publication for all, it is."""
+    """Whether each kind of change was and is published by the filter of the copy: with one
+    publication for all, it is.
+    """
     then, now = from_texts(repair.state.entries), repair.table.entries
-    return is_uniform(now) and is_uniform(then) and (bool(then) or len(repair.table.publications) == 1)
+    return (
+        is_uniform(now) and is_uniform(then) and (bool(then) or len(repair.table.publications) == 1)
+    )
 
 
 def is_dear(entering: float, rows: float) -> bool:
@@ -167,15 +215,13 @@ def is_dear(entering: float, rows: float) -> bool:
 def entering(before: Rule, after: Rule, nullable: Iterable[str]) -> tuple[str, ...]:
     """SQL conditions, no row true of two, for the rows that ``after`` admits and ``before`` didn't.
 
-    PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``: they differ where a filter is NULL,
-    which one made of comparisons is only where one of its columns is. ``nullable`` are the columns that may be.
+    PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``: they differ
+    where a filter is NULL, which one made of comparisons is only where one of its columns is.
+    ``nullable`` are the columns that may be.
 
-    >>> entering(Rule("(a > 5)"), Rule("(a > 3)"), ())
-    ('((a > 3)) and not (((a > 5)))',)
-    >>> entering(Rule("(a > 5)"), Rule(), {"a"})
-    ('not (((a > 5)))', '("a" is null) and (((a > 5))) is null')
-    >>> entering(Rule(), Rule("(a > 5)"), ())
-    ()
+    >>> entering(Rule("(a > 5)"), Rule("(a > 3)"), ()) ('((a > 3)) and not (((a > 5)))',) >>>
+    entering(Rule("(a > 5)"), Rule(), {"a"}) ('not (((a > 5)))', '("a" is null) and (((a > 5))) is
+    null') >>> entering(Rule(), Rule("(a > 5)"), ()) ()
     """
     common = set(after.parts)
     gone = tuple(part for part in before.parts if part not in common)
@@ -202,7 +248,9 @@ def _all(parts: Iterable[str]) -> str:
 
 
 def _null_only_with_columns(filters: Iterable[str]) -> frozenset[str] | None:
-    """The columns of filters that are NULL only where one of these is; None when that isn't certain."""
+    """The columns of filters that are NULL only where one of these is; None when that isn't
+    certain.
+    """
     columns: set[str] = set()
     for text in filters:
         try:
@@ -216,7 +264,9 @@ def _null_only_with_columns(filters: Iterable[str]) -> frozenset[str] | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Comparisons of columns and constants, put together by AND, OR and NOT: all built-in ones are strict, none makes NULL."""
+    """Comparisons of columns and constants, put together by AND, OR and NOT: all built-in ones are
+    strict, none makes NULL.
+    """
     match node:
         case Column() | Test():
             return True
@@ -233,7 +283,12 @@ def _is_plain(node: Node) -> bool:
 
 
 def within_leaves(drifted: Repair, condition: str) -> str:
-    """The condition on rows of the leaves that are gathered: the root may have others, which aren't published."""
+    """The condition on rows of the leaves that are gathered: the root may have others, which aren't
+    published.
+    """
     if not gathers(drifted):
         return condition
-    return f"({condition}) and {of_leaves([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}"
+    return (
+        f"({condition}) and"
+        f" {of_leaves([leaf.oid for leaf in drifted.table.leaves]).as_string(None)}"
+    )

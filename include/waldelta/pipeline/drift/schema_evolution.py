@@ -1,8 +1,10 @@
-"""Schema evolution: how a target's columns follow the source's, from the Relation messages in a range of batches.
+"""Schema evolution: how a target's columns follow the source's, from the Relation messages in a
+range of batches.
 
-The stream tells names and types only. What happened in between (a rename, or a drop and an add; a default for the
-rows that exist already) is read from the source's catalogs as they are now. Where these can't tell, or where an ALTER
-wrote rows anew without sending them, NeedsSync asks for a new copy: exact, if dear.
+The stream tells names and types only. What happened in between (a rename, or a drop and an add; a
+default for the rows that exist already) is read from the source's catalogs as they are now. Where
+these can't tell, or where an ALTER wrote rows anew without sending them, NeedsSync asks for a new
+copy: exact, if dear.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _MAY_GROW = frozenset({_VARCHAR, _VARBIT}) | _WITH_DIGITS
 
 @dataclass(frozen=True, slots=True)
 class NewColumn:
-    """A column of the target after an evolution: the old target's column it goes on from, or what it starts with."""
+    """A column of the target after an evolution: the old target's column it goes on from, or what
+    it starts with.
+    """
 
     state: ColumnState
     source: str | None
@@ -40,7 +44,9 @@ class NewColumn:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What becomes of a target's columns, and where in each relation's rows they stand (None: not there then)."""
+    """What becomes of a target's columns, and where in each relation's rows they stand (None: not
+    there then).
+    """
 
     columns: tuple[NewColumn, ...]
     key_columns: tuple[str, ...]
@@ -53,7 +59,9 @@ class Evolution:
 
     @property
     def only_adds(self) -> bool:
-        """Whether nothing but columns without a value for existing rows is added: no row needs to be written."""
+        """Whether nothing but columns without a value for existing rows is added: no row needs to
+        be written.
+        """
         kept = [c for c in self.columns if c.source is not None]
         same = all(c.source == c.state.name and c.same_type for c in kept)
         return same and not self.dropped and not any(c.fill is not None for c in self.columns)
@@ -61,9 +69,20 @@ class Evolution:
     def describe(self) -> str:
         """What changes, by names."""
         added = [c.state.name for c in self.columns if c.source is None]
-        renamed = [f"{c.source} to {c.state.name}" for c in self.columns if c.source not in (None, c.state.name)]
-        widened = [f"{c.state.name} to {c.state.type_name}" for c in self.columns if not c.same_type]
-        parts = [("added", added), ("dropped", list(self.dropped)), ("renamed", renamed), ("widened", widened)]
+        renamed = [
+            f"{c.source} to {c.state.name}"
+            for c in self.columns
+            if c.source not in (None, c.state.name)
+        ]
+        widened = [
+            f"{c.state.name} to {c.state.type_name}" for c in self.columns if not c.same_type
+        ]
+        parts = [
+            ("added", added),
+            ("dropped", list(self.dropped)),
+            ("renamed", renamed),
+            ("widened", widened),
+        ]
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names)
 
 
@@ -78,14 +97,17 @@ def plan_evolution(
 ) -> Evolution:
     """What it takes to apply rows that these relations describe, in their order.
 
-    ``types`` describes the types of the last one's columns, ``options`` chooses theirs in the lake. A target that
-    ``is_empty`` may have columns that the source got after its first rows were sent: these are dropped, and added again
-    when rows bring them. Raises NeedsSync when only a new copy is exact.
+    ``types`` describes the types of the last one's columns, ``options`` chooses theirs in the lake.
+    A target that ``is_empty`` may have columns that the source got after its first rows were sent:
+    these are dropped, and added again when rows bring them. Raises NeedsSync when only a new copy
+    is exact.
     """
     if is_empty:
         first = set(_Attnums(state, present.columns).of(relations[0]))
         later = [column.name for column in state.columns if column.attnum not in first]
-        known = replace(state, columns=[column for column in state.columns if column.name not in later])
+        known = replace(
+            state, columns=[column for column in state.columns if column.name not in later]
+        )
         evolution = plan_evolution(known, relations, present, types, options)
         return replace(evolution, dropped=(*evolution.dropped, *later))
     last = relations[-1]
@@ -98,23 +120,29 @@ def plan_evolution(
     named = {column.name: types[(column.type_oid, column.typmod)] for column in last.columns}
     targets = column_types(named, key, options)
     columns = tuple(
-        _new_column(state, held.get(number), column, present, (named[column.name], targets[column.name]))
+        _new_column(
+            state, held.get(number), column, present, (named[column.name], targets[column.name])
+        )
         for number, column in zip(numbers[-1], last.columns, strict=True)
     )
     dropped = tuple(column.name for number, column in held.items() if number not in numbers[-1])
     places = tuple(
-        tuple(there.index(number) if number in there else None for number in numbers[-1]) for there in numbers
+        tuple(there.index(number) if number in there else None for number in numbers[-1])
+        for there in numbers
     )
     return Evolution(columns, key, dropped, places)
 
 
 def unchanged(state: TableState) -> Evolution:
     """The target keeps its columns; no rows come."""
-    return Evolution(tuple(NewColumn(c, c.name) for c in state.columns), tuple(state.key_columns), (), ())
+    return Evolution(
+        tuple(NewColumn(c, c.name) for c in state.columns), tuple(state.key_columns), (), ()
+    )
 
 
 def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution:
-    """The target keeps its columns whatever happens: new ones are left out, those that are gone come as NULL.
+    """The target keeps its columns whatever happens: new ones are left out, those that are gone
+    come as NULL.
 
     Raises SchemaChanged when the key is among them, or a type holds other values now.
     """
@@ -124,12 +152,17 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
         # Rows of a table without a key are found by all of their values.
         identity = state.key_columns or [column.name for column in state.columns]
         if lost := [name for name in identity if name not in there]:
-            raise SchemaChanged(f"{state.table_name}: its key lost {', '.join(lost)}: sync this table again")
+            raise SchemaChanged(
+                f"{state.table_name}: its key lost {', '.join(lost)}: sync this table again"
+            )
         for column in state.columns:
             now = relation.columns[there[column.name]] if column.name in there else None
-            if now and not keeps_values((column.type_oid, column.typmod), (now.type_oid, now.typmod)):
+            if now and not keeps_values(
+                (column.type_oid, column.typmod), (now.type_oid, now.typmod)
+            ):
                 raise SchemaChanged(
-                    f"{state.table_name}: column {column.name!r} changed its type: sync this table again"
+                    f"{state.table_name}: column {column.name!r} changed its type: sync this table"
+                    " again"
                 )
         places.append(tuple(there.get(column.name) for column in state.columns))
     return replace(unchanged(state), positions=tuple(places))
@@ -150,10 +183,13 @@ class _Attnums:
         held, present = self.held.get(name), self._present.get(name)
         if held is None and present is None:
             raise NeedsSync(
-                f"{self._table}: column {name!r} came and went, or was renamed, before its changes were applied"
+                f"{self._table}: column {name!r} came and went, or was renamed, before its changes"
+                " were applied"
             )
         if held is not None and present is not None and held != present:
-            raise NeedsSync(f"{self._table}: column {name!r} was dropped, and another one took its name")
+            raise NeedsSync(
+                f"{self._table}: column {name!r} was dropped, and another one took its name"
+            )
         return present if held is None else held  # type: ignore[return-value]
 
 
@@ -174,34 +210,47 @@ def _new_column(
     types: tuple[PgType, TargetType],
 ) -> NewColumn:
     new = ColumnState(
-        column.name, column.type_oid, column.typmod, types[0].name, types[1].spark,
-        held.not_null if held else False, held.attnum if held else present.columns[column.name].attnum,
-    )  # fmt: skip
+        column.name,
+        column.type_oid,
+        column.typmod,
+        types[0].name,
+        types[1].spark,
+        held.not_null if held else False,
+        held.attnum if held else present.columns[column.name].attnum,
+    )
     if held is None:
         now = present.columns[column.name]
         known = max((c.attnum for c in state.columns), default=0)
-        # A number below those that the copy knows: the column was there already, only not published. A file of another
-        # number: what gave the column its first values may be gone, as a volatile default that was dropped.
-        if now.unsure or now.attnum < known or now.attnum in rewritten(state.storage, present.storage):
+        # A number below those that the copy knows: the column was there already, only not
+        # published. A file of another number: what gave the column its first values may be gone, as
+        # a volatile default that was dropped.
+        if (
+            now.unsure
+            or now.attnum < known
+            or now.attnum in rewritten(state.storage, present.storage)
+        ):
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} came with values that the stream doesn't send for rows that are "
-                f"there already"
+                f"{state.table_name}: column {column.name!r} came with values that the stream"
+                " doesn't send for rows that are there already"
             )
         if now.last_dropped > known:
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} may be another one than the column of that name before it"
+                f"{state.table_name}: column {column.name!r} may be another one than the column of"
+                " that name before it"
             )
         return NewColumn(new, None, now.missing)
     if held.spark_type != new.spark_type and not _widens(held, new):
-        raise NeedsSync(f"{state.table_name}: {other_type(held.name, held.spark_type, new.spark_type)}")
+        raise NeedsSync(
+            f"{state.table_name}: {other_type(held.name, held.spark_type, new.spark_type)}"
+        )
     return NewColumn(new, held.name, same_type=held.spark_type == new.spark_type)
 
 
 def _widens(held: ColumnState, new: ColumnState) -> bool:
     """Whether the target's own values, cast, are those that a new copy would have.
 
-    So for a numeric whose limits grew, unless an option chose either type: a decimal that isn't the numeric's own prints
-    other zeros, and another type rounds.
+    So for a numeric whose limits grew, unless an option chose either type: a decimal that isn't the
+    numeric's own prints other zeros, and another type rounds.
     """
     if held.type_oid != _NUMERIC or new.type_oid != _NUMERIC:
         return False
@@ -214,7 +263,9 @@ def _widens(held: ColumnState, new: ColumnState) -> bool:
 
 
 def other_type(column: str, held: str, chosen: str) -> str:
-    """What is wrong with a column whose type in the lake isn't the one that the pipeline file's ``types`` choose."""
+    """What is wrong with a column whose type in the lake isn't the one that the pipeline file's
+    ``types`` choose.
+    """
     return f"column {column!r} is {held} in its target, and {chosen} by the pipeline file's types"
 
 
@@ -228,10 +279,14 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
     (old_oid, old_typmod), (new_oid, new_typmod) = old, new
     if old_oid == new_oid == _NUMERIC:
         return new_typmod == -1 or (
-            old_typmod != -1 and _scale(old_typmod) == _scale(new_typmod) and new_typmod > old_typmod
+            old_typmod != -1
+            and _scale(old_typmod) == _scale(new_typmod)
+            and new_typmod > old_typmod
         )
     if old_oid == new_oid:
-        return old_oid in _MAY_GROW and (new_typmod == -1 or (old_typmod != -1 and new_typmod >= old_typmod))
+        return old_oid in _MAY_GROW and (
+            new_typmod == -1 or (old_typmod != -1 and new_typmod >= old_typmod)
+        )
     return {old_oid, new_oid} == {_TEXT, _VARCHAR} and new_typmod == -1
 
 
@@ -239,7 +294,9 @@ def _scale(typmod: int) -> int:
     return (typmod - 4) & 0x7FF
 
 
-def _check_types(state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]) -> None:
+def _check_types(
+    state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
+) -> None:
     """Every type that a column has had on the way must hold the same values."""
     types = {column.attnum: [(column.type_oid, column.typmod)] for column in state.columns}
     for relation, there in zip(relations, numbers, strict=True):
@@ -248,18 +305,33 @@ def _check_types(state: TableState, relations: Sequence[Relation], numbers: Sequ
             pair = (column.type_oid, column.typmod)
             if had and not keeps_values(had[-1], pair):
                 raise NeedsSync(
-                    f"{state.table_name}: column {column.name!r} changed its type, which wrote its rows anew without sending them"
+                    f"{state.table_name}: column {column.name!r} changed its type, which wrote its"
+                    " rows anew without sending them"
                 )
             had.append(pair)
 
 
-def _key(state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]) -> tuple[str, ...]:
-    key = [column.attnum for name in state.key_columns for column in state.columns if column.name == name]
+def _key(
+    state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
+) -> tuple[str, ...]:
+    key = [
+        column.attnum
+        for name in state.key_columns
+        for column in state.columns
+        if column.name == name
+    ]
     for relation, there in zip(relations, numbers, strict=True):
-        flagged = {number for number, column in zip(there, relation.columns, strict=True) if column.is_key}
-        # Old rows carry the replica identity's columns only, so another identity is another key, be it for a while; with a wider
-        # one several rows may have had what is the key. Of whole old rows all columns are flagged, of gathered leaves the leaf.
-        others = flagged.difference(key, {RELID_ATTNUM}) if key and relation.replica_identity != "f" else ()
+        flagged = {
+            number for number, column in zip(there, relation.columns, strict=True) if column.is_key
+        }
+        # Old rows carry the replica identity's columns only, so another identity is another key, be
+        # it for a while; with a wider one several rows may have had what is the key. Of whole old
+        # rows all columns are flagged, of gathered leaves the leaf.
+        others = (
+            flagged.difference(key, {RELID_ATTNUM})
+            if key and relation.replica_identity != "f"
+            else ()
+        )
         if set(key) - set(there) or (flagged and not flagged.issuperset(key)) or others:
             raise NeedsSync(f"{state.table_name}: its replica identity changed")
     names = dict(zip(numbers[-1], relations[-1].columns, strict=True))
@@ -267,20 +339,23 @@ def _key(state: TableState, relations: Sequence[Relation], numbers: Sequence[lis
 
 
 def check_key(state: TableState, present: PresentTable) -> None:
-    """Raises NeedsSync when several rows of the source may by now have what was a key when they were copied.
+    """Raises NeedsSync when several rows of the source may by now have what was a key when they
+    were copied.
 
     With REPLICA IDENTITY FULL the stream doesn't tell that a primary key was dropped.
     """
     held = {column.attnum for column in state.columns if column.name in state.key_columns}
     if held and present.key is not None and not (present.key and present.key <= held):
         raise NeedsSync(
-            f"{state.table_name}: its key ({', '.join(state.key_columns)}) was dropped or replaced on the source"
+            f"{state.table_name}: its key ({', '.join(state.key_columns)}) was dropped or replaced"
+            " on the source"
         )
 
 
 def refusal(state: TableState, what: str) -> SchemaChanged:
     """What the policy ``fail`` says of a change."""
     return SchemaChanged(
-        f"{state.table_name}: {what}; its changes wait in the change log: sync this table again (initial sync with "
-        f"tables={state.table_name}), or let it follow by itself with schema_changes: evolve"
+        f"{state.table_name}: {what}; its changes wait in the change log: sync this table again"
+        f" (initial sync with tables={state.table_name}), or let it follow by itself with"
+        " schema_changes: evolve"
     )

@@ -1,4 +1,6 @@
-"""Cuts that can be read: which consistent cut of the targets is handed out, and at which of their versions."""
+"""Cuts that can be read: which consistent cut of the targets is handed out, and at which of their
+versions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class _Versions:
     known: dict[tuple[str, int], int | None] = field(default_factory=dict)
 
     def of(self, cut: BatchCut) -> BatchCut | None:
-        """The cut at versions that can be read, of the same rows; None when one of its targets can't be read any more."""
+        """The cut at versions that can be read, of the same rows; None when one of its targets
+        can't be read any more.
+        """
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(cut.targets)))) as pool:
             versions = list(pool.map(self._readable, cut.targets))
         found = [
@@ -46,10 +50,11 @@ class _Versions:
 
 
 def readable_cut(job: Job) -> BatchCut | None:
-    """The newest cut that can be read; None before the first. Raises StateError when there is none any more.
+    """The newest cut that can be read; None before the first. Raises StateError when there is none
+    any more.
 
-    A target that was compacted since, so that a VACUUM could delete what its version consisted of, is given by a later version of
-    the same rows.
+    A target that was compacted since, so that a VACUUM could delete what its version consisted of,
+    is given by a later version of the same rows.
     """
     if (newest := last_cut(job)) is None:
         return None
@@ -60,16 +65,19 @@ def readable_cut(job: Job) -> BatchCut | None:
         if not cut.expired and (found := versions.of(cut)) is not None:
             return found
     raise StateError(
-        f"no cut can be read any more: files or logs that the one of batch {newest.batch} needs were deleted from a target, and its rows "
-        "have changed since; the next run that applies changes publishes another one"
+        f"no cut can be read any more: files or logs that the one of batch {newest.batch} needs"
+        " were deleted from a target, and its rows have changed since; the next run that applies"
+        " changes publishes another one"
     )
 
 
 def renew_cut(job: Job) -> list[str]:
-    """Publish the newest cut again, at its targets' present versions, as far as no commit since has changed any data.
+    """Publish the newest cut again, at its targets' present versions, as far as no commit since has
+    changed any data.
 
-    A source that nothing happens on brings no new cut, and the old one's files are vacuumed in time. Returns what is to be told of
-    VACUUMs by others until then: a run looks from the newest cut on, and wouldn't see them any more.
+    A source that nothing happens on brings no new cut, and the old one's files are vacuumed in
+    time. Returns what is to be told of VACUUMs by others until then: a run looks from the newest
+    cut on, and wouldn't see them any more.
     """
     if (cut := last_cut(job)) is None:
         return []
@@ -78,7 +86,9 @@ def renew_cut(job: Job) -> list[str]:
         return []
     told = []
     for then, present in zip(cut.targets, targets, strict=True):
-        told += expire_vacuumed(job, then.table_name, look_durably(_log(job, then), then.version, present.version))
+        told += expire_vacuumed(
+            job, then.table_name, look_durably(_log(job, then), then.version, present.version)
+        )
     with suppress(LateWriter):  # a run has published another one
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)
     return told
@@ -88,7 +98,12 @@ def _present_version(job: Job, target: TargetCut) -> int:
     try:
         return _log(job, target).same_rows_as(target.version)
     except (ValueError, OSError) as err:  # damaged: the others have a newer version all the same
-        log.warning("table=%s: its log can't be read behind version %d: %s", target.table_name, target.version, err)
+        log.warning(
+            "table=%s: its log can't be read behind version %d: %s",
+            target.table_name,
+            target.version,
+            err,
+        )
         return target.version
 
 

@@ -1,10 +1,11 @@
 """Foreign commits: what others wrote to a target, told by the next run from the target's Delta log.
 
-A target is a mirror of its source as long as the pipeline alone changes its rows. Whoever else does (an append, UPDATE,
-DELETE, overwrite, RESTORE, CREATE OR REPLACE) isn't undone, and the stream goes on: that is what a subscriber of PostgreSQL's does
-with a table that somebody writes to. But it is told, and stays on record until a copy, a resync or a repair after a
-comparison of all rows has made the target a mirror again. OPTIMIZE and VACUUM change no row and are nobody's business, but for a VACUUM that keeps less
-than the cuts promise.
+A target is a mirror of its source as long as the pipeline alone changes its rows. Whoever else does
+(an append, UPDATE, DELETE, overwrite, RESTORE, CREATE OR REPLACE) isn't undone, and the stream goes
+on: that is what a subscriber of PostgreSQL's does with a table that somebody writes to. But it is
+told, and stays on record until a copy, a resync or a repair after a comparison of all rows has made
+the target a mirror again. OPTIMIZE and VACUUM change no row and are nobody's business, but for a
+VACUUM that keeps less than the cuts promise.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ _MOST_TOLD = 3
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was found in a part of a target's log: foreign commits, and up to which moment a VACUUM deleted what wasn't needed any more.
+    """What was found in a part of a target's log: foreign commits, and up to which moment a VACUUM
+    deleted what wasn't needed any more.
 
-    ``others``: the versions that aren't ours, whatever they did. ``lacks``: the first version whose entry is gone already, so that nobody can tell who wrote then.
+    ``others``: the versions that aren't ours, whatever they did. ``lacks``: the first version whose
+    entry is gone already, so that nobody can tell who wrote then.
     """
 
     commits: Sequence[ForeignCommit] = ()
@@ -45,7 +48,8 @@ class Seen:
 
 @dataclass
 class Watch:
-    """Looks through the targets' logs during one run, each commit once; ``cut`` is the newest one when the run began.
+    """Looks through the targets' logs during one run, each commit once; ``cut`` is the newest one
+    when the run began.
 
     ``told`` are the targets of which something was found.
     """
@@ -56,24 +60,31 @@ class Watch:
     _looked: dict[str, int] = field(default_factory=dict)
 
     def looked_upto(self, state: TableState) -> int | None:
-        """The target's version up to which nothing is left to tell; None when nobody has ever looked."""
+        """The target's version up to which nothing is left to tell; None when nobody has ever
+        looked.
+        """
         return self._looked.get(state.table_name, looked_upto(self.cut, state))
 
     def look(self, state: TableState, version: int) -> list[str]:
-        """Look through a target's log up to ``version``, and record what others did; returns what is to be told of it.
+        """Look through a target's log up to ``version``, and record what others did; returns what
+        is to be told of it.
 
-        Raises StateError when the target is another table than the one that was copied, LockHeld, LateWriter.
+        Raises StateError when the target is another table than the one that was copied, LockHeld,
+        LateWriter.
         """
         after = self.looked_upto(state)
         if after is not None and version < after:
             raise StateError(
-                f"{state.table_name}: its target {uri_of(self.job, state.table_name)} is another table than the one that was copied "
-                f"(version {version}, and {after} was seen already): run the initial sync for it again"
+                f"{state.table_name}: its target {uri_of(self.job, state.table_name)} is another"
+                f" table than the one that was copied (version {version}, and {after} was seen"
+                " already): run the initial sync for it again"
             )
         if after is None or version == after:
             self._looked[state.table_name] = version
             return []
-        seen = look_durably(DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options), after, version)
+        seen = look_durably(
+            DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options), after, version
+        )
         known = {commit.version for commit in state.foreign_commits}
         fresh = [commit for commit in seen.commits if commit.version not in known]
         if fresh:
@@ -90,63 +101,87 @@ class Watch:
         listed = _listed(fresh)
         log.warning("table=%s was written to by others: %s", name, listed)
         told = (
-            f"{name}: somebody else wrote to its target: {listed}; changes go on being applied, but it may differ from its source "
-            f"until it is compared with that ({pipeline}_resync with tables) or copied again ({pipeline}_initial_sync with tables "
-            "and a reason)"
+            f"{name}: somebody else wrote to its target: {listed}; changes go on being applied, but"
+            f" it may differ from its source until it is compared with that ({pipeline}_resync with"
+            f" tables) or copied again ({pipeline}_initial_sync with tables and a reason)"
         )
         return [told]
 
 
 def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = True) -> list[str]:
-    """Mark the cuts that somebody else's VACUUM may have made unreadable; returns what is to be told of that.
+    """Mark the cuts that somebody else's VACUUM may have made unreadable; returns what is to be
+    told of that.
 
-    The newest cut is never marked, so who sees a VACUUM once tells of it whether or not (``only_new``) any cut was.
+    The newest cut is never marked, so who sees a VACUUM once tells of it whether or not
+    (``only_new``) any cut was.
     """
     promised = timedelta(hours=job.pipeline.maintenance.keep_versions_hours)
     if seen.vacuumed is None or seen.vacuumed <= now() - promised:
         return []
     expired = job.ledger.expire_cuts(seen.vacuumed)
     told = (
-        f"{table_name}: a VACUUM kept less of its target than maintenance.keep_versions_hours promises: cuts from before "
-        f"{seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are marked as expired"
+        f"{table_name}: a VACUUM kept less of its target than maintenance.keep_versions_hours"
+        f" promises: cuts from before {seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are"
+        " marked as expired"
     )
     return [told] if expired or not only_new else []
 
 
 def looked_upto(cut: BatchCut | None, state: TableState) -> int | None:
-    """The target's version up to which runs have told what there was to tell: that of its copy, or of a later cut."""
+    """The target's version up to which runs have told what there was to tell: that of its copy, or
+    of a later cut.
+    """
     members = cut.targets if cut is not None else []
-    in_cut = [t.version for t in members if (t.table_name, t.generation) == (state.table_name, state.generation)]
+    in_cut = [
+        t.version
+        for t in members
+        if (t.table_name, t.generation) == (state.table_name, state.generation)
+    ]
     return max([*in_cut, *([state.version] if state.version is not None else [])], default=None)
 
 
 def mirrored_at(state: TableState, version: int) -> TableState:
-    """The state of a target that is its source's mirror again, whatever others wrote up to this version."""
+    """The state of a target that is its source's mirror again, whatever others wrote up to this
+    version.
+    """
     later = [commit for commit in state.foreign_commits if commit.version > version]
     return replace(state, foreign_commits=later, version=max(version, state.version or 0))
 
 
 def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
-    """Messages about what others committed up to this version, whose rows that differ are about to be repaired."""
+    """Messages about what others committed up to this version, whose rows that differ are about to
+    be repaired.
+    """
     after = looked_upto(last_cut(job), state)
     if after is None or after >= version:
         return []
-    seen = look_durably(DeltaLog(uri_of(job, state.table_name), job.storage_options), after, version)
+    seen = look_durably(
+        DeltaLog(uri_of(job, state.table_name), job.storage_options), after, version
+    )
     vacuumed = expire_vacuumed(job, state.table_name, seen, only_new=False)
     if not seen.commits:
         return vacuumed
-    return [f"{state.table_name}: external commits to its target were repaired: {_listed(seen.commits)}", *vacuumed]
+    return [
+        (
+            f"{state.table_name}: external commits to its target were repaired:"
+            f" {_listed(seen.commits)}"
+        ),
+        *vacuumed,
+    ]
 
 
 def look_durably(table: DeltaLog, after: int, upto: int) -> Seen:
-    """The same as look(), and force what others committed onto the disk: a cut is about to be built on it."""
+    """The same as look(), and force what others committed onto the disk: a cut is about to be built
+    on it.
+    """
     seen = look(table, after, upto)
     sync_commits(table.uri, seen.others)
     return seen
 
 
 def look(table: DeltaLog, after: int, upto: int) -> Seen:
-    """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end, since our own commits say how far was looked.
+    """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end,
+    since our own commits say how far was looked.
 
     Raises StateError for a commit of others whose files can't be read without harm.
     """
@@ -174,7 +209,9 @@ def look(table: DeltaLog, after: int, upto: int) -> Seen:
 
 
 def _check_files(table: DeltaLog, commit: Commit) -> None:
-    """Refuse what a reader of the table would follow out of its folder (a shallow clone's files, too), or wait for without end (a FIFO)."""
+    """Refuse what a reader of the table would follow out of its folder (a shallow clone's files,
+    too), or wait for without end (a FIFO).
+    """
     folder = local_path(table.uri)
     for path in commit.named:
         wrong = None if is_within(path) else "that isn't in its folder"
@@ -183,16 +220,16 @@ def _check_files(table: DeltaLog, commit: Commit) -> None:
             wrong = None if file.is_file() or not file.exists() else "that is no regular file"
         if wrong is not None:
             raise StateError(
-                f"{table.uri}: {describe(_foreign(commit))} adds a file {wrong}: find out who wrote it, and run the initial "
-                "sync for this table again"
+                f"{table.uri}: {describe(_foreign(commit))} adds a file {wrong}: find out who wrote"
+                " it, and run the initial sync for this table again"
             )
 
 
 def describe(commit: ForeignCommit) -> str:
     """A foreign commit in a few words.
 
-    >>> describe(ForeignCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", datetime(2026, 5, 1, tzinfo=UTC)))
-    'version 6 (RESTORE by alice, Apache-Spark/4.2.0, 2026-05-01 00:00:00+0000)'
+    >>> describe(ForeignCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", datetime(2026, 5, 1,
+    tzinfo=UTC))) 'version 6 (RESTORE by alice, Apache-Spark/4.2.0, 2026-05-01 00:00:00+0000)'
     """
     at = f", {commit.at:%Y-%m-%d %H:%M:%S%z}" if commit.at is not None else ""
     return f"version {commit.version} ({commit.operation} by {commit.by}{at})"
@@ -205,8 +242,13 @@ def _listed(commits: Sequence[ForeignCommit]) -> str:
 
 def _foreign(commit: Commit) -> ForeignCommit:
     info = commit.info
-    by = ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name)) or "an unnamed writer"
-    return ForeignCommit(commit.version, str(info.get("operation") or "an unnamed operation"), by, _at(commit))
+    by = (
+        ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))
+        or "an unnamed writer"
+    )
+    return ForeignCommit(
+        commit.version, str(info.get("operation") or "an unnamed operation"), by, _at(commit)
+    )
 
 
 def _at(commit: Commit) -> datetime | None:
@@ -215,9 +257,15 @@ def _at(commit: Commit) -> datetime | None:
 
 
 def _vacuumed_upto(commit: Commit) -> datetime:
-    """Files that the table didn't need any more at this moment may be gone; a VACUUM that doesn't say what it kept, kept nothing."""
+    """Files that the table didn't need any more at this moment may be gone; a VACUUM that doesn't
+    say what it kept, kept nothing.
+    """
     told, at = commit.info.get("operationParameters") or {}, _at(commit) or now()
-    kept = [told[name] for name in ("specifiedRetentionMillis", "defaultRetentionMillis") if told.get(name) is not None]
+    kept = [
+        told[name]
+        for name in ("specifiedRetentionMillis", "defaultRetentionMillis")
+        if told.get(name) is not None
+    ]
     return at - timedelta(milliseconds=int(next(iter(kept), 0)))
 
 
@@ -227,13 +275,15 @@ def _record(job: Job, state: TableState, fresh: Sequence[ForeignCommit]) -> None
         commits = sorted({*held.foreign_commits, *fresh}, key=lambda commit: commit.version)
         if len(commits) > MOST_RECORDED:
             commits = [commits[0], *commits[1 - MOST_RECORDED :]]
-        job.ledger.append_state(replace(held, at=now(), run_id=job.run_id, foreign_commits=commits), held)
+        job.ledger.append_state(
+            replace(held, at=now(), run_id=job.run_id, foreign_commits=commits), held
+        )
         fault_point("foreign.recorded")
 
 
 def _tell_lack(state: TableState, seen: Seen) -> list[str]:
     told = (
-        f"{state.table_name}: its target's log has no version {seen.lacks} any more: whether others wrote to it until then "
-        "can't be told"
+        f"{state.table_name}: its target's log has no version {seen.lacks} any more: whether others"
+        " wrote to it until then can't be told"
     )
     return [told] if seen.lacks is not None else []

@@ -1,6 +1,7 @@
 """Standing: where a table is in its life, from what is published and what the ledger says of it.
 
-Apply, sync, recopy, looks, setup and status all ask here, so that they can't disagree on what becomes of a table.
+Apply, sync, recopy, looks, setup and status all ask here, so that they can't disagree on what
+becomes of a table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import psycopg
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.errors import LakeError, LateWriter, LockHeld
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, TableState, now
+from waldelta.lake.ledger.records import (
+    COPYING,
+    FAILED,
+    NEEDS_SYNC,
+    REMOVED,
+    SYNCED,
+    TableState,
+    now,
+)
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import Feed, read_feeds
@@ -46,8 +55,10 @@ class Due(StrEnum):
     """What a table is due."""
 
     FEED = "feed"  # its landed changes are applied
-    FIRST = "first copy"  # by the initial sync, which nobody has begun; until then it has no target that counts
-    COPY = "copy"  # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end
+    # by the initial sync, which nobody has begun; until then it has no target that counts
+    FIRST = "first copy"
+    # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end
+    COPY = "copy"
     WAIT = "wait"  # a copy is under way
     REMOVED = "removed"  # not published
     BROKEN = "broken"  # it gets no changes until somebody syncs it
@@ -55,7 +66,8 @@ class Due(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A table's latest state, and whether its target holds a complete copy since it was last published.
+    """A table's latest state, and whether its target holds a complete copy since it was last
+    published.
 
     ``attempts`` are the copies begun since the last complete one.
     """
@@ -69,7 +81,8 @@ class Life:
 class Standing:
     """What a table is due and why; ``state`` is None when the slot's present life doesn't know it.
 
-    ``failed`` says how the last attempt to copy it ended: None when there was none since, or when it is under way.
+    ``failed`` says how the last attempt to copy it ended: None when there was none since, or when
+    it is under way.
     """
 
     table_name: str
@@ -95,8 +108,9 @@ def standing(
 ) -> Standing:
     """Where a table stands at a moment (None: now); but for that pure.
 
-    ``published`` says what feeds each target now, ``running`` says whether a run is at work on its copy, ``policy`` whether a copy that
-    only waldelta knows to be needed may be made without being asked for.
+    ``published`` says what feeds each target now, ``running`` says whether a run is at work on its
+    copy, ``policy`` whether a copy that only waldelta knows to be needed may be made without being
+    asked for.
     """
     state = life.state if life else None
     feed = published.get(table_name)
@@ -117,7 +131,11 @@ def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed])
     """Whether changes still come from where the target was copied from."""
     if feed is not None and feed.root_id is not None:
         return state.root_id == feed.root_id  # leaves may come and go
-    if feed is not None and state.root_id is None and not feed.relation_ids.isdisjoint(state.relation_ids):
+    if (
+        feed is not None
+        and state.root_id is None
+        and not feed.relation_ids.isdisjoint(state.relation_ids)
+    ):
         return True
     if feed is not None or state.fed_by is not None or state.root_id is not None:
         return False
@@ -128,19 +146,31 @@ def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed])
 def _is_published(state: TableState, published: Mapping[str, Feed]) -> bool:
     """Whether the table that a target was copied from is published, by whatever name."""
     return any(
-        of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids) for name, of in published.items()
+        of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids)
+        for name, of in published.items()
     )
 
 
 def _to_be_copied(
-    table_name: str, published: Mapping[str, Feed], life: Life, *, running: bool, policy: SchemaPolicy
+    table_name: str,
+    published: Mapping[str, Feed],
+    life: Life,
+    *,
+    running: bool,
+    policy: SchemaPolicy,
 ) -> Standing:
     state, feed = life.state, published.get(table_name)
     reason = state.reason or ""
     if state.status == SYNCED:
         was_plain = state.fed_by is None and state.root_id is None
         is_plain = was_plain and feed is not None and feed.is_plain(table_name)
-        reason = _FED_ANEW if not is_plain else _NAME_TAKEN if _is_published(state, published) else _RECREATED
+        reason = (
+            _FED_ANEW
+            if not is_plain
+            else _NAME_TAKEN
+            if _is_published(state, published)
+            else _RECREATED
+        )
     failed = None
     if state.status == FAILED:
         failed, reason = f"failed ({reason})", ""
@@ -150,11 +180,15 @@ def _to_be_copied(
         if running:
             return Standing(table_name, Due.WAIT, state, reason)
         failed = "was killed"
-    return Standing(table_name, Due.COPY if policy == "evolve" else Due.BROKEN, state, reason, failed)
+    return Standing(
+        table_name, Due.COPY if policy == "evolve" else Due.BROKEN, state, reason, failed
+    )
 
 
 def _first_copy(found: Standing, life: Life, at: datetime) -> Standing:
-    """One that somebody asked for is tried again by itself where that can help, less and less often."""
+    """One that somebody asked for is tried again by itself where that can help, less and less
+    often.
+    """
     state = life.state
     if found.failed is None:
         return replace(found, due=Due.FIRST)
@@ -163,14 +197,19 @@ def _first_copy(found: Standing, life: Life, at: datetime) -> Standing:
     again = state.at + _pause(life.attempts)
     if at >= again:
         return replace(found, due=Due.COPY)
-    return replace(found, due=Due.BROKEN, failed=f"{found.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC")
+    return replace(
+        found,
+        due=Due.BROKEN,
+        failed=f"{found.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC",
+    )
 
 
 def _needs_somebody(reason: str) -> bool:
-    """Whether a copy failed by what another attempt would meet as well; an error without a name may be a dead JVM's.
+    """Whether a copy failed by what another attempt would meet as well; an error without a name may
+    be a dead JVM's.
 
-    >>> [_needs_somebody(f"{error}: …") for error in ("ConfigError", "TableBusy", "TargetNotWritable", "Py4JNetworkError")]
-    [True, False, False, False]
+    >>> [_needs_somebody(f"{error}: …") for error in ("ConfigError", "TableBusy",
+    "TargetNotWritable", "Py4JNetworkError")] [True, False, False, False]
     """
     error = ERRORS.get(reason.partition(":")[0])
     return error is not None and not error.retryable and not issubclass(error, LakeError)
@@ -182,7 +221,11 @@ def _pause(attempts: int) -> timedelta:
     >>> [str(_pause(n)) for n in (1, 2, 3, 4, 8, 9, 1000)]
     ['0:00:00', '0:05:00', '0:10:00', '0:20:00', '5:20:00', '6:00:00', '6:00:00']
     """
-    return timedelta() if attempts < 2 else min(_SHORTEST_PAUSE * 2 ** min(attempts - 2, 10), _LONGEST_PAUSE)
+    return (
+        timedelta()
+        if attempts < 2
+        else min(_SHORTEST_PAUSE * 2 ** min(attempts - 2, 10), _LONGEST_PAUSE)
+    )
 
 
 def lives(rows: Iterable[TableState]) -> dict[str, Life]:
@@ -199,33 +242,44 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
 
 
 def held_generations(ledger: Ledger) -> dict[str, int]:
-    """Of which of its copies and repairs each target is: one that is under way, or failed, has its number in the ledger already."""
+    """Of which of its copies and repairs each target is: one that is under way, or failed, has its
+    number in the ledger already.
+    """
     rows = ledger.generations()
     newest = {name: generation for name, generation, _ in rows}
     return newest | {name: generation for name, generation, status in rows if status == SYNCED}
 
 
 def read_published(
-    connection: psycopg.Connection[tuple[object, ...]], job: Job, barred: Collection[int] | None = None
+    connection: psycopg.Connection[tuple[object, ...]],
+    job: Job,
+    barred: Collection[int] | None = None,
 ) -> dict[str, Feed]:
     """What of the pipeline's publications feeds each target now, by the target's name.
 
     ``barred``: see read_feeds(); None: nobody who keeps a table locked is waited for.
     """
-    return read_feeds(connection, job.pipeline, read_barred(connection).relations if barred is None else barred)
+    return read_feeds(
+        connection, job.pipeline, read_barred(connection).relations if barred is None else barred
+    )
 
 
 def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:
     """Every table that is published or was copied in the slot's present life, by name."""
     known = lives(job.table_rows())
-    return [_read(job, name, published, known.get(name)) for name in sorted(known.keys() | published.keys())]
+    return [
+        _read(job, name, published, known.get(name))
+        for name in sorted(known.keys() | published.keys())
+    ]
 
 
 def record_removed(job: Job, standings: Iterable[Standing], *, recopied: bool = False) -> list[str]:
-    """Enter into the ledger which tables aren't published any more; returns those that were until now.
+    """Enter into the ledger which tables aren't published any more; returns those that were until
+    now.
 
-    They get no changes: published again, they must be copied again. A table that nobody ever copied has nothing to lose; nor has
-    one that returned and was copied anew since the publications were read, unless what they say is newer (``recopied``).
+    They get no changes: published again, they must be copied again. A table that nobody ever copied
+    has nothing to lose; nor has one that returned and was copied anew since the publications were
+    read, unless what they say is newer (``recopied``).
     """
     left = []
     for found in standings:
@@ -240,23 +294,36 @@ def record_removed(job: Job, standings: Iterable[Standing], *, recopied: bool = 
 
 
 def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
-    """Whether it was recorded here; another run may write of the same table, or record the same, meanwhile."""
+    """Whether it was recorded here; another run may write of the same table, or record the same,
+    meanwhile.
+    """
     state: TableState | None = held
     for _ in range(_ATTEMPTS):
-        if state is None or state.status == REMOVED or (state.generation != held.generation and not recopied):
+        if (
+            state is None
+            or state.status == REMOVED
+            or (state.generation != held.generation and not recopied)
+        ):
             return False
         try:
-            job.ledger.append_state(replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_LEFT), state)
+            job.ledger.append_state(
+                replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_LEFT), state
+            )
             return True
         except LateWriter:
             state = job.table_state(held.table_name)
-    raise LateWriter(f"{held.table_name} isn't published any more, but others kept writing of it meanwhile: run again")
+    raise LateWriter(
+        f"{held.table_name} isn't published any more, but others kept writing of it meanwhile: run"
+        " again"
+    )
 
 
 def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
-    """Enter into the ledger which first copies are dead that nobody could end; returns whether there were any.
+    """Enter into the ledger which first copies are dead that nobody could end; returns whether
+    there were any.
 
-    The pause before the next attempt counts from then: one that was killed after a day would be due again at once otherwise.
+    The pause before the next attempt counts from then: one that was killed after a day would be due
+    again at once otherwise.
     """
     recorded = False
     for found in standings:
@@ -272,21 +339,26 @@ def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
             suppress(LockHeld, LateWriter),
             target_lock(job, found.table_name),
         ):  # else somebody has taken it up meanwhile
-            job.ledger.append_state(replace(state, at=now(), run_id=job.run_id, status=FAILED, reason=_KILLED), state)
+            job.ledger.append_state(
+                replace(state, at=now(), run_id=job.run_id, status=FAILED, reason=_KILLED), state
+            )
             recorded = True
     return recorded
 
 
 def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:
-    """What to tell of published tables without a target, with what to do; None when there are none."""
+    """What to tell of published tables without a target, with what to do; None when there are
+    none.
+    """
     found = due(standings, Due.FIRST)
     if not found:
         return None
     listed = ", ".join(f"{table.table_name} ({table.why})" for table in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return (
-        f"published, but without a copy that changes could be applied to: {listed}{more}; run the initial sync "
-        f"({job.pipeline.pipeline}_initial_sync, or sync), which copies what was never copied"
+        f"published, but without a copy that changes could be applied to: {listed}{more}; run the"
+        f" initial sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was"
+        " never copied"
     )
 
 
@@ -301,7 +373,12 @@ def states(standings: Iterable[Standing], *kinds: Due) -> list[TableState]:
 
 
 def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None) -> Standing:
-    running = life is not None and life.state.status == COPYING and name in published and _is_locked(job, name)
+    running = (
+        life is not None
+        and life.state.status == COPYING
+        and name in published
+        and _is_locked(job, name)
+    )
     policy = job.pipeline.target.policy_of(name)
     if not job.pipeline.target.copies(name):
         policy = "fail"  # where only a copy would be exact, the operator decides
@@ -309,7 +386,9 @@ def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None)
 
 
 def copies_under_way(job: Job) -> list[str]:
-    """Tables that a run is copying or repairing right now, by name: what has landed since their snapshots waits for them."""
+    """Tables that a run is copying or repairing right now, by name: what has landed since their
+    snapshots waits for them.
+    """
     states = job.table_states()
     unfinished = [name for name in sorted(states) if states[name].status in (COPYING, NEEDS_SYNC)]
     return [name for name in unfinished if _is_locked(job, name)]

@@ -1,9 +1,11 @@
-"""Recopy: tables that only a new copy makes exact, from where that is found out until somebody has copied them.
+"""Recopy: tables that only a new copy makes exact, from where that is found out until somebody has
+copied them.
 
-Apply marks such a table ``needs_sync`` in the ledger and leaves it out; landing and the other tables go on. A small one is
-copied by the same run, a large one by a sync that follows (in Airflow the DAG of the initial sync, which the run triggers).
-A copy that failed or was killed leaves the table in need (waldelta.pipeline.targets.lifecycle), so that every run tries, or asks, again
-until one succeeds.
+Apply marks such a table ``needs_sync`` in the ledger and leaves it out; landing and the other
+tables go on. A small one is copied by the same run, a large one by a sync that follows (in Airflow
+the DAG of the initial sync, which the run triggers). A copy that failed or was killed leaves the
+table in need (waldelta.pipeline.targets.lifecycle), so that every run tries, or asks, again until
+one succeeds.
 """
 
 from __future__ import annotations
@@ -27,29 +29,43 @@ LOCK_TIMEOUT_S = 10.0
 
 
 def mark(job: Job, state: TableState, reason: str) -> None:
-    """Record that a target needs a new copy; the caller holds its lock, and ``state`` is the latest."""
+    """Record that a target needs a new copy; the caller holds its lock, and ``state`` is the
+    latest.
+    """
     marked = replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason)
     job.ledger.append_state(marked, state)
     fault_point("recopy.marked")
 
 
 def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
-    """How large what feeds each target is, with what is TOASTed, by the target's name; and those that stay locked against that."""
+    """How large what feeds each target is, with what is TOASTed, by the target's name; and those
+    that stay locked against that.
+    """
     with job.connect("sizes") as connection:
-        (sizes, unread), barred = read_around(connection, LOCK_TIMEOUT_S, partial(_table_bytes, connection, job))
+        (sizes, unread), barred = read_around(
+            connection, LOCK_TIMEOUT_S, partial(_table_bytes, connection, job)
+        )
     return sizes, {name: barred.busy(name) for name in unread}
 
 
 def _table_bytes(
     connection: psycopg.Connection[Any], job: Job, barred: Collection[int]
 ) -> tuple[dict[str, int], set[str]]:
-    """The sizes, but of targets that take from tables (oids) that are ``barred``; and the names of these."""
+    """The sizes, but of targets that take from tables (oids) that are ``barred``; and the names of
+    these.
+    """
     targets = read_targets(connection, job.pipeline, sizes=False, barred=barred)
     leaves = {str(target.id): {leaf.oid for leaf in target.table.leaves} for target in targets}
-    unread = {str(target.id) for target in targets if target.is_unread or not leaves[str(target.id)].isdisjoint(barred)}
+    unread = {
+        str(target.id)
+        for target in targets
+        if target.is_unread or not leaves[str(target.id)].isdisjoint(barred)
+    }
     oids = {oid for name, own in leaves.items() if name not in unread for oid in own}
     sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": list(oids)})}
-    return {name: sum(sizes[oid] for oid in own) for name, own in leaves.items() if name not in unread}, unread
+    return {
+        name: sum(sizes[oid] for oid in own) for name, own in leaves.items() if name not in unread
+    }, unread
 
 
 _SIZES = """

@@ -1,6 +1,8 @@
-"""A target's own filter (``target.tables.<table>.where``): analysed by PostgreSQL, kept in the ledger with the copy.
+"""A target's own filter (``target.tables.<table>.where``): analysed by PostgreSQL, kept in the
+ledger with the copy.
 
-The copy is taken through it, the changes behind the copy are routed by it, both as it was analysed when the copy began.
+The copy is taken through it, the changes behind the copy are routed by it, both as it was analysed
+when the copy began.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ from waldelta.types.type_map import column_types
 Connection = psycopg.Connection[Any]
 
 
-def read_target_filter(conn: Connection, target: str, where: str | None, table: PublishedTable) -> RowFilter | None:
-    """A target's filter over the table that feeds it, as the server understands it now; None without one.
+def read_target_filter(
+    conn: Connection, target: str, where: str | None, table: PublishedTable
+) -> RowFilter | None:
+    """A target's filter over the table that feeds it, as the server understands it now; None
+    without one.
 
-    Raises ConfigError for a filter that the server doesn't take, or that uses columns which aren't published.
+    Raises ConfigError for a filter that the server doesn't take, or that uses columns which aren't
+    published.
     """
     if where is None:
         return None
@@ -48,16 +54,26 @@ def both(constraint: str | None, where: str | None) -> str | None:
 def unpublished(table: str, columns: Sequence[str]) -> str:
     """What is wrong with a filter whose columns never arrive."""
     return (
-        f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: take it into the column list, "
-        "or out of the filter"
+        f"target.tables.{table}.where uses column {', '.join(columns)}, which isn't published: take"
+        " it into the column list, or out of the filter"
     )
 
 
-def column_states(columns: Sequence[Column], key_columns: Sequence[str], options: TypeOptions) -> list[ColumnState]:
+def column_states(
+    columns: Sequence[Column], key_columns: Sequence[str], options: TypeOptions
+) -> list[ColumnState]:
     """Published columns as the ledger records them."""
     types = column_types({c.name: c.type for c in columns}, tuple(key_columns), options)
     return [
-        ColumnState(c.name, c.type.oid, c.type.typmod, c.type.name, types[c.name].spark, c.not_null, c.attnum)
+        ColumnState(
+            c.name,
+            c.type.oid,
+            c.type.typmod,
+            c.type.name,
+            types[c.name].spark,
+            c.not_null,
+            c.attnum,
+        )
         for c in columns
     ]
 
@@ -75,7 +91,9 @@ def to_text(row_filter: RowFilter | None) -> str | None:
             "text": row_filter.text,
             "analysed": row_filter.analysed,
             "columns": list(row_filter.columns),
-            "collations": {name: collation.value for name, collation in row_filter.collations.items()},
+            "collations": {
+                name: collation.value for name, collation in row_filter.collations.items()
+            },
             "default_collation": row_filter.default_collation.value,
             "is_utf8": row_filter.is_utf8,
         }
@@ -95,7 +113,9 @@ def from_text(text: str) -> RowFilter:
             held["is_utf8"],
         )
     except (ValueError, KeyError, TypeError) as err:
-        raise StateError(f"the ledger holds no readable filter of a target ({err}): sync the table again") from None
+        raise StateError(
+            f"the ledger holds no readable filter of a target ({err}): sync the table again"
+        ) from None
 
 
 def filter_of(state: TableState) -> RowFilter | None:

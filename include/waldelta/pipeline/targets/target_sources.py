@@ -1,8 +1,10 @@
-"""Targets: what feeds each of them. Whoever wants to know which tables there are asks here, not the publications.
+"""Targets: what feeds each of them. Whoever wants to know which tables there are asks here, not the
+publications.
 
-Mostly a target is one published table, by its name. It may also gather the published leaves of a partitioned table
-(``partition_root``), or take another table's rows through a filter of its own (``from``): a ``where``, what a partition of
-that table holds, or both. Pure but for read_feeds() and read_targets().
+Mostly a target is one published table, by its name. It may also gather the published leaves of a
+partitioned table (``partition_root``), or take another table's rows through a filter of its own
+(``from``): a ``where``, what a partition of that table holds, or both. Pure but for read_feeds()
+and read_targets().
 """
 
 from __future__ import annotations
@@ -42,12 +44,14 @@ _BIGINT = PgType(INT8, -1, "bigint", type_name="int8")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What feeds a target: the relations whose changes are its changes, and the filter that they pass.
+    """What feeds a target: the relations whose changes are its changes, and the filter that they
+    pass.
 
-    ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are gathered. ``where`` is the
-    target's own filter as PostgreSQL reads it, of a target that takes one ``partition`` (its oid) of the source with that one's
-    ``constraint``. ``late`` are gathered leaves that may have had rows before they were published. ``unread``: what that partition
-    holds wasn't read, since somebody keeps it locked.
+    ``source`` is the published table, or the partitioned one (``root_id``) whose leaves are
+    gathered. ``where`` is the target's own filter as PostgreSQL reads it, of a target that takes
+    one ``partition`` (its oid) of the source with that one's ``constraint``. ``late`` are gathered
+    leaves that may have had rows before they were published. ``unread``: what that partition holds
+    wasn't read, since somebody keeps it locked.
     """
 
     source: TableId
@@ -66,7 +70,8 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target: its name, what feeds it, and that as one table (columns, key, filter, its leaves) as the target takes it.
+    """A target: its name, what feeds it, and that as one table (columns, key, filter, its leaves)
+    as the target takes it.
 
     ``problem`` says why it can't be copied as things are.
     """
@@ -87,12 +92,18 @@ class Target:
         return None if self.feed.source == self.id else str(self.feed.source)
 
 
-def read_feeds(conn: Connection, pipeline: PipelineFile, barred: Collection[int] = ()) -> dict[str, Feed]:
-    """What feeds each target now, by the target's name; one statement when every target is a table of its own.
+def read_feeds(
+    conn: Connection, pipeline: PipelineFile, barred: Collection[int] = ()
+) -> dict[str, Feed]:
+    """What feeds each target now, by the target's name; one statement when every target is a table
+    of its own.
 
     Nothing is locked, but partitions of which targets take the rows (see read_partitions()).
     """
-    published, entries = read_published_relations(conn, pipeline.source.publication_names), pipeline.target.tables
+    published, entries = (
+        read_published_relations(conn, pipeline.source.publication_names),
+        pipeline.target.tables,
+    )
     named = [TableId.parse(name) for name in (*gathered_roots(entries), *sources(entries))]
     there = read_partitions(conn, named, barred) if named else {}
     return feeds(entries, published, {name: found.oid for name, found in there.items()}, there)
@@ -106,15 +117,21 @@ def read_targets(
     sizes: bool = True,
     barred: Collection[int] = (),
 ) -> list[Target]:
-    """The targets that a subscriber with this pipeline file would have, sorted by name; raises as read_published_tables().
-
-    ``fed`` is what read_feeds() gave a moment ago (None: it is asked). ``sizes``: see read_leaves(); ``barred``:
+    """The targets that a subscriber with this pipeline file would have, sorted by name; raises as
     read_published_tables().
+
+    ``fed`` is what read_feeds() gave a moment ago (None: it is asked). ``sizes``: see
+    read_leaves(); ``barred``: read_published_tables().
     """
     fed = read_feeds(conn, pipeline, barred) if fed is None else fed
-    published = read_published_tables(conn, pipeline.source.publication_names, sizes=sizes, barred=barred)
+    published = read_published_tables(
+        conn, pipeline.source.publication_names, sizes=sizes, barred=barred
+    )
     tables = {table.oid: table for table in published}
-    roots = {r.oid: r for r in read_relations(conn, [f.root_id for f in fed.values() if f.root_id is not None])}
+    roots = {
+        r.oid: r
+        for r in read_relations(conn, [f.root_id for f in fed.values() if f.root_id is not None])
+    }
     # What has left the publications, or was dropped, since then feeds nothing.
     there = {
         name: feed
@@ -122,16 +139,19 @@ def read_targets(
         if feed.relation_ids & tables.keys() and (feed.root_id is None or feed.root_id in roots)
     }
     return sorted(
-        (_target(TableId.parse(name), feed, tables, roots) for name, feed in there.items()), key=lambda t: t.id
+        (_target(TableId.parse(name), feed, tables, roots) for name, feed in there.items()),
+        key=lambda t: t.id,
     )
 
 
 def read_unbarred(
     conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
 ) -> tuple[dict[str, Feed], list[Target], Barred]:
-    """What feeds each target, the targets, and which tables are locked: nobody is waited for who keeps one locked already.
+    """What feeds each target, the targets, and which tables are locked: nobody is waited for who
+    keeps one locked already.
 
-    Raises TableBusy when that never ends; a transaction that this is asked in, and its snapshot, go on.
+    Raises TableBusy when that never ends; a transaction that this is asked in, and its snapshot, go
+    on.
     """
 
     def read(barred: frozenset[int]) -> tuple[dict[str, Feed], list[Target]]:
@@ -145,10 +165,12 @@ def read_unbarred(
 def read_target(
     conn: Connection, pipeline: PipelineFile, table_id: TableId, *, catalogs: bool = False
 ) -> Target | None:
-    """One of the targets, if there is such a one; nobody who keeps another one's tables locked is waited for.
+    """One of the targets, if there is such a one; nobody who keeps another one's tables locked is
+    waited for.
 
-    Raises TableBusy when its own stay locked; the transaction that this is asked in, and its snapshot, are as they were then.
-    ``catalogs``: what only a lock shows (which rows it takes) may be left out, and nobody at all is waited for.
+    Raises TableBusy when its own stay locked; the transaction that this is asked in, and its
+    snapshot, are as they were then. ``catalogs``: what only a lock shows (which rows it takes) may
+    be left out, and nobody at all is waited for.
     """
     barred, own = read_barred(conn), frozenset[int]()
     for _ in range(_ATTEMPTS):
@@ -158,7 +180,11 @@ def read_target(
                 while True:
                     targets = read_targets(conn, pipeline, barred=barred.relations - own)
                     found = next((target for target in targets if target.id == table_id), None)
-                    if found is None or catalogs or (barred.relations - own).isdisjoint(needed := _lockable(found)):
+                    if (
+                        found is None
+                        or catalogs
+                        or (barred.relations - own).isdisjoint(needed := _lockable(found))
+                    ):
                         return found
                     own |= needed
         except psycopg.errors.LockNotAvailable:
@@ -167,14 +193,17 @@ def read_target(
                 raise now.busy(str(table_id)) from None
             barred = Barred(barred.relations | now.relations, now.holders)
     raise TableBusy(
-        f"{table_id}: one published table after the other couldn't be read for {LOCK_TIMEOUT_S:g} s each. Locks that stand in the "
-        f"way:\n{barred.holders}\nwait until they end, and run again"
+        f"{table_id}: one published table after the other couldn't be read for {LOCK_TIMEOUT_S:g} s"
+        f" each. Locks that stand in the way:\n{barred.holders}\nwait until they end, and run again"
     )
 
 
 def _lockable(target: Target) -> frozenset[int]:
     """What is locked to read which rows it takes, and how many there are."""
-    table, leaves = target.table, {oid for leaf in target.table.leaves for oid in (leaf.oid, *leaf.above)}
+    table, leaves = (
+        target.table,
+        {oid for leaf in target.table.leaves for oid in (leaf.oid, *leaf.above)},
+    )
     return frozenset({table.oid, *table.ancestors, *target.feed.relation_ids, *leaves})
 
 
@@ -184,10 +213,11 @@ def feeds(
     roots: Mapping[TableId, int],
     partitions: Mapping[TableId, Partition],
 ) -> dict[str, Feed]:
-    """What feeds each target; pure. ``roots`` are oids of tables to gather, ``partitions`` what has the name of a target.
+    """What feeds each target; pure. ``roots`` are oids of tables to gather, ``partitions`` what has
+    the name of a target.
 
-    A leaf that is gathered is no target itself; nor is a table that ``from`` names, unless it has an entry of its own.
-    An entry that nothing feeds is left out: preflight says why.
+    A leaf that is gathered is no target itself; nor is a table that ``from`` names, unless it has
+    an entry of its own. An entry that nothing feeds is left out: preflight says why.
     """
     by_name = {str(relation.id): relation for relation in published}
     found = dict(_gathered(entries, published, roots))
@@ -197,7 +227,9 @@ def feeds(
     for name, relation in by_name.items():
         if relation.oid not in taken and name not in fed and name not in sources:
             own = entries.get(name)
-            found[name] = Feed(relation.id, frozenset([relation.oid]), where=own.where if own else None)
+            found[name] = Feed(
+                relation.id, frozenset([relation.oid]), where=own.where if own else None
+            )
     return found | fed
 
 
@@ -208,11 +240,15 @@ def gathered_roots(entries: Mapping[str, TargetTable]) -> list[str]:
 
 def sources(entries: Mapping[str, TargetTable]) -> dict[str, str]:
     """The targets that another table feeds, with that table's name."""
-    return {name: e.source for name, e in entries.items() if e.source is not None and e.source != name}
+    return {
+        name: e.source for name, e in entries.items() if e.source is not None and e.source != name
+    }
 
 
 def differing(leaves: Sequence[PublishedTable]) -> str | None:
-    """What leaves that are to be gathered in one target don't have in common; None when they fit."""
+    """What leaves that are to be gathered in one target don't have in common; None when they
+    fit.
+    """
     for what, of in (
         ("column lists", lambda t: frozenset(c.name for c in t.columns)),
         ("row filters", lambda t: t.row_filter),
@@ -226,11 +262,19 @@ def differing(leaves: Sequence[PublishedTable]) -> str | None:
 def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
     """The leaves as one table: the root's columns that all of them publish, after each row's leaf.
 
-    The key is the root's primary key when the leaves' rows are found by it, else the leaf with the leaf's key.
+    The key is the root's primary key when the leaves' rows are found by it, else the leaf with the
+    leaf's key.
     """
     names = frozenset.intersection(*(frozenset(c.name for c in leaf.columns) for leaf in leaves))
-    columns = [Column(RELID, RELID_ATTNUM, _BIGINT, not_null=True), *(c for c in root.columns if c.name in names)]
-    key = leaves[0].key_columns if all(set(t.key_columns) == set(leaves[0].key_columns) for t in leaves) else ()
+    columns = [
+        Column(RELID, RELID_ATTNUM, _BIGINT, not_null=True),
+        *(c for c in root.columns if c.name in names),
+    ]
+    key = (
+        leaves[0].key_columns
+        if all(set(t.key_columns) == set(leaves[0].key_columns) for t in leaves)
+        else ()
+    )
     if key and set(key) == set(root.primary_key):
         key = root.primary_key
     elif key:
@@ -257,7 +301,9 @@ def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
 
 
 def _gathered(
-    entries: Mapping[str, TargetTable], published: Sequence[PublishedRelation], roots: Mapping[TableId, int]
+    entries: Mapping[str, TargetTable],
+    published: Sequence[PublishedRelation],
+    roots: Mapping[TableId, int],
 ) -> Iterator[tuple[str, Feed]]:
     for name in gathered_roots(entries):
         root = roots.get(TableId.parse(name))
@@ -276,7 +322,8 @@ def _fed(
     for name, source in sources(entries).items():
         relation, where = published.get(source), entries[name].where
         there = partitions.get(TableId.parse(name))
-        # A partition that was detached is a table as any other, whose rows the source no longer has.
+        # A partition that was detached is a table as any other, whose rows the source no longer
+        # has.
         if relation is None or name in published or (there is None and where is None):
             continue
         if there is not None and relation.oid not in there.ancestors:
@@ -285,18 +332,37 @@ def _fed(
         own, unread = both(constraint, where), there is not None and there.unread
         yield (
             name,
-            Feed(relation.id, frozenset([relation.oid]), None, own, constraint, partition=partition, unread=unread),
+            Feed(
+                relation.id,
+                frozenset([relation.oid]),
+                None,
+                own,
+                constraint,
+                partition=partition,
+                unread=unread,
+            ),
         )
 
 
 def _target(
-    table_id: TableId, feed: Feed, tables: Mapping[int, PublishedTable], roots: Mapping[int, Relation]
+    table_id: TableId,
+    feed: Feed,
+    tables: Mapping[int, PublishedTable],
+    roots: Mapping[int, Relation],
 ) -> Target:
-    found = sorted((tables[oid] for oid in feed.relation_ids if oid in tables), key=lambda table: table.id)
+    found = sorted(
+        (tables[oid] for oid in feed.relation_ids if oid in tables), key=lambda table: table.id
+    )
     if feed.root_id is None:
         partition, leaves = feed.partition, found[0].leaves
-        own = leaves if partition is None else tuple(leaf for leaf in leaves if leaf.is_of(partition))
+        own = (
+            leaves if partition is None else tuple(leaf for leaf in leaves if leaf.is_of(partition))
+        )
         return Target(table_id, feed, replace(found[0], leaves=own))
     what = differing(found)
-    problem = f"{table_id}: its partitions are published with different {what}: give them the same" if what else None
+    problem = (
+        f"{table_id}: its partitions are published with different {what}: give them the same"
+        if what
+        else None
+    )
     return Target(table_id, feed, gather(roots[feed.root_id], found), problem)

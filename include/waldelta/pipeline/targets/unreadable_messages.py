@@ -1,8 +1,10 @@
-"""Messages that can't be read: kept in the quarantine with their bytes, and skipped once an operator says so.
+"""Messages that can't be read: kept in the quarantine with their bytes, and skipped once an
+operator says so.
 
-Landing and apply record the message that they can't read, then fail. It stops the slot, or its table, until
-``quarantine --skip`` says that runs go on without it. From then on landing lands it without reading it, and apply leaves it
-out. What it said is lacking in its tables until they are copied or compared with their source as a whole.
+Landing and apply record the message that they can't read, then fail. It stops the slot, or its
+table, until ``quarantine --skip`` says that runs go on without it. From then on landing lands it
+without reading it, and apply leaves it out. What it said is lacking in its tables until they are
+copied or compared with their source as a whole.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _COMPARED = "its table was compared with the source"
 
 @dataclass(frozen=True, slots=True)
 class OpenMessage:
-    """A message that can't be read, what it is about, and what was decided; ``tables`` are those that may lack what it says.
+    """A message that can't be read, what it is about, and what was decided; ``tables`` are those
+    that may lack what it says.
 
     ``row`` is what was told last of it, for the first of these tables.
     """
@@ -85,25 +88,43 @@ class OpenMessage:
 
     def describe(self) -> str:
         """For the warnings of a run: what it is, who decided, and what to do."""
-        place = f"{self.kind} message {self.row.id} at {Lsn(self.row.lsn or 0)} (transaction {self.sent.xid})"
+        place = (
+            f"{self.kind} message {self.row.id} at {Lsn(self.row.lsn or 0)} (transaction"
+            f" {self.sent.xid})"
+        )
         if not self.is_skipped:
-            return f"{place} can't be read, and {self._what_waits()} until it is skipped: {skip_command(self.row.id)}"
+            return (
+                f"{place} can't be read, and {self._what_waits()} until it is skipped:"
+                f" {skip_command(self.row.id)}"
+            )
         why = f": {self.row.reason}" if self.row.reason else ""
         return f"{place} was skipped by {self.row.by}{why}; {self._remedy()}"
 
     def _what_waits(self) -> str:
         if self.sent.batch is None:
             return "nothing behind it lands"
-        return "no table is applied" if self.is_of_any_table else f"{', '.join(self.tables)} gets no changes"
+        return (
+            "no table is applied"
+            if self.is_of_any_table
+            else f"{', '.join(self.tables)} gets no changes"
+        )
 
     def _remedy(self) -> str:
-        acknowledged = f"or quarantine --discard --row {self.row.id} --reason … once that is settled"
+        acknowledged = (
+            f"or quarantine --discard --row {self.row.id} --reason … once that is settled"
+        )
         if self.is_of_any_table:
             return f"any table may lack what it said: reconcile all of them, {acknowledged}"
         if self.tables == (OF_MESSAGES,):
-            return f"the table of messages lacks it for good: quarantine --discard --row {self.row.id} --reason … acknowledges that"
+            return (
+                f"the table of messages lacks it for good: quarantine --discard --row {self.row.id}"
+                " --reason … acknowledges that"
+            )
         names = ",".join(self.tables)
-        return f"{', '.join(self.tables)} lacks what it said: reconcile --tables {names} --repair, {acknowledged}"
+        return (
+            f"{', '.join(self.tables)} lacks what it said: reconcile --tables {names} --repair,"
+            f" {acknowledged}"
+        )
 
 
 def skip_command(message: str) -> str:
@@ -114,13 +135,18 @@ def skip_command(message: str) -> str:
 def record_unreadable(
     job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str] | None = None
 ) -> DecodeError:
-    """Keep a message that can't be read in the quarantine, unless it is there, and name it and the way past it in the error.
+    """Keep a message that can't be read in the quarantine, unless it is there, and name it and the
+    way past it in the error.
 
-    ``tables`` are the targets that it is about, None where its bytes are to tell. What can't be kept is still named.
+    ``tables`` are the targets that it is about, None where its bytes are to tell. What can't be
+    kept is still named.
     """
     tables = tables or tables_of(job, unread)
     named = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
-    detail = f"{err.detail}; transaction {unread.xid}, {named}; to go on without it: {skip_command(unread.id)}"
+    detail = (
+        f"{err.detail}; transaction {unread.xid}, {named}; to go on without it:"
+        f" {skip_command(unread.id)}"
+    )
     try:
         _record(job, unread, err, tables)
     except (WaldeltaError, OSError) as failed:
@@ -131,7 +157,11 @@ def record_unreadable(
 
 
 def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str]) -> None:
-    known = {row.id for message in open_messages(job.ledger, job.pipeline.source.slot) for row in [message.row]}
+    known = {
+        row.id
+        for message in open_messages(job.ledger, job.pipeline.source.slot)
+        for row in [message.row]
+    }
     if unread.id in known:
         return
     generations, at = held_generations(job.ledger), now()
@@ -144,25 +174,42 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
     Quarantine(job.pipeline.target.root, job.storage_options).add(
         [
             # Of batch 0, so that no run that applies the message's batch again replaces the row.
-            IncompleteRow(at, job.run_id, UNREADABLE, name, generations.get(name, 0), 0, message_key(unread.id),
-                          sent=json.dumps(details), lsn=unread.lsn, reason=str(err), messages=[sent])
+            IncompleteRow(
+                at,
+                job.run_id,
+                UNREADABLE,
+                name,
+                generations.get(name, 0),
+                0,
+                message_key(unread.id),
+                sent=json.dumps(details),
+                lsn=unread.lsn,
+                reason=str(err),
+                messages=[sent],
+            )
             for name in tables
         ]
-    )  # fmt: skip
+    )
     log.error("message %s can't be read and is kept in the quarantine", unread.id)
 
 
 def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
-    """The targets that a message is about by the relations it names; ANY_TABLE where these aren't known."""
+    """The targets that a message is about by the relations it names; ANY_TABLE where these aren't
+    known.
+    """
     if unread.kind == "M":
         return (OF_MESSAGES,)
     relations = set(_relations(unread))
-    found = sorted(n for n, state in job.table_states().items() if not relations.isdisjoint(state.relation_ids))
+    found = sorted(
+        n for n, state in job.table_states().items() if not relations.isdisjoint(state.relation_ids)
+    )
     return tuple(found) or (ANY_TABLE,)
 
 
 def _relations(unread: UnreadMessage) -> Iterator[int]:
-    """The oids of the relations that a message names; those of both ways to read it where nobody knows whether it was streamed."""
+    """The oids of the relations that a message names; those of both ways to read it where nobody
+    knows whether it was streamed.
+    """
     for streamed in (False, True) if unread.streamed is None else (unread.streamed,):
         if unread.kind in ("R", "I", "U", "D"):
             if (oid := unsigned(unread.raw, 5 if streamed else 1)) is not None:
@@ -175,10 +222,11 @@ def _relations(unread: UnreadMessage) -> Iterator[int]:
 
 
 def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
-    """Messages that wait for a decision, and skipped ones whose tables may still lack what they said; oldest first.
+    """Messages that wait for a decision, and skipped ones whose tables may still lack what they
+    said; oldest first.
 
-    A table lacks it until it is copied anew, or a repair has compared all of it; where nothing tells the table, until the
-    slot's next life.
+    A table lacks it until it is copied anew, or a repair has compared all of it; where nothing
+    tells the table, until the slot's next life.
     """
     rows = Quarantine(ledger.root, ledger.storage_options).messages()
     if not rows:
@@ -193,7 +241,9 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     for row in latest.values():
         if row.status in (UNREADABLE, SKIPPED) and _is_current(row, generations, life):
             found.setdefault(row.id, []).append(row)
-    messages = [OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in found.values()]
+    messages = [
+        OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in found.values()
+    ]
     return sorted(messages, key=lambda message: message.row.at)
 
 
@@ -204,7 +254,9 @@ def _is_current(row: IncompleteRow, generations: dict[str, int], life: str) -> b
 
 
 def _details(row: IncompleteRow) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": "", "error": "", "incarnation": ""} | json.loads(row.sent or "{}")
+    found: dict[str, Any] = {"kind": "", "error": "", "incarnation": ""} | json.loads(
+        row.sent or "{}"
+    )
     return found
 
 
@@ -214,7 +266,9 @@ def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 
 
-def skip_messages(job: Job, messages: Collection[str], *, by: str, reason: str | None) -> list[dict[str, Any]]:
+def skip_messages(
+    job: Job, messages: Collection[str], *, by: str, reason: str | None
+) -> list[dict[str, Any]]:
     """Let runs go on without these messages (ids); all of them, or none. Returns them.
 
     Raises ConfigError for one that doesn't wait for a decision, and without a reason.
@@ -222,26 +276,44 @@ def skip_messages(job: Job, messages: Collection[str], *, by: str, reason: str |
     if not messages:
         raise ConfigError("name the messages that are to be skipped (--row)")
     if not reason:
-        raise ConfigError("say why the messages are to be skipped (--reason): their tables lack what they said")
-    waiting = {m.row.id: m for m in open_messages(job.ledger, job.pipeline.source.slot) if not m.is_skipped}
+        raise ConfigError(
+            "say why the messages are to be skipped (--reason): their tables lack what they said"
+        )
+    waiting = {
+        m.row.id: m for m in open_messages(job.ledger, job.pipeline.source.slot) if not m.is_skipped
+    }
     if unknown := sorted(set(messages) - waiting.keys()):
-        raise ConfigError(f"no message that can't be read: {', '.join(unknown)}: quarantine says which there are")
+        raise ConfigError(
+            f"no message that can't be read: {', '.join(unknown)}: quarantine says which there are"
+        )
     chosen = [waiting[message] for message in sorted(set(messages))]
     _decide(job, chosen, SKIPPED, by, reason)
-    return [as_json(replace(one, row=replace(one.row, status=SKIPPED, by=by, reason=reason))) for one in chosen]
+    return [
+        as_json(replace(one, row=replace(one.row, status=SKIPPED, by=by, reason=reason)))
+        for one in chosen
+    ]
 
 
 def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMessage]:
-    """The skipped messages of these ids; ids of anything else are left alone. Raises ConfigError for one that isn't skipped."""
-    known = {message.row.id: message for message in open_messages(job.ledger, job.pipeline.source.slot)}
+    """The skipped messages of these ids; ids of anything else are left alone. Raises ConfigError
+    for one that isn't skipped.
+    """
+    known = {
+        message.row.id: message for message in open_messages(job.ledger, job.pipeline.source.slot)
+    }
     chosen = [known[message] for message in sorted(known.keys() & set(messages))]
     if waiting := [one.row.id for one in chosen if not one.is_skipped]:
-        raise ConfigError(f"{', '.join(waiting)} can't be read and stops what is behind it: {skip_command(waiting[0])}")
+        raise ConfigError(
+            f"{', '.join(waiting)} can't be read and stops what is behind it:"
+            f" {skip_command(waiting[0])}"
+        )
     return chosen
 
 
 def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
-    """Say of messages skipped before a moment that these tables don't lack them: a comparison of all rows began then."""
+    """Say of messages skipped before a moment that these tables don't lack them: a comparison of
+    all rows began then.
+    """
     found = [
         replace(message, tables=tuple(name for name in message.tables if name in tables))
         for message in open_messages(job.ledger, job.pipeline.source.slot)
@@ -250,7 +322,9 @@ def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
     _decide(job, [message for message in found if message.tables], RESOLVED, None, _COMPARED)
 
 
-def _decide(job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None) -> None:
+def _decide(
+    job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
+) -> None:
     if rows := decided(job, messages, status, by, reason):
         Quarantine(job.pipeline.target.root, job.storage_options).add(rows)
 
@@ -258,18 +332,26 @@ def _decide(job: Job, messages: Iterable[OpenMessage], status: str, by: str | No
 def decided(
     job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
 ) -> list[IncompleteRow]:
-    """The quarantine's rows that say what was decided on messages, one for each table that may lack them."""
+    """The quarantine's rows that say what was decided on messages, one for each table that may lack
+    them.
+    """
     generations, at = held_generations(job.ledger), now()
     return [
         replace(
-            message.row, at=at, run_id=job.run_id, status=status, by=by, reason=reason, table_name=name,
+            message.row,
+            at=at,
+            run_id=job.run_id,
+            status=status,
+            by=by,
+            reason=reason,
+            table_name=name,
             generation=generations.get(name, 0),
             # A repair takes the row along, as of later.
             sent=json.dumps(_details(message.row) | {"decided": at.isoformat()}),
         )
         for message in messages
         for name in message.tables
-    ]  # fmt: skip
+    ]
 
 
 def notices(job: Job) -> list[str]:
@@ -278,7 +360,9 @@ def notices(job: Job) -> list[str]:
 
 
 def as_json(message: OpenMessage) -> dict[str, Any]:
-    """A message for people, JSON-ready: with all that the list says of a row, and why it can't be read."""
+    """A message for people, JSON-ready: with all that the list says of a row, and why it can't be
+    read.
+    """
     row, sent = message.row, message.sent
     raw = sent.raw.hex() if sent.raw is not None else None
     return {
@@ -292,7 +376,13 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
         "lacking": [],
         "sent": None,
         "messages": [
-            {"batch": sent.batch, "seq": sent.seq, "lsn": str(Lsn(row.lsn or 0)), "xid": sent.xid, "raw": raw}
+            {
+                "batch": sent.batch,
+                "seq": sent.seq,
+                "lsn": str(Lsn(row.lsn or 0)),
+                "xid": sent.xid,
+                "raw": raw,
+            }
         ],
         "run_id": row.run_id,
         "kind": message.kind,

@@ -26,24 +26,32 @@ def uri_of(job: Job, table_name: str) -> str:
 
 
 def synced_states(job: Job) -> list[TableState]:
-    """Targets whose copy is complete, in the order of their names; whether they still are published isn't asked."""
+    """Targets whose copy is complete, in the order of their names; whether they still are published
+    isn't asked.
+    """
     states = job.table_states()
     return [states[name] for name in sorted(states) if states[name].status == SYNCED]
 
 
 def check_same_copy(job: Job, state: TableState) -> TableState:
-    """Under the target's lock: the copy is still the one whose changes were chosen; its columns may have changed since."""
+    """Under the target's lock: the copy is still the one whose changes were chosen; its columns may
+    have changed since.
+    """
     present = job.table_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
-        raise LateWriter(f"{state.table_name} was synced again meanwhile: its changes are applied by the next run")
+        raise LateWriter(
+            f"{state.table_name} was synced again meanwhile: its changes are applied by the"
+            " next run"
+        )
     return present
 
 
 class Watermarks:
     """The last batch that each target holds.
 
-    A target without changes in a batch gets no commit for it, so the last cut counts too; the ledger is read once. Of one
-    that holds its copy alone, it is the last batch before any transaction that the copy's snapshot doesn't see.
+    A target without changes in a batch gets no commit for it, so the last cut counts too; the
+    ledger is read once. Of one that holds its copy alone, it is the last batch before any
+    transaction that the copy's snapshot doesn't see.
     """
 
     def __init__(self, job: Job, identity: SlotIdentity) -> None:
@@ -53,7 +61,9 @@ class Watermarks:
         self.versions: dict[str, int] = {}  # of each target's table, when it was asked for last
 
     def of(self, state: TableState) -> int:
-        """One target's, from its own Delta log as it is now; raises StateError when the target is gone or can't be read."""
+        """One target's, from its own Delta log as it is now; raises StateError when the target is
+        gone or can't be read.
+        """
         uri = uri_of(self._job, state.table_name)
         try:
             table = DeltaTable(uri, storage_options=self._job.storage_options)
@@ -64,19 +74,26 @@ class Watermarks:
             ) from err
         except DeltaError as err:
             raise StateError(
-                f"{state.table_name}: its target {uri} can't be read ({str(err).splitlines()[0]}): bring back what its _delta_log "
-                "lacks, or remove the folder and run the initial sync for it again"
+                f"{state.table_name}: its target {uri} can't be read ({str(err).splitlines()[0]}):"
+                " bring back what its _delta_log lacks, or remove the folder and run the initial"
+                " sync for it again"
             ) from err
         self.versions[state.table_name] = table.version()
         applied = max(committed, self._in_cut(state), self.floor)
         if applied > self.floor or not state.snapshot:
             return applied
-        return self._job.change_log(self.identity).held_by(Snapshot.parse(state.snapshot), self.floor)
+        return self._job.change_log(self.identity).held_by(
+            Snapshot.parse(state.snapshot), self.floor
+        )
 
     def still(self, state: TableState, batch: int) -> int:
-        """``batch``, up to which the target was found to be; raises LateWriter when another run has applied more meanwhile."""
+        """``batch``, up to which the target was found to be; raises LateWriter when another run has
+        applied more meanwhile.
+        """
         if self.of(state) > batch:
-            raise LateWriter(f"{state.table_name}: another run applied changes to it meanwhile: run again")
+            raise LateWriter(
+                f"{state.table_name}: another run applied changes to it meanwhile: run again"
+            )
         return batch
 
     def _in_cut(self, state: TableState) -> int:

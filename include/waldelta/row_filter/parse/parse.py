@@ -1,7 +1,8 @@
 """Read what pg_get_expr prints into a tree.
 
-The tokens are sqlglot's. Its parser isn't used: the trees it makes have no places, and one node for operators and
-functions that PostgreSQL tells apart. The printed grammar is small: every operator stands in parentheses of its own.
+The tokens are sqlglot's. Its parser isn't used: the trees it makes have no places, and one node for
+operators and functions that PostgreSQL tells apart. The printed grammar is small: every operator
+stands in parentheses of its own.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class _Token:
 
 
 def parse_analysed(text: str) -> Node:
-    """The tree of an analysed filter; raises FilterNotTranslatable with the place of what isn't known here.
+    """The tree of an analysed filter; raises FilterNotTranslatable with the place of what isn't
+    known here.
 
-    >>> parse_analysed("(a IS NOT NULL)")
-    Test(operand=Column(name='a', start=1), what='NULL', negated=True, start=3)
+    >>> parse_analysed("(a IS NOT NULL)") Test(operand=Column(name='a', start=1), what='NULL',
+    negated=True, start=3)
     """
     return _Parser(text).whole()
 
@@ -257,11 +259,20 @@ class _Parser:
     def extract(self, start: int) -> Node:
         field = self.take()
         self.expect("FROM")
-        return Call("extract", (Literal("string", field.text.lower(), field.start), self.expression()), start)
+        return Call(
+            "extract",
+            (Literal("string", field.text.lower(), field.start), self.expression()),
+            start,
+        )
 
     def trim(self, start: int) -> Node:
         name = next(
-            (n for w, n in (("BOTH", "btrim"), ("LEADING", "ltrim"), ("TRAILING", "rtrim")) if self.skip(w)), None
+            (
+                n
+                for w, n in (("BOTH", "btrim"), ("LEADING", "ltrim"), ("TRAILING", "rtrim"))
+                if self.skip(w)
+            ),
+            None,
         )
         if name is None:
             raise self.unexpected()
@@ -305,8 +316,11 @@ class _Parser:
 
 
 _SYNTAX: dict[str, Callable[[_Parser, int], Node]] = {
-    "SUBSTRING": _Parser.substring, "POSITION": _Parser.position, "EXTRACT": _Parser.extract, "TRIM": _Parser.trim,
-}  # fmt: skip
+    "SUBSTRING": _Parser.substring,
+    "POSITION": _Parser.position,
+    "EXTRACT": _Parser.extract,
+    "TRIM": _Parser.trim,
+}
 
 
 def _tokens(text: str) -> list[_Token]:
@@ -332,7 +346,10 @@ def _tokens(text: str) -> list[_Token]:
 def _split_marks(tokens: list[_Token]) -> Iterator[_Token]:
     for token in tokens:
         if token.kind == "mark" and token.text not in ("::", "(", ")"):
-            yield from (_Token("mark", c, token.start + k, token.start + k + 1) for k, c in enumerate(token.text))
+            yield from (
+                _Token("mark", c, token.start + k, token.start + k + 1)
+                for k, c in enumerate(token.text)
+            )
         else:
             yield token
 

@@ -1,7 +1,7 @@
 """Read a filter as an engineer writes it, and say which columns it uses.
 
-Only the text is judged here; what it means, and whether PostgreSQL takes it, says the server (``resolve_filter``,
-``publication.try_publications``).
+Only the text is judged here; what it means, and whether PostgreSQL takes it, says the server
+(``resolve_filter``, ``publication.try_publications``).
 """
 
 from __future__ import annotations
@@ -28,25 +28,31 @@ class FilterText:
 
 
 def parse_row_filter(text: str) -> FilterText:
-    """Read a filter expression as PostgreSQL does; raises ConfigError that names the place where it can't be read.
+    """Read a filter expression as PostgreSQL does; raises ConfigError that names the place where it
+    can't be read.
 
     Unquoted names are folded to lower case.
 
-    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns
-    ('origin', 'Dep')
+    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns ('origin', 'Dep')
     """
     try:
         tokens = sqlglot.tokenize(text, read=_DIALECT)
         for token in tokens:
             if token.token_type.name == "SEMICOLON":
-                raise _refused(text, token.start, "one expression is wanted, not several statements")
+                raise _refused(
+                    text, token.start, "one expression is wanted, not several statements"
+                )
         expression: exp.Expr = sqlglot.parse_one(text, read=_DIALECT, into=exp.Condition)
     except ParseError as err:
         raise _refused(text, *_place(text, err)) from err
     except SqlglotError as err:
         raise _refused(text, len(text), "a quote or comment is not closed") from err
     if expression.find(exp.Query, exp.Star) is not None:
-        raise _refused(text, 0, "a filter is one expression over the row's own columns, without subqueries or *")
+        raise _refused(
+            text,
+            0,
+            "a filter is one expression over the row's own columns, without subqueries or *",
+        )
     # find_all goes breadth first; a message reads better in the order of the text.
     columns = (_name(c) for c in expression.dfs() if isinstance(c, exp.Column))
     return FilterText(text, tuple(dict.fromkeys(columns)), expression)
@@ -54,9 +60,20 @@ def parse_row_filter(text: str) -> FilterText:
 
 # Functions that SQL calls without parentheses; none is immutable.
 _WITHOUT_PARENTHESES = frozenset(
-    {"current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp", "current_user",
-     "localtime", "localtimestamp", "session_user", "user"}
-)  # fmt: skip
+    {
+        "current_catalog",
+        "current_date",
+        "current_role",
+        "current_schema",
+        "current_time",
+        "current_timestamp",
+        "current_user",
+        "localtime",
+        "localtimestamp",
+        "session_user",
+        "user",
+    }
+)
 _IN_SQL = {
     "current_date": "now",
     "current_time": "now",
@@ -67,10 +84,10 @@ _IN_SQL = {
 
 
 def functions_of(text: str) -> list[str]:
-    """The names that a filter calls as functions, as pg_proc has them; a keyword before a parenthesis is among them.
+    """The names that a filter calls as functions, as pg_proc has them; a keyword before a
+    parenthesis is among them.
 
-    >>> functions_of("lower(v) = 'x' and at < current_date")
-    ['lower', 'now']
+    >>> functions_of("lower(v) = 'x' and at < current_date") ['lower', 'now']
     """
     tokens, found = sqlglot.tokenize(text, read=_DIALECT), []
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
@@ -96,7 +113,11 @@ def _place(text: str, err: ParseError) -> tuple[int, str]:
         return 0, "it is empty"
     first = err.errors[0]
     before = str(first.get("start_context") or "")
-    offset = text.rfind(str(first.get("highlight") or ""), 0) if not before else text.find(before) + len(before)
+    offset = (
+        text.rfind(str(first.get("highlight") or ""), 0)
+        if not before
+        else text.find(before) + len(before)
+    )
     description = str(first.get("description") or "").split(" for <class")[0]
     return max(offset, 0), description[:1].lower() + description[1:]
 

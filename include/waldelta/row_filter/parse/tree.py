@@ -43,7 +43,9 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator or function; ``name`` as printed, in capitals for AND, OR, NOT, COALESCE, NULLIF, GREATEST, LEAST."""
+    """An operator or function; ``name`` as printed, in capitals for AND, OR, NOT, COALESCE, NULLIF,
+    GREATEST, LEAST.
+    """
 
     name: str
     arguments: tuple[Node, ...]

@@ -1,7 +1,9 @@
-"""What Spark calls PostgreSQL's operators and functions: templates of Spark SQL by the signature's key.
+"""What Spark calls PostgreSQL's operators and functions: templates of Spark SQL by the signature's
+key.
 
-``{0}``, ``{1}`` … are the arguments, ``{type}`` the Spark type of the result. A leading ``!`` says that its evaluation
-can fail, as it then does in PostgreSQL. All of it is Catalyst's own; nothing runs in Python.
+``{0}``, ``{1}`` … are the arguments, ``{type}`` the Spark type of the result. A leading ``!`` says
+that its evaluation can fail, as it then does in PostgreSQL. All of it is Catalyst's own; nothing
+runs in Python.
 """
 
 from __future__ import annotations
@@ -32,17 +34,24 @@ def _checked(result: str, wrong: str) -> str:
     return f"!case when {wrong.replace('{r}', result)} then {_FAIL_RANGE} else {result} end"
 
 
-_FLOAT = {word: f"(cast({{0}} as {{type}}) {sign} cast({{1}} as {{type}}))" for word, sign in (("add", "+"), ("subtract", "-"), ("multiply", "*"))}  # fmt: skip
+_FLOAT = {
+    word: f"(cast({{0}} as {{type}}) {sign} cast({{1}} as {{type}}))"
+    for word, sign in (("add", "+"), ("subtract", "-"), ("multiply", "*"))
+}
 _QUOTIENT = "cast(cast({0} as double) / cast({1} as double) as {type})"
 _NARROW = "cast({0} as float)"
 _VALID_DATE = f"not between {_FIRST_DAY} and {_LAST_DAY}"
 _MADE_DATE = (
-    f"make_date(case when {{0}} > 0 then {{0}} when {{0}} = 0 then {_FAIL_RANGE} else {{0}} + 1 end, {{1}}, {{2}})"
+    f"make_date(case when {{0}} > 0 then {{0}} when {{0}} = 0 then {_FAIL_RANGE} else {{0}} + 1"
+    " end, {1}, {2})"
 )
 _YEAR = "case when {f} > 0 then {f} else {f} - 1 end"
 
 TEMPLATES: dict[str, str] = {
-    "same": "{0}", "numeric_same": "{0}", "text_to_varchar": "{0}", "text_to_bpchar": "{0}",
+    "same": "{0}",
+    "numeric_same": "{0}",
+    "text_to_varchar": "{0}",
+    "text_to_bpchar": "{0}",
     "widen": "cast({0} as {type})",
     # Whole numbers: Spark's ANSI arithmetic fails on overflow as PostgreSQL's does.
     "int_add": "!(cast({0} as {type}) + cast({1} as {type}))",
@@ -53,7 +62,10 @@ TEMPLATES: dict[str, str] = {
     "int_negative": "!(- {0})",
     "int_abs": "!abs({0})",
     "int_narrow": "!cast({0} as {type})",
-    "bit_not": "(~ {0})", "bit_and": "({0} & {1})", "bit_or": "({0} | {1})", "bit_xor": "({0} ^ {1})",
+    "bit_not": "(~ {0})",
+    "bit_and": "({0} & {1})",
+    "bit_or": "({0} | {1})",
+    "bit_xor": "({0} ^ {1})",
     "bool_to_int": "cast({0} as int)",
     "int_to_bool": "({0} <> 0)",
     # Numerics: the digits of each result are known, so every cast is exact.
@@ -74,23 +86,42 @@ TEMPLATES: dict[str, str] = {
     "float_add": _checked(_FLOAT["add"], f"{_OVERFLOWN} and {_BOTH_FINITE}"),
     "float_subtract": _checked(_FLOAT["subtract"], f"{_OVERFLOWN} and {_BOTH_FINITE}"),
     "float_multiply": _checked(
-        _FLOAT["multiply"], f"({_OVERFLOWN} and {_BOTH_FINITE}) or ({{r}} = 0 and {{0}} <> 0 and {{1}} <> 0)"
+        _FLOAT["multiply"],
+        f"({_OVERFLOWN} and {_BOTH_FINITE}) or ({{r}} = 0 and {{0}} <> 0 and {{1}} <> 0)",
     ),
-    "float_divide": "!case when {1} = 0 then case when isnan({0}) then {0} when {0} is not null then " + _FAIL_ZERO + " end else "
-    + _checked(
-        _QUOTIENT, f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0 and abs({{1}}) <> {_INFINITE})"
-    )[1:] + " end",
+    "float_divide": (
+        "!case when {1} = 0 then case when isnan({0}) then {0} when {0} is not null then "
+        + _FAIL_ZERO
+        + " end else "
+        + _checked(
+            _QUOTIENT,
+            f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0 and"
+            f" abs({{1}}) <> {_INFINITE})",
+        )[1:]
+        + " end"
+    ),
     "float_negative": "(- {0})",
     "float_abs": "abs({0})",
-    "float_ceil": f"case when abs({{0}}) < {_WHOLE} then cast(ceil({{0}}) as double) else {{0}} end",
-    "float_floor": f"case when abs({{0}}) < {_WHOLE} then cast(floor({{0}}) as double) else {{0}} end",
-    "float_trunc": f"case when abs({{0}}) < {_WHOLE} then cast(cast({{0}} as bigint) as double) else {{0}} end",
+    "float_ceil": (
+        f"case when abs({{0}}) < {_WHOLE} then cast(ceil({{0}}) as double) else {{0}} end"
+    ),
+    "float_floor": (
+        f"case when abs({{0}}) < {_WHOLE} then cast(floor({{0}}) as double) else {{0}} end"
+    ),
+    "float_trunc": (
+        f"case when abs({{0}}) < {_WHOLE} then cast(cast({{0}} as bigint) as double) else {{0}} end"
+    ),
     "float_round": "rint({0})",
     "float_sign": "case when isnan({0}) then 0D else cast(sign({0}) as double) end",
     "float_sqrt": f"!case when {{0}} < 0 then {_FAIL_ROOT} else sqrt({{0}}) end",
-    "float_narrow": _checked(_NARROW, f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0)"),
+    "float_narrow": _checked(
+        _NARROW, f"({_OVERFLOWN} and abs({{0}}) <> {_INFINITE}) or ({{r}} = 0 and {{0}} <> 0)"
+    ),
     # Spark takes 2^63 for the largest bigint.
-    "float_to_int": f"!case when {{0}} >= 9223372036854775808D then {_FAIL_RANGE} else cast(rint({{0}}) as {{type}}) end",
+    "float_to_int": (
+        f"!case when {{0}} >= 9223372036854775808D then {_FAIL_RANGE} else cast(rint({{0}}) as"
+        " {type}) end"
+    ),
     # Texts, counted in code points by both.
     "char_length": "char_length({0})",
     "bpchar_length": "char_length(rtrim({0}))",
@@ -110,19 +141,27 @@ TEMPLATES: dict[str, str] = {
     "date_difference": "datediff({0}, {1})",
     "date_to_timestamp": "cast({0} as timestamp_ntz)",
     "timestamp_to_date": "cast({0} as date)",
-    "make_date": f"!case when unix_date({_MADE_DATE}) {_VALID_DATE} then {_FAIL_RANGE} else {_MADE_DATE} end",
+    "make_date": (
+        f"!case when unix_date({_MADE_DATE}) {_VALID_DATE} then {_FAIL_RANGE} else {_MADE_DATE} end"
+    ),
     # Arrays without NULLs among what is looked for; a NULL is never found.
     "array_length": "nullif(array_size({0}), 0)",
     "cardinality": "array_size({0})",
-    "array_contains": "case when {0} is not null"
-    " then forall({1}, e -> e is not null and coalesce(array_contains({0}, e), false)) end",
-    "array_contained": "case when {1} is not null"
-    " then forall({0}, e -> e is not null and coalesce(array_contains({1}, e), false)) end",
-    "array_overlaps": "case when {1} is not null"
-    " then exists({0}, e -> e is not null and coalesce(array_contains({1}, e), false)) end",
+    "array_contains": (
+        "case when {0} is not null"
+        " then forall({1}, e -> e is not null and coalesce(array_contains({0}, e), false)) end"
+    ),
+    "array_contained": (
+        "case when {1} is not null"
+        " then forall({0}, e -> e is not null and coalesce(array_contains({1}, e), false)) end"
+    ),
+    "array_overlaps": (
+        "case when {1} is not null"
+        " then exists({0}, e -> e is not null and coalesce(array_contains({1}, e), false)) end"
+    ),
     "array_eq": "({0} = {1})",
     "array_ne": "({0} <> {1})",
-}  # fmt: skip
+}
 
 FIELDS: dict[str, str] = {
     "year": _YEAR.replace("{f}", "year({0})"),
@@ -136,12 +175,15 @@ FIELDS: dict[str, str] = {
 
 _OF_DAY = "year({0}), month({0}), day({0})"
 UNITS: dict[str, str] = {
-    **{unit: f"cast(trunc(cast({{0}} as date), '{unit}') as timestamp_ntz)" for unit in ("year", "quarter", "month", "week")},
+    **{
+        unit: f"cast(trunc(cast({{0}} as date), '{unit}') as timestamp_ntz)"
+        for unit in ("year", "quarter", "month", "week")
+    },
     "day": "cast(cast({0} as date) as timestamp_ntz)",
     "hour": f"make_timestamp_ntz({_OF_DAY}, hour({{0}}), 0, 0)",
     "minute": f"make_timestamp_ntz({_OF_DAY}, hour({{0}}), minute({{0}}), 0)",
     "second": f"make_timestamp_ntz({_OF_DAY}, hour({{0}}), minute({{0}}), second({{0}}))",
-}  # fmt: skip
+}
 
 
 def _number(typed: Typed, k: int) -> int:
@@ -156,7 +198,10 @@ def _substring(typed: Typed) -> str:
     if length < 0:
         return f"!case when {{0}} is not null then {_FAIL_RANGE} end"
     # Characters from start on, those before the first one counted but not there.
-    return f"substring({{0}}, {max(start, 1)}, {max(min(start + length, 2**31 - 1) - max(start, 1), 0)})"
+    return (
+        f"substring({{0}}, {max(start, 1)},"
+        f" {max(min(start + length, 2**31 - 1) - max(start, 1), 0)})"
+    )
 
 
 def _left(typed: Typed) -> str:
@@ -187,7 +232,9 @@ def _split_part(typed: Typed) -> str:
 
 
 def _trim(side: str) -> Callable[[Typed], str]:
-    return lambda typed: f"trim({side} {'{1}' if len(typed.arguments) > 1 else repr(' ')} from {{0}})"
+    return lambda typed: (
+        f"trim({side} {'{1}' if len(typed.arguments) > 1 else repr(' ')} from {{0}})"
+    )
 
 
 def _rounded(typed: Typed) -> str:
@@ -210,7 +257,10 @@ def _add_days(sign: int, date: int) -> Callable[[Typed], str]:
         ):
             return f"date_add({day}, {sign * int(days.value or 0)})"
         sum_ = f"(cast(unix_date({day}) as bigint) {'+' if sign > 0 else '-'} {{{1 - date}}})"
-        return f"!case when {sum_} {_VALID_DATE} then {_FAIL_RANGE} else date_from_unix_date(cast({sum_} as int)) end"
+        return (
+            f"!case when {sum_} {_VALID_DATE} then {_FAIL_RANGE} else"
+            f" date_from_unix_date(cast({sum_} as int)) end"
+        )
 
     return add
 
@@ -220,8 +270,10 @@ def _add_interval(sign: int) -> Callable[[Typed], str]:
         months, days, microseconds = (
             sign * part for part in interval_parts(typed.arguments[1].value or "") or (0, 0, 0)
         )
-        seconds = f"{'-' if microseconds < 0 else ''}{abs(microseconds) // 10**6}.{abs(microseconds) % 10**6:06d}"
-        interval = f"make_interval(0, {months}, 0, {days}, 0, 0, cast('{seconds}' as decimal(18,6)))"
+        seconds = f"{'-' if microseconds < 0 else ''}{abs(microseconds) // 10**6}.{abs(microseconds) % 10**6:06d}"  # noqa: E501
+        interval = (
+            f"make_interval(0, {months}, 0, {days}, 0, 0, cast('{seconds}' as decimal(18,6)))"
+        )
         return f"(cast({{0}} as timestamp_ntz) + {interval})"
 
     return add
@@ -232,12 +284,15 @@ def _like(typed: Typed) -> str:
     behind = 1 + int(packed[0])
     subject = "{0}"
     text = "".join(
-        _like_text(part) if kind == "text" else part for kind, part in like_parts(packed[behind:], packed[1:behind])
+        _like_text(part) if kind == "text" else part
+        for kind, part in like_parts(packed[behind:], packed[1:behind])
     )
     if "i" in typed.key.removeprefix("not_").removesuffix("like"):
         text = _lowered(text)
         subject = TEMPLATES["lower"]
-    return f"({subject} {'not ' if typed.key.startswith('not_') else ''}like {_braced(string(text))})"
+    return (
+        f"({subject} {'not ' if typed.key.startswith('not_') else ''}like {_braced(string(text))})"
+    )
 
 
 def _lowered(text: str) -> str:
@@ -250,7 +305,10 @@ def _like_text(text: str) -> str:
 
 def _regex(typed: Typed) -> str:
     options = "(?i)" if "i" in typed.key.removeprefix("not_").removesuffix("regex") else ""
-    return f"({{0}} {'not ' if typed.key.startswith('not_') else ''}rlike {_braced(string(options + (typed.value or '')))})"
+    return (
+        f"({{0}} {'not ' if typed.key.startswith('not_') else ''}rlike"
+        f" {_braced(string(options + (typed.value or '')))})"
+    )
 
 
 def _braced(text: str) -> str:
@@ -260,15 +318,27 @@ def _braced(text: str) -> str:
 
 # Templates that depend on constants among the arguments.
 BUILT: dict[str, Callable[[Typed], str]] = {
-    "substring": _substring, "left": _left, "right": _right, "lpad": _pad("lpad"), "rpad": _pad("rpad"),
-    "split_part": _split_part, "btrim": _trim("both"), "ltrim": _trim("leading"), "rtrim": _trim("trailing"),
+    "substring": _substring,
+    "left": _left,
+    "right": _right,
+    "lpad": _pad("lpad"),
+    "rpad": _pad("rpad"),
+    "split_part": _split_part,
+    "btrim": _trim("both"),
+    "ltrim": _trim("leading"),
+    "rtrim": _trim("trailing"),
     "repeat": lambda typed: f"repeat({{0}}, {max(_number(typed, 1), 0)})",
-    "numeric_round": _rounded, "numeric_trunc": _rounded,
-    "date_add": _add_days(1, 0), "date_subtract": _add_days(-1, 0), "int_add_date": _add_days(1, 1),
-    "add_interval": _add_interval(1), "subtract_interval": _add_interval(-1),
-    "date_add_interval": _add_interval(1), "date_subtract_interval": _add_interval(-1),
+    "numeric_round": _rounded,
+    "numeric_trunc": _rounded,
+    "date_add": _add_days(1, 0),
+    "date_subtract": _add_days(-1, 0),
+    "int_add_date": _add_days(1, 1),
+    "add_interval": _add_interval(1),
+    "subtract_interval": _add_interval(-1),
+    "date_add_interval": _add_interval(1),
+    "date_subtract_interval": _add_interval(-1),
     "varchar_limit": lambda typed: f"substring({{0}}, 1, {typed.value})",
     "bpchar_limit": lambda typed: f"rpad({{0}}, {typed.value}, ' ')",
     **dict.fromkeys(("like", "not_like", "ilike", "not_ilike"), _like),
     **dict.fromkeys(("regex", "not_regex", "iregex", "not_iregex"), _regex),
-}  # fmt: skip
+}

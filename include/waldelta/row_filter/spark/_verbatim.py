@@ -1,4 +1,6 @@
-"""What calls make of arguments that stand verbatim: NaN stays NaN, an infinite date stays infinite, others fail."""
+"""What calls make of arguments that stand verbatim: NaN stays NaN, an infinite date stays infinite,
+others fail.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def stays_in_years(typed: Typed, arguments: Sequence[Sql]) -> bool:
 
 def as_timestamp(date: Sql) -> Sql:
     """A date at midnight, verbatim ones too."""
-    raw = None if date.raw is None else f"regexp_replace({date.raw}, '^([0-9]+-[0-9]+-[0-9]+)', '$1 00:00:00')"
+    raw = (
+        None
+        if date.raw is None
+        else f"regexp_replace({date.raw}, '^([0-9]+-[0-9]+-[0-9]+)', '$1 00:00:00')"
+    )
     return replace(date, value=f"cast({date.value} as timestamp_ntz)", raw=raw)
 
 
@@ -36,7 +42,9 @@ def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 def only(values: Sequence[Sql], kept: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """The constants without a type that holds them, when they are among those that are kept; else UnheldConstant."""
+    """The constants without a type that holds them, when they are among those that are kept; else
+    UnheldConstant.
+    """
     found = tuple(each for value in values for each in value.unheld)
     for text, start in found:
         if text not in kept:
@@ -65,7 +73,10 @@ def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     is_nan = " or ".join(f"coalesce({raw} = 'NaN', false)" for raw in raws)
     is_raw = " or ".join(f"{raw} is not null" for raw in raws)
     unjudged = fail("waldelta: arithmetic on an infinite number")
-    raw = f"case when {known} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged} end end"
+    raw = (
+        f"case when {known} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged}"
+        " end end"
+    )
     return replace(result, raw=raw, raises=True, unheld=only(arguments, ("NaN",)))
 
 
@@ -75,21 +86,51 @@ def _nan_fails(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 def _nan_to_float(typed: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    return replace(result, value=f"coalesce({result.value}, cast({arguments[0].raw} as {spark_type(typed.type)}))")
+    return replace(
+        result,
+        value=f"coalesce({result.value}, cast({arguments[0].raw} as {spark_type(typed.type)}))",
+    )
 
 
 Rule = Callable[[Typed, Sequence[Sql], Sql], Sql]
 # What becomes of values that stand verbatim; for all other keys a row with one fails.
 VERBATIM: dict[str, Rule] = {
-    "same": _keep_raw, "numeric_same": _keep_raw,
-    "date_to_timestamp": _to_timestamp, "timestamp_to_date": _to_date,
-    "numeric_to_int": _nan_fails, "numeric_to_float": _nan_to_float,
+    "same": _keep_raw,
+    "numeric_same": _keep_raw,
+    "date_to_timestamp": _to_timestamp,
+    "timestamp_to_date": _to_date,
+    "numeric_to_int": _nan_fails,
+    "numeric_to_float": _nan_to_float,
     **dict.fromkeys(
-        ("date_add", "date_subtract", "int_add_date", "add_interval", "subtract_interval", "date_add_interval",
-         "date_subtract_interval"), keep_infinite,
+        (
+            "date_add",
+            "date_subtract",
+            "int_add_date",
+            "add_interval",
+            "subtract_interval",
+            "date_add_interval",
+            "date_subtract_interval",
+        ),
+        keep_infinite,
     ),
     **dict.fromkeys(
-        (f"numeric_{word}" for word in ("add", "subtract", "multiply", "modulo", "negative", "abs", "ceil", "floor",
-         "round", "trunc", "sign", "limit")), _nan,
+        (
+            f"numeric_{word}"
+            for word in (
+                "add",
+                "subtract",
+                "multiply",
+                "modulo",
+                "negative",
+                "abs",
+                "ceil",
+                "floor",
+                "round",
+                "trunc",
+                "sign",
+                "limit",
+            )
+        ),
+        _nan,
     ),
-}  # fmt: skip
+}

@@ -1,7 +1,9 @@
-"""A row filter as a Spark SQL condition with PostgreSQL's meaning; what has no certain translation is refused.
+"""A row filter as a Spark SQL condition with PostgreSQL's meaning; what has no certain translation
+is refused.
 
-``waldelta.row_filter.resolve`` has found types and signatures; here each node becomes SQL, by the templates of
-``row_filter_functions``. Values that stand verbatim in ``_wd_raw`` go along (``row_filter_value``).
+``waldelta.row_filter.resolve`` has found types and signatures; here each node becomes SQL, by the
+templates of ``row_filter_functions``. Values that stand verbatim in ``_wd_raw`` go along
+(``row_filter_value``).
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from waldelta.row_filter.analyzed_filter import RowFilter
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.spark._functions import BUILT, FIELDS, TEMPLATES, UNITS
-from waldelta.row_filter.spark._verbatim import INFINITE, VERBATIM, as_timestamp, keep_infinite, only, stays_in_years
+from waldelta.row_filter.spark._verbatim import (
+    INFINITE,
+    VERBATIM,
+    as_timestamp,
+    keep_infinite,
+    only,
+    stays_in_years,
+)
 from waldelta.row_filter.spark.values import (
     OPERATORS,
     UNJUDGED,
@@ -42,13 +51,15 @@ _MAX_LENGTH = 100_000
 def spark_condition(
     row_filter: RowFilter, columns: Sequence[ColumnState], names: Mapping[str, str] | None = None
 ) -> str:
-    """Spark SQL that is true exactly for the rows that the filter admits, and false or NULL for all others.
+    """Spark SQL that is true exactly for the rows that the filter admits, and false or NULL for all
+    others.
 
-    ``columns`` are the table's columns as their target holds them. ``names`` maps a column's name to the SQL expression
-    that stands for it (default: the quoted name), so that a condition can be had for old rows or prefixed columns;
-    ``_wd_raw`` in it is the map of the values that stand verbatim. A mapping without ``_wd_raw`` says that there is no
-    such map: columns whose type may need it are then refused. A row for which PostgreSQL raises an error raises one in
-    Spark too, in sessions with ``spark.sql.ansi.enabled``; so does a row with a verbatim value that more than a
+    ``columns`` are the table's columns as their target holds them. ``names`` maps a column's name
+    to the SQL expression that stands for it (default: the quoted name), so that a condition can be
+    had for old rows or prefixed columns; ``_wd_raw`` in it is the map of the values that stand
+    verbatim. A mapping without ``_wd_raw`` says that there is no such map: columns whose type may
+    need it are then refused. A row for which PostgreSQL raises an error raises one in Spark too, in
+    sessions with ``spark.sql.ansi.enabled``; so does a row with a verbatim value that more than a
     comparison is wanted of. Raises FilterNotTranslatable.
     """
     types = {column.name: column_type(column.type_name, column.spark_type) for column in columns}
@@ -59,17 +70,25 @@ def spark_condition(
 
 
 class _Translation:
-    def __init__(self, text: str, may_be_raw: set[str], names: Mapping[str, str], raw: str | None) -> None:
+    def __init__(
+        self, text: str, may_be_raw: set[str], names: Mapping[str, str], raw: str | None
+    ) -> None:
         self.text, self.may_be_raw, self.names, self.raw = text, may_be_raw, names, raw
         self.elements = 0
 
     def sql(self, typed: Typed) -> Sql:
-        build = _Translation.comparison if typed.key in OPERATORS else _STRUCTURE.get(typed.key, _Translation.call)
+        build = (
+            _Translation.comparison
+            if typed.key in OPERATORS
+            else _STRUCTURE.get(typed.key, _Translation.call)
+        )
         try:
             found = build(self, typed)
         except UnheldConstant as err:
             raise FilterNotTranslatable(
-                self.text, place(self.text, err.start), "more than a comparison with a constant that Spark doesn't hold"
+                self.text,
+                place(self.text, err.start),
+                "more than a comparison with a constant that Spark doesn't hold",
             ) from None
         if len(found.value) + len(found.raw or "") > _MAX_LENGTH:
             raise self.refused(typed, "an expression that becomes too long")
@@ -85,7 +104,9 @@ class _Translation:
             return Sql(value)
         if self.raw is None:
             raise self.refused(
-                typed, f"column {name!r} may hold values that only metadata columns keep (metadata_columns is off)"
+                typed,
+                f"column {name!r} may hold values that only metadata columns keep (metadata_columns"
+                " is off)",
             )
         return Sql(value, f"try_element_at({self.raw}, {string(name)})")
 
@@ -94,7 +115,8 @@ class _Translation:
         kinds = [argument.type for argument in typed.arguments]
         if {kind.name for kind in kinds} == {"date", "timestamp"}:
             left, right = (
-                as_timestamp(side) if k.name == "date" else side for side, k in zip((left, right), kinds, strict=True)
+                as_timestamp(side) if k.name == "date" else side
+                for side, k in zip((left, right), kinds, strict=True)
             )
             kinds = [Type("timestamp")] * 2
         compared = compare(typed.key, kinds, left, right)
@@ -109,20 +131,32 @@ class _Translation:
 
     @staticmethod
     def guarded(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-        """Let arguments fail even where one before them is NULL: PostgreSQL computes all of them first."""
-        late = [a for k, a in enumerate(arguments) if a.raises and any(not b.is_constant for b in arguments[:k])]
+        """Let arguments fail even where one before them is NULL: PostgreSQL computes all of them
+        first.
+        """
+        late = [
+            a
+            for k, a in enumerate(arguments)
+            if a.raises and any(not b.is_constant for b in arguments[:k])
+        ]
         return _after(late, result)
 
     def call(self, typed: Typed) -> Sql:
-        """A call by its template; arguments that stand verbatim fail, unless the key has a rule for them."""
+        """A call by its template; arguments that stand verbatim fail, unless the key has a rule for
+        them.
+        """
         arguments = [self.sql(argument) for argument in typed.arguments]
         rule = VERBATIM.get(typed.key)
         given = [a.judged() if rule is None else a for a in arguments]
         template = BUILT[typed.key](typed) if typed.key in BUILT else TEMPLATES[typed.key]
         raises = template.startswith("!") or any(a.raises for a in given)
-        value = template.removeprefix("!").format(*(a.value for a in given), type=spark_type(typed.type))
+        value = template.removeprefix("!").format(
+            *(a.value for a in given), type=spark_type(typed.type)
+        )
         result = Sql(f"({value})" if value.startswith("case ") else value, raises=raises)
-        result = replace(result, in_years=typed.type.name not in MOMENTS or stays_in_years(typed, given))
+        result = replace(
+            result, in_years=typed.type.name not in MOMENTS or stays_in_years(typed, given)
+        )
         if rule is not None and any(a.raw is not None for a in given):
             result = rule(typed, given, result)
         return self.guarded(typed, given, result)
@@ -151,7 +185,10 @@ class _Translation:
     def array(self, typed: Typed) -> Sql:
         elements = [self.sql(element) for element in typed.arguments]
         values = ", ".join(element.value for element in elements)
-        return Sql(f"cast(array({values}) as {spark_type(typed.type)})", raises=any(e.raises for e in elements))
+        return Sql(
+            f"cast(array({values}) as {spark_type(typed.type)})",
+            raises=any(e.raises for e in elements),
+        )
 
     def listed(self, typed: Typed) -> Sql:
         """``= ANY (ARRAY[…])`` and the like."""
@@ -166,13 +203,21 @@ class _Translation:
             c.is_constant and c.type.name == operand.type.name for c in constants
         )
         membership = (typed.key, typed.value) in (("any", "="), ("all", "<>"))
-        listed = [self.sql(constant) for constant in constants] if plain and same and membership else []
+        listed = (
+            [self.sql(constant) for constant in constants] if plain and same and membership else []
+        )
         if listed and all(constant.raw is None for constant in listed):
             values = ", ".join(constant.value for constant in listed)
-            return Sql(f"({found.value} {'in' if typed.key == 'any' else 'not in'} ({values}))", raises=found.raises)
+            return Sql(
+                f"({found.value} {'in' if typed.key == 'any' else 'not in'} ({values}))",
+                raises=found.raises,
+            )
         parts = [self.sql(node) for node in compared]
         word = " or " if typed.key == "any" else " and "
-        return Sql("(" + word.join(part.value for part in parts) + ")", raises=any(part.raises for part in parts))
+        return Sql(
+            "(" + word.join(part.value for part in parts) + ")",
+            raises=any(part.raises for part in parts),
+        )
 
     def of_elements(self, typed: Typed) -> Sql:
         """``= ANY (column)``."""
@@ -209,25 +254,37 @@ class _Translation:
         if not any(each.raw is not None for each in (*first, last)):
             values = ", ".join(each.value for each in (*first, last))
             return _joined(f"coalesce({values})", [*first, last])
-        return _choose([(Sql(f"(not {each.is_null})", raises=each.raises), each) for each in first], last)
+        return _choose(
+            [(Sql(f"(not {each.is_null})", raises=each.raises), each) for each in first], last
+        )
 
     def nullif(self, typed: Typed) -> Sql:
         first, second = (self.sql(node) for node in typed.arguments)
         equal = self.comparison(replace(typed, key="eq"))
-        raw = None if first.raw is None else f"case when {equal.value} then null else {first.raw} end"
+        raw = (
+            None if first.raw is None else f"case when {equal.value} then null else {first.raw} end"
+        )
         chosen = f"(case when {equal.value} then null else {first.value} end)"
-        return Sql(chosen, raw, first.raises or second.raises, in_years=first.in_years, unheld=first.unheld)
+        return Sql(
+            chosen, raw, first.raises or second.raises, in_years=first.in_years, unheld=first.unheld
+        )
 
     def extreme(self, typed: Typed) -> Sql:
         """GREATEST and LEAST, which pass over NULLs."""
         results = [self.result(typed, node) for node in typed.arguments]
-        if not any(each.raw is not None for each in results) and typed.type.name != "bpchar" and len(results) > 1:
+        if (
+            not any(each.raw is not None for each in results)
+            and typed.type.name != "bpchar"
+            and len(results) > 1
+        ):
             return _joined(f"{typed.key}({', '.join(each.value for each in results)})", results)
         kinds = [Type(typed.type.name, typed.type.digits)] * 2
         found, raises = results[0], any(each.raises for each in results)
         for other in results[1:]:
             keeps = compare("ge" if typed.key == "greatest" else "le", kinds, found, other)
-            condition = Sql(f"({other.is_null} or coalesce({keeps.value}, false))", raises=keeps.raises)
+            condition = Sql(
+                f"({other.is_null} or coalesce({keeps.value}, false))", raises=keeps.raises
+            )
             found = _choose([(condition, found)], other)
         return replace(found, raises=raises)
 
@@ -240,13 +297,25 @@ class _Translation:
         if moment.raw is None:
             return Sql(value, raises=moment.raises)
         unheld = only([moment], INFINITE)
-        infinite, odd = f"{moment.raw} in ('infinity', '-infinity')", f"{moment.raw} is not null then {fail(UNJUDGED)}"
+        infinite, odd = (
+            f"{moment.raw} in ('infinity', '-infinity')",
+            f"{moment.raw} is not null then {fail(UNJUDGED)}",
+        )
         if typed.key == "extract" and name not in PERIODIC:
             text = f"replace({moment.raw}, 'infinity', 'Infinity')"
-            infinities = tuple((text.replace("infinity", "Infinity"), start) for text, start in unheld)
-            return Sql(value, f"case when {infinite} then {text} when {odd} end", raises=True, unheld=infinities)
+            infinities = tuple(
+                (text.replace("infinity", "Infinity"), start) for text, start in unheld
+            )
+            return Sql(
+                value,
+                f"case when {infinite} then {text} when {odd} end",
+                raises=True,
+                unheld=infinities,
+            )
         outside = "null" if name in PERIODIC else f"cast({moment.raw} as double)"
-        return Sql(f"(case when {infinite} then {outside} when {odd} else {value} end)", raises=True)
+        return Sql(
+            f"(case when {infinite} then {outside} when {odd} else {value} end)", raises=True
+        )
 
     def truncated(self, typed: Typed) -> Sql:
         moment = self.sql(typed.arguments[1])
@@ -260,18 +329,30 @@ class _Translation:
         if moment.raw is None:
             return Sql(held, raises=moment.raises)
         return Sql(
-            f"case when {moment.raw} is not null then {moment.raw} not in ('infinity', '-infinity') else {held} end",
+            f"case when {moment.raw} is not null then {moment.raw} not in ('infinity', '-infinity')"
+            f" else {held} end",
             raises=moment.raises,
         )
 
 
 def _after(computed_first: Sequence[Sql], result: Sql) -> Sql:
     """The result, once all of these that may fail have been computed."""
-    parts = [part for each in computed_first if each.raises for part in (each.value, each.raw) if part is not None]
+    parts = [
+        part
+        for each in computed_first
+        if each.raises
+        for part in (each.value, each.raw)
+        if part is not None
+    ]
     if not parts:
         return result
     raw = None if result.raw is None else f"case when {computed(*parts)} then {result.raw} end"
-    return replace(result, value=f"(case when {computed(*parts)} then {result.value} end)", raw=raw, raises=True)
+    return replace(
+        result,
+        value=f"(case when {computed(*parts)} then {result.value} end)",
+        raw=raw,
+        raises=True,
+    )
 
 
 def _joined(value: str, parts: Sequence[Sql]) -> Sql:
@@ -284,14 +365,25 @@ def _choose(choices: Sequence[tuple[Sql, Sql]], default: Sql) -> Sql:
 
     def case(parts: Sequence[str]) -> str:
         whens = " ".join(
-            f"when {condition.value} then {part}" for (condition, _), part in zip(choices, parts, strict=False)
+            f"when {condition.value} then {part}"
+            for (condition, _), part in zip(choices, parts, strict=False)
         )
         return f"(case {whens} else {parts[-1]} end)"
 
-    raw = case([r.raw or "null" for r in results]) if any(r.raw is not None for r in results) else None
+    raw = (
+        case([r.raw or "null" for r in results])
+        if any(r.raw is not None for r in results)
+        else None
+    )
     raises = any(part.raises for pair in choices for part in pair) or default.raises
     unheld = tuple(each for r in results for each in r.unheld)
-    return Sql(case([r.value for r in results]), raw, raises, in_years=all(r.in_years for r in results), unheld=unheld)
+    return Sql(
+        case([r.value for r in results]),
+        raw,
+        raises,
+        in_years=all(r.in_years for r in results),
+        unheld=unheld,
+    )
 
 
 _STRUCTURE: dict[str, Callable[[_Translation, Typed], Sql]] = {

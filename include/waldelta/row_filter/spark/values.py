@@ -1,6 +1,8 @@
-"""Values of a filter in Spark SQL, together with those that stand verbatim because no Delta type holds them.
+"""Values of a filter in Spark SQL, together with those that stand verbatim because no Delta type
+holds them.
 
-Such values are NaN and the infinities of numerics, the infinities of dates and timestamps, and years before 1 or after
+Such values are NaN and the infinities of numerics, the infinities of dates and timestamps, and
+years before 1 or after
 9999. They compare by PostgreSQL's order: everything about that is here.
 """
 
@@ -16,7 +18,10 @@ from waldelta.spark_sql import string
 
 OPERATORS = {key: operator for operator, key in COMPARISONS.items()}
 # A row that can't be judged fails the statement; the message holds no value.
-UNJUDGED = "waldelta: a row filter meets a value that Delta does not hold (NaN, infinity, a year beyond 1 to 9999)"
+UNJUDGED = (
+    "waldelta: a row filter meets a value that Delta does not hold (NaN, infinity, a year beyond 1"
+    " to 9999)"
+)
 # Greater than any day, with room for a day's microseconds.
 _INFINITE_KEY = "1000000000000000000000000000000BD"
 
@@ -25,9 +30,9 @@ _INFINITE_KEY = "1000000000000000000000000000000BD"
 class Sql:
     """An expression's SQL. ``value`` is NULL where ``raw``, PostgreSQL's text, is not.
 
-    ``raises``: its evaluation may fail. ``is_constant``: never NULL unless written so. ``in_years``: a date or
-    timestamp that lies in the years 1 to 9999 whenever it isn't raw. ``unheld``: the constants, with their places, that
-    may stand in ``raw``.
+    ``raises``: its evaluation may fail. ``is_constant``: never NULL unless written so.
+    ``in_years``: a date or timestamp that lies in the years 1 to 9999 whenever it isn't raw.
+    ``unheld``: the constants, with their places, that may stand in ``raw``.
     """
 
     value: str
@@ -40,7 +45,11 @@ class Sql:
     @property
     def is_null(self) -> str:
         """Whether it is NULL in PostgreSQL."""
-        return f"({self.value} is null)" if self.raw is None else f"({self.value} is null and {self.raw} is null)"
+        return (
+            f"({self.value} is null)"
+            if self.raw is None
+            else f"({self.value} is null and {self.raw} is null)"
+        )
 
     def judged(self) -> Sql:
         """The value alone; fails where it stands verbatim."""
@@ -53,7 +62,9 @@ class Sql:
 
 
 class UnheldConstant(Exception):
-    """More than a comparison is wanted of a constant that Spark's types don't hold; the argument is its place."""
+    """More than a comparison is wanted of a constant that Spark's types don't hold; the argument is
+    its place.
+    """
 
     def __init__(self, start: int) -> None:
         super().__init__(start)
@@ -61,9 +72,11 @@ class UnheldConstant(Exception):
 
 
 def computed(*parts: str) -> str:
-    """A condition that always holds, which Spark can't know without computing the parts: so they fail if they can.
+    """A condition that always holds, which Spark can't know without computing the parts: so they
+    fail if they can.
 
-    Spark drops what can't change a result, like the operand of IS NULL when it is never NULL, though it may fail.
+    Spark drops what can't change a result, like the operand of IS NULL when it is never NULL,
+    though it may fail.
     """
     return f"bit_count(hash({', '.join(parts)})) >= 0"
 
@@ -87,7 +100,9 @@ def literal(typed: Typed) -> Sql:
     null = "null" if kind.name == "interval" else f"cast(null as {spark_type(kind)})"
     if text is None:
         return Sql(null, is_constant=True)
-    if (kind.name in MOMENTS and not is_held(text)) or (kind.name == "numeric" and text[-1].isalpha()):
+    if (kind.name in MOMENTS and not is_held(text)) or (
+        kind.name == "numeric" and text[-1].isalpha()
+    ):
         return Sql(null, string(text), is_constant=True, unheld=((text, typed.start),))
     return Sql(_literal(kind, text), is_constant=True)
 
@@ -131,11 +146,16 @@ def _rank(side: Sql) -> str:
     finite = f"case when {side.value} is not null then 0 end"
     if side.raw is None:
         return finite
-    return f"case {side.raw} when 'NaN' then 2 when 'Infinity' then 1 when '-Infinity' then -1 else {finite} end"
+    return (
+        f"case {side.raw} when 'NaN' then 2 when 'Infinity' then 1 when '-Infinity' then -1 else"
+        f" {finite} end"
+    )
 
 
 def _beside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
-    """One side lies in the years 1 to 9999, so the other, where it is raw, lies before or after all of them."""
+    """One side lies in the years 1 to 9999, so the other, where it is raw, lies before or after all
+    of them.
+    """
     raw = left if left.raw is not None else right
     held = right if left.raw is not None else left
     early = f"({raw.raw} = '-infinity' or endswith({raw.raw}, 'BC'))"
@@ -157,14 +177,20 @@ def _order_key(kind: Type, side: Sql) -> str:
     fraction = f"cast(rpad(regexp_extract({raw}, '[.]([0-9]+)', 1), 6, '0') as bigint)"
     verbatim = _key(year, *parts[1:3], *(f"coalesce({part}, 0)" for part in parts[3:]), fraction)
     return (
-        f"case when {side.value} is not null then {held} when {side.raw} = 'infinity' then {_INFINITE_KEY}"
-        f" when {side.raw} = '-infinity' then - {_INFINITE_KEY} when {side.raw} is not null then {verbatim} end"
+        f"case when {side.value} is not null then {held} when {side.raw} = 'infinity' then"
+        f" {_INFINITE_KEY} when {side.raw} = '-infinity' then - {_INFINITE_KEY} when {side.raw} is"
+        f" not null then {verbatim} end"
     )
 
 
 _PARTS = (
-    "^([0-9]+)-", "^[0-9]+-([0-9]+)", "^[0-9]+-[0-9]+-([0-9]+)", " ([0-9]+):", ":([0-9]+):", ":[0-9]+:([0-9]+)",
-)  # fmt: skip
+    "^([0-9]+)-",
+    "^[0-9]+-([0-9]+)",
+    "^[0-9]+-[0-9]+-([0-9]+)",
+    " ([0-9]+):",
+    ":([0-9]+):",
+    ":[0-9]+:([0-9]+)",
+)
 
 
 def _key_of_value(kind: Type, value: str) -> str:
@@ -179,4 +205,7 @@ def _key_of_value(kind: Type, value: str) -> str:
 def _key(*fields: str) -> str:
     year, month, day, hour, minute, second, fraction = fields
     days = f"((cast({year} as decimal(10,0)) * 16 + {month}) * 32 + {day})"
-    return f"cast(({days} * 86400 + {hour} * 3600 + {minute} * 60 + {second}) * 1000000 + {fraction} as decimal(38,0))"
+    return (
+        f"cast(({days} * 86400 + {hour} * 3600 + {minute} * 60 + {second}) * 1000000 + {fraction}"
+        " as decimal(38,0))"
+    )

@@ -1,1 +1,3 @@
-"""Reads the slot: what a read asks for, how much at once, and what PostgreSQL itself fails to decode."""
+"""Reads the slot: what a read asks for, how much at once, and what PostgreSQL itself fails to
+decode.
+"""

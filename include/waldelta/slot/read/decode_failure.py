@@ -1,13 +1,13 @@
 """Unreadable: what PostgreSQL itself can't decode, and up to where it can.
 
-A row filter that raises, a byte that UTF-8 lacks, a row whose text is larger than a message may be: every
-call that comes to the transaction ends with the same error, since WAL is decoded by the catalogs of its
-time. So a drain that met an error reads the WAL in front of that transaction first, in smaller calls, and
-is stopped only by the transaction itself.
+A row filter that raises, a byte that UTF-8 lacks, a row whose text is larger than a message may be:
+every call that comes to the transaction ends with the same error, since WAL is decoded by the
+catalogs of its time. So a drain that met an error reads the WAL in front of that transaction first,
+in smaller calls, and is stopped only by the transaction itself.
 
-An error counts as such when its SQLSTATE is about a value or a defect, and when the next transaction alone,
-asked for in a session of its own, ends with one again. A cancelled statement, a lost connection, a lock or
-a full disk never counts.
+An error counts as such when its SQLSTATE is about a value or a defect, and when the next
+transaction alone, asked for in a session of its own, ends with one again. A cancelled statement, a
+lost connection, a lock or a full disk never counts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from waldelta.slot.read.peek import PeekBound, call, peek_error, plugin_options,
 
 log = logging.getLogger(__name__)
 
-# Classes of SQLSTATE that say nothing of what is decoded: connections, transactions, rights, resources, locks,
-# operators, disks.
+# Classes of SQLSTATE that say nothing of what is decoded: connections, transactions, rights,
+# resources, locks, operators, disks.
 _PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
 # Rights, and a publication that is gone, which is an error of its own.
 _OTHERS = ("42501", "42704")
@@ -42,7 +42,8 @@ _CORRUPT = "XX"
 # The data exceptions whose words hold no value of a row: a division, bytes without an equivalent.
 _WITHOUT_VALUES = ("22012", "22021", "22P05")
 _UNCONVERTED = ("22021", "22P05")
-# What PostgreSQL adds, in whatever language: slot, plugin, callback, and the position of the change.
+# What PostgreSQL adds, in whatever language: slot, plugin, callback, and the position of the
+# change.
 _POSITION = re.compile(r"pgoutput.*?\b([0-9A-F]{1,8}/[0-9A-F]{1,8})\b")
 # Only for the words of an error; a transaction of gigabytes isn't read to its end for them.
 _IDENTIFY_S = 10.0
@@ -52,7 +53,9 @@ _MOST_IN_VAIN = 3
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error of decoding: PostgreSQL's words and SQLSTATE, and the position of the change, where it said that."""
+    """An error of decoding: PostgreSQL's words and SQLSTATE, and the position of the change, where
+    it said that.
+    """
 
     words: str
     sqlstate: str
@@ -61,11 +64,15 @@ class Refusal:
     @classmethod
     def of(cls, err: psycopg.Error) -> Refusal | None:
         """None for an error that isn't about what is decoded, or may be gone the next time."""
-        return cls.read(err.sqlstate, err.diag.message_primary or type(err).__name__, err.diag.context or "")
+        return cls.read(
+            err.sqlstate, err.diag.message_primary or type(err).__name__, err.diag.context or ""
+        )
 
     @classmethod
     def read(cls, sqlstate: str | None, words: str, context: str) -> Refusal | None:
-        """The same from what PostgreSQL said; ``context`` is what it adds of where the error was met."""
+        """The same from what PostgreSQL said; ``context`` is what it adds of where the error was
+        met.
+        """
         if sqlstate is None or sqlstate.startswith(_PASSING) or sqlstate in _OTHERS:
             return None
         at = position(context)
@@ -79,8 +86,8 @@ class Refusal:
 def position(text: str) -> Lsn | None:
     """The position of the change that an error was about, from what PostgreSQL adds to it.
 
-    >>> str(position('slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/15D76A8'))
-    '0/15D76A8'
+    >>> str(position('slot "s", output plugin "pgoutput", in the change callback, associated LSN
+    0/15D76A8')) '0/15D76A8'
     """
     found = _POSITION.search(text)
     return Lsn.parse(found[1]) if found else None
@@ -88,7 +95,9 @@ def position(text: str) -> Lsn | None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gave: its messages, those of them that land, and where its last transaction ends, if any."""
+    """What a call gave: its messages, those of them that land, and where its last transaction ends,
+    if any.
+    """
 
     messages: int
     landing: int
@@ -99,10 +108,12 @@ Ask = Callable[[int], Answer | Refusal]
 
 
 def last_readable(ask: Ask, first: Answer) -> tuple[Answer, Refusal | None]:
-    """The answer of all transactions in front of the one that can't be read, and what that is refused for.
+    """The answer of all transactions in front of the one that can't be read, and what that is
+    refused for.
 
-    ``first`` is the first transaction's answer. ``ask`` is called with numbers of messages that double until it
-    is refused, and then between the last two. When a call gives fewer messages, nothing is refused any more.
+    ``first`` is the first transaction's answer. ``ask`` is called with numbers of messages that
+    double until it is refused, and then between the last two. When a call gives fewer messages,
+    nothing is refused any more.
     """
     last, refusal, too_many = first, None, 0
     while not too_many or too_many - last.messages > 1:
@@ -119,9 +130,11 @@ def last_readable(ask: Ask, first: Answer) -> tuple[Answer, Refusal | None]:
 
 @dataclass
 class Reading:
-    """How a drain reads the slot: as the pipeline file says, and after an error no further than is known to be readable.
+    """How a drain reads the slot: as the pipeline file says, and after an error no further than is
+    known to be readable.
 
-    From then on without streaming: an open transaction that can't be decoded may be rolled back yet.
+    From then on without streaming: an open transaction that can't be decoded may be rolled back
+    yet.
     """
 
     job: Job
@@ -146,7 +159,8 @@ class Reading:
         self._upto, self._most, self._in_vain = None, None, 0
 
     def refused(self, err: SourceError, bound: PeekBound) -> SlotUnreadable | None:
-        """What can't be read comes next, or None: there is something in front of it, to which the next call is limited.
+        """What can't be read comes next, or None: there is something in front of it, to which the
+        next call is limited.
 
         Raises ``err`` where it is about anything else, and what keeps the slot from being asked.
         """
@@ -173,15 +187,20 @@ class Reading:
                 return _unreadable(self.job, self.source, refusal)
             self._most = last.messages if refusal is not None else None
         # Without PostgreSQL's words, which may hold values of a row.
-        log.warning("slot=%s can't be decoded at %s: what is in front of it is read first", self.source.slot, at)
+        log.warning(
+            "slot=%s can't be decoded at %s: what is in front of it is read first",
+            self.source.slot,
+            at,
+        )
         return None
 
 
 def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
-    """Raises SlotUnreadable when the slot's next transaction can't be decoded, which ``err`` says and a new call repeats.
+    """Raises SlotUnreadable when the slot's next transaction can't be decoded, which ``err`` says
+    and a new call repeats.
 
-    Raises ``err`` when that is about anything else. Returns when a transaction in front of it can be read, or
-    nothing is refused any more.
+    Raises ``err`` when that is about anything else. Returns when a transaction in front of it can
+    be read, or nothing is refused any more.
     """
     if Refusal.of(err) is None:
         raise err
@@ -197,8 +216,12 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
 
 
 def _ask(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
-    """What whole transactions with at least so many messages give; in a new session, since an error ends its decoding."""
-    query = _ANSWER.format(changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT)
+    """What whole transactions with at least so many messages give; in a new session, since an error
+    ends its decoding.
+    """
+    query = _ANSWER.format(
+        changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT
+    )
     with job.connect_slot("probe") as connection:
         try:
             with limited(connection, "statement_timeout", bound.statement_timeout_s):
@@ -212,9 +235,9 @@ def _ask(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refu
     return Answer(messages, landing, Lsn.parse(end) if end is not None else None)
 
 
-# Of whole transactions every Stream Abort is one that landing discards (pgoutput.envelope). The last message of
-# a transaction, or of its prepare, has its end as position; 67, 80, 75 and 114 are Commit, Prepare, Commit Prepared
-# and Rollback Prepared.
+# Of whole transactions every Stream Abort is one that landing discards (pgoutput.envelope). The
+# last message of a transaction, or of its prepare, has its end as position; 67, 80, 75 and 114 are
+# Commit, Prepare, Commit Prepared and Rollback Prepared.
 _ANSWER = """
 select count(*),
        count(*) filter (where get_byte(data, 0) <> {abort}),
@@ -229,20 +252,25 @@ def _unreadable(job: Job, source: Source, refusal: Refusal) -> SlotUnreadable:
     details = [*found, *([] if found and "table" in found[-1] else _suspects(job, refusal))]
     of = f" ({', '.join(details)})" if details else ""
     return SlotUnreadable(
-        f"slot {source.slot!r} can't be decoded {where}{of}: PostgreSQL says {refusal.words!r} (SQLSTATE {refusal.sqlstate}). "
-        "Everything before that transaction has landed, and nothing behind it can be read: WAL is decoded by the catalogs of "
-        "its time, so that correcting the row or the filter helps for what comes only: correct it, then run resync"
+        f"slot {source.slot!r} can't be decoded {where}{of}: PostgreSQL says {refusal.words!r}"
+        f" (SQLSTATE {refusal.sqlstate}). Everything before that transaction has landed, and"
+        " nothing behind it can be read: WAL is decoded by the catalogs of its time, so that"
+        " correcting the row or the filter helps for what comes only: correct it, then run resync"
     )
 
 
 def _identify(job: Job, source: Source) -> list[str]:
-    """The transaction, and the table where it was the last thing sent before the error, as far as PostgreSQL sent them.
+    """The transaction, and the table where it was the last thing sent before the error, as far as
+    PostgreSQL sent them.
 
-    The replication protocol sends what was decoded before an error, where a function's answer is lost by it.
+    The replication protocol sends what was decoded before an error, where a function's answer is
+    lost by it.
     """
     transaction, table = "", ""
     try:
-        for message in stream_slot(job.slot_conninfo, source.slot, plugin_options(source), _IDENTIFY_S):
+        for message in stream_slot(
+            job.slot_conninfo, source.slot, plugin_options(source), _IDENTIFY_S
+        ):
             kind = message[:1]
             if kind in (b"B", b"b"):
                 begun = read_begin(message)
@@ -254,7 +282,11 @@ def _identify(job: Job, source: Source) -> list[str]:
                 return []  # it was decoded
             elif kind not in (b"Y", b"O"):
                 table = ""
-    except (SourceError, DecodeError, psycopg.Error) as err:  # these are words of an error that is known
+    except (
+        SourceError,
+        DecodeError,
+        psycopg.Error,
+    ) as err:  # these are words of an error that is known
         log.info("slot=%s the transaction isn't known: %s", source.slot, err)
     return [text for text in (transaction, table) if text]
 

@@ -1,6 +1,7 @@
 """Reading a slot through the SQL functions, as Arrow record batches with their envelope.
 
-A peek leaves the slot where it is, so it can be repeated; what it returns is landed before anything is consumed.
+A peek leaves the slot where it is, so it can be repeated; what it returns is landed before anything
+is consumed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
 LANDING_SCHEMA = pa.schema(
     [
         *ENVELOPE_SCHEMA,
-        # True for TIMELINE_KINDS and for messages that nothing reads: so few that whole row groups without any are skipped.
+        # True for TIMELINE_KINDS and for messages that nothing reads: so few that whole row groups
+        # without any are skipped.
         pa.field("timeline", pa.bool_()),
         # True for an update whose key changed (it carries its old key).
         pa.field("moves", pa.bool_()),
@@ -60,13 +62,16 @@ LANDING_SCHEMA = pa.schema(
 )
 
 
-# In front of a Stream Abort (65) stands the subtransaction's xid; the top-level one's is its first field.
+# In front of a Stream Abort (65) stands the subtransaction's xid; the top-level one's is its first
+# field.
 _TOP_XID = """
-case when get_byte(data, 0) = 65 then ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint::text::xid else xid end
+case when get_byte(data, 0) = 65 then ('x' || encode(substr(data, 2, 4),
+  'hex'))::bit(32)::bigint::text::xid else xid end
 """
-# Every call streams an open transaction again from its beginning, so its chunks would be landed again and again, to count
-# never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. One that was prepared earlier may be streamed again too,
-# and is decided by 75 Commit Prepared or 114 Rollback Prepared. The server has collected the whole answer anyway.
+# Every call streams an open transaction again from its beginning, so its chunks would be landed
+# again and again, to count never: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. One
+# that was prepared earlier may be streamed again too, and is decided by 75 Commit Prepared or 114
+# Rollback Prepared. The server has collected the whole answer anyway.
 _COMPLETE = """
 with changes as materialized ({changes})
 select lsn, xid, data
@@ -77,13 +82,15 @@ where {top_xid} not in (
     select xid from changes where get_byte(data, 0) in (99, 112)
 ) or get_byte(data, 0) in (75, 114)
 """
-# In front of a streamed logical message (77) stands the top-level transaction's xid, whatever savepoint wrote it. So the same
-# WAL is read without streaming too, which brings only those that weren't rolled back: each has a position of its own. Those
-# with flags 0 aren't transactional, and stand whatever becomes of the open transaction that wrote them.
+# In front of a streamed logical message (77) stands the top-level transaction's xid, whatever
+# savepoint wrote it. So the same WAL is read without streaming too, which brings only those that
+# weren't rolled back: each has a position of its own. Those with flags 0 aren't transactional, and
+# stand whatever becomes of the open transaction that wrote them.
 _COMPLETE_WITH_MESSAGES = """
 with changes as materialized ({changes}),
      messages as materialized (
-         select lsn, get_byte(data, 1) = 0 as alone from ({whole}) as whole where get_byte(data, 0) = 77
+         select lsn, get_byte(data, 1) = 0 as alone from ({whole}) as whole where get_byte(data,
+           0) = 77
      )
 select lsn, xid, data
 from changes
@@ -92,7 +99,8 @@ where (
         select xid from changes where get_byte(data, 0) = 83
         except
         select xid from changes where get_byte(data, 0) in (99, 112)
-    ) or get_byte(data, 0) in (75, 114) or (get_byte(data, 0) = 77 and lsn in (select lsn from messages where alone))
+    ) or get_byte(data, 0) in (75, 114) or (get_byte(data, 0) = 77 and lsn in (select lsn
+      from messages where alone))
 ) and (get_byte(data, 0) <> 77 or lsn in (select lsn from messages))
 """
 
@@ -103,8 +111,8 @@ _NAME_BYTES = 63
 class PeekBound:
     """Up to where one peek reads: WAL position, number of changes (None: any), and time.
 
-    ``from_lsn`` is where the slot stands, for the record. ``skipped`` are messages that land without being read, by position
-    and id.
+    ``from_lsn`` is where the slot stands, for the record. ``skipped`` are messages that land
+    without being read, by position and id.
     """
 
     upto_lsn: Lsn
@@ -117,9 +125,11 @@ class PeekBound:
 
 @dataclass(slots=True)
 class PeekTimes:
-    """Seconds of a peek: ``total_s`` is what its statement timeout counts, ``server_s`` without what we did with the answer.
+    """Seconds of a peek: ``total_s`` is what its statement timeout counts, ``server_s`` without
+    what we did with the answer.
 
-    ``messages`` are all that the server gave: a limit on their number counts those that are discarded too.
+    ``messages`` are all that the server gave: a limit on their number counts those that are
+    discarded too.
     """
 
     server_s: float = 0.0
@@ -146,11 +156,12 @@ def protocol_version(options: Options) -> int:
 
 
 def most_messages(source: Source, max_changes: int) -> int | None:
-    """How many messages one call may bring at the most: no limit while open transactions are streamed.
+    """How many messages one call may bring at the most: no limit while open transactions are
+    streamed.
 
-    A call that ends within a streamed transaction would end at the same place again and again. The server counts Begin, Commit
-    and Relation too; without room for them a backlog of one full batch would cost a second call, and all that goes with it, for
-    its last hundredth.
+    A call that ends within a streamed transaction would end at the same place again and again. The
+    server counts Begin, Commit and Relation too; without room for them a backlog of one full batch
+    would cost a second call, and all that goes with it, for its last hundredth.
     """
     return max_changes + max_changes // 4 if source.options.streaming == "off" else None
 
@@ -178,13 +189,16 @@ def plugin_options(source: Source) -> list[str]:
 
 def reader_name(slot: str) -> str:
     """The application_name of the backend that reads a slot for us."""
-    # PostgreSQL keeps 63 bytes of a name: of slots with a long common beginning each needs one of its own.
+    # PostgreSQL keeps 63 bytes of a name: of slots with a long common beginning each needs one of
+    # its own.
     name = f"waldelta read {slot}"
     return name if len(name) <= _NAME_BYTES else f"{name[: _NAME_BYTES - 9]}_{_hash_of(slot)}"
 
 
 def short_name(slot: str) -> str:
-    """The slot's name, or the beginning of a long one with a hash that tells it from others of that beginning."""
+    """The slot's name, or the beginning of a long one with a hash that tells it from others of that
+    beginning.
+    """
     return slot if len(slot) <= 50 else f"{slot[:41]}_{_hash_of(slot)}"
 
 
@@ -193,25 +207,37 @@ def _hash_of(slot: str) -> str:
 
 
 def name_of_copy(slot: str) -> str:
-    """What the temporary copy of a slot is called that keeps a way back while the slot is consumed."""
+    """What the temporary copy of a slot is called that keeps a way back while the slot is
+    consumed.
+    """
     return f"{short_name(slot)}_before_get"
 
 
-def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | None = None) -> Iterator[pa.RecordBatch]:
-    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA; ``times`` is told how long it took.
+def peek(
+    conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read the slot up to ``bound`` and yield record batches of LANDING_SCHEMA; ``times`` is told
+    how long it took.
 
-    Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind, because a
-    backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody else holds the slot,
-    PeekTimeout when the bite was too large for the statement timeout, BiteTooLarge and SourceDiskFull when it was for the server's room.
+    Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind,
+    because a backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody
+    else holds the slot, PeekTimeout when the bite was too large for the statement timeout,
+    BiteTooLarge and SourceDiskFull when it was for the server's room.
     """
-    import adbc_driver_postgresql.dbapi  # brings pandas, which a look at an idle slot must not pay for
+    # brings pandas, which a look at an idle slot must not pay for
+    import adbc_driver_postgresql.dbapi
 
     end_old_readers(conninfo, source.slot)
     statement, times = _statement(source, bound), times or PeekTimes()
     envelope = Envelope(bound.next_xid8, protocol_version(source.options), bound.skipped)
     try:
-        with connect_arrow(conninfo, reader_name(source.slot)) as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)})
+        with (
+            connect_arrow(conninfo, reader_name(source.slot)) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.adbc_statement.set_options(
+                **{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)}
+            )
             cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s * 1000)}")
             began = time.monotonic()
             with times.waiting():
@@ -227,7 +253,8 @@ def peek(conninfo: str, source: Source, bound: PeekBound, times: PeekTimes | Non
             times.total_s = time.monotonic() - began
             times.messages = envelope.given
     except (adbc_driver_postgresql.dbapi.Error, pa.ArrowException, OSError) as err:
-        # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a timeout, OSError.
+        # What the server says while rows are fetched comes through Arrow: as ArrowInvalid or, for a
+        # timeout, OSError.
         if not isinstance(err, adbc_driver_postgresql.dbapi.Error) and "[libpq]" not in str(err):
             raise
         raise peek_error(source.slot, str(err)) from None
@@ -246,12 +273,18 @@ def _statement(source: Source, bound: PeekBound) -> str:
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:
-    """The text of a call of ``pg_logical_slot_{peek,get}_binary_changes``; every value is a quoted literal.
+    """The text of a call of ``pg_logical_slot_{peek,get}_binary_changes``; every value is a quoted
+    literal.
 
     ``whole(source)`` instead of a source keeps open transactions out of the answer.
     """
-    function = {"peek": "pg_logical_slot_peek_binary_changes", "get": "pg_logical_slot_get_binary_changes"}[verb]
-    template = sql.SQL("select {select} from pg_catalog.{function}({slot}, {lsn}::pg_lsn, {nchanges}, {options})")
+    function = {
+        "peek": "pg_logical_slot_peek_binary_changes",
+        "get": "pg_logical_slot_get_binary_changes",
+    }[verb]
+    template = sql.SQL(
+        "select {select} from pg_catalog.{function}({slot}, {lsn}::pg_lsn, {nchanges}, {options})"
+    )
     return template.format(
         select=sql.SQL(select),
         function=sql.Identifier(function),
@@ -263,7 +296,9 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
 
 
 def whole(source: Source) -> Source:
-    """The source read without streaming: every transaction comes once, when it is complete, and in one piece."""
+    """The source read without streaming: every transaction comes once, when it is complete, and in
+    one piece.
+    """
     return _with_options(source, streaming="off")
 
 
@@ -277,20 +312,25 @@ def _with_options(source: Source, **options: object) -> Source:
 
 
 def end_old_readers(conninfo: str, slot: str) -> None:
-    """End backends that an earlier attempt of ours left reading this slot, and wait until they are gone."""
+    """End backends that an earlier attempt of ours left reading this slot, and wait until they are
+    gone.
+    """
     with connect(conninfo, f"waldelta fence {slot}") as connection:
         _end(connection, slot, _READERS)
 
 
 def end_old_backends(connection: psycopg.Connection[Any], slot: str) -> None:
-    """The same of all that dead runs of this pipeline left: whatever of theirs holds the slot, or its copy, goes on with nobody
-    waiting for it. For who holds the slot's lock and doesn't use the slot yet.
-    """  # fmt: skip
+    """The same of all that dead runs of this pipeline left: whatever of theirs holds the slot, or
+    its copy, goes on with nobody waiting for it. For who holds the slot's lock and doesn't use the
+    slot yet.
+    """
     _end(connection, slot, f"{_READERS} union {_HOLDERS}")
 
 
 def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
-    """End the backends that a query finds; those of another role stay, as whoever checks the slot says by pid."""
+    """End the backends that a query finds; those of another role stay, as whoever checks the slot
+    says by pid.
+    """
     wanted = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
 
     def found() -> list[int]:
@@ -312,7 +352,10 @@ def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
         waiting(lambda: ended.intersection(found()))
 
 
-_READERS = "select pid from pg_stat_activity where application_name = %(reader)s and datname = current_database()"
+_READERS = (
+    "select pid from pg_stat_activity where application_name = %(reader)s and datname ="
+    " current_database()"
+)
 # Ours name themselves by what they do and the slot, cut off where PostgreSQL does.
 _HOLDERS = """
 select a.pid
@@ -321,7 +364,8 @@ join pg_stat_activity a on a.pid = s.active_pid
 where s.slot_name in (%(slot)s, %(copy)s)
   and a.datname = current_database()
   and a.pid <> pg_backend_pid()
-  and a.application_name = left('waldelta ' || split_part(a.application_name, ' ', 2) || ' ' || %(slot)s, 63)
+  and a.application_name = left('waldelta ' || split_part(a.application_name, ' ',
+    2) || ' ' || %(slot)s, 63)
 """
 
 
@@ -329,7 +373,9 @@ def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
     lsn, xid, given = (storage(column) for column in batch.columns)
     enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), given)
     kind, data = enveloped.column("kind"), enveloped.column("data")
-    timeline = pc.or_(pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS)), pc.starts_with(kind, MARK))
+    timeline = pc.or_(
+        pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS)), pc.starts_with(kind, MARK)
+    )
     old_key = pc.equal(pc.binary_slice(data, 5, 6), b"K")
     streamed = pc.is_valid(enveloped.column("streamed_xid"))
     if pc.any(streamed).as_py():
@@ -347,37 +393,52 @@ def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
     first = int(np.frombuffer(offsets, np.int32)[column.offset])
     numbers = np.frombuffer(values, dtype, count=len(column), offset=first)
     if len(values) < first + width * len(column):
-        raise SourceError("the driver returned WAL positions of an unexpected width: pin adbc-driver-postgresql")
+        raise SourceError(
+            "the driver returned WAL positions of an unexpected width: pin adbc-driver-postgresql"
+        )
     return pa.array(numbers.astype(np.int64))
 
 
 def _publication_gone(slot: str, publication: str) -> PublicationGone:
-    """What a slot can't be read for, before PostgreSQL 18 (which passes over a publication where it doesn't exist)."""
+    """What a slot can't be read for, before PostgreSQL 18 (which passes over a publication where it
+    doesn't exist).
+    """
     return PublicationGone(
-        f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is read: it was dropped, or "
-        f"created after changes that wait there, which before PostgreSQL 18 can't be decoded by its name any more. If it exists "
-        f"and is new to the pipeline file, take it out, let a run consume what waits, put it back, and sync its tables. If setup is "
-        f"to make it, take it out and add its tables to a publication that this slot reads already. If it was dropped, perhaps "
-        f"created anew: teardown, setup, resync"
+        f"publication {publication!r} does not exist at the WAL position at which slot {slot!r} is"
+        " read: it was dropped, or created after changes that wait there, which before PostgreSQL"
+        " 18 can't be decoded by its name any more. If it exists and is new to the pipeline file,"
+        " take it out, let a run consume what waits, put it back, and sync its tables. If setup is"
+        " to make it, take it out and add its tables to a publication that this slot reads"
+        " already. If it was dropped, perhaps created anew: teardown, setup, resync"
     )
 
 
-# What the server says before it hangs up, and libpq where nothing is said; ADBC gives no more than the text. (postgres.c,
-# fe-misc.c, fe-secure.c; SSL's and the kernel's own words follow their calls' names.)
+# What the server says before it hangs up, and libpq where nothing is said; ADBC gives no more than
+# the text. (postgres.c, fe-misc.c, fe-secure.c; SSL's and the kernel's own words follow their
+# calls' names.)
 _CONNECTION_LOST = (
-    r"terminating connection [^\n]*|the database system is [^\n]*|server closed the connection[^\n]*|connection not open|"
-    r"no connection to the server|lost synchronization with server[^\n]*|could not (receive data from|send data to) server[^\n]*|"
-    r"SSL (SYSCALL )?error[^\n]*|SSL connection has been closed unexpectedly|connection to [^\n]* failed:[^\n]*"
+    r"terminating connection [^\n]*|the database system is [^\n]*|server closed the"
+    r" connection[^\n]*|connection not open|"
+    r"no connection to the server|lost synchronization with server[^\n]*|could not (receive data"
+    r" from|send data to) server[^\n]*|"
+    r"SSL (SYSCALL )?error[^\n]*|SSL connection has been closed unexpectedly|connection to [^\n]*"
+    r" failed:[^\n]*"
 )
 
 
 # The answer of a set-returning function lies in temporary files once it is more than work_mem.
-NO_ROOM = (psycopg.errors.DiskFull, psycopg.errors.OutOfMemory, psycopg.errors.ConfigurationLimitExceeded)
+NO_ROOM = (
+    psycopg.errors.DiskFull,
+    psycopg.errors.OutOfMemory,
+    psycopg.errors.ConfigurationLimitExceeded,
+)
 _DISK_FULL = r"[^\n]*No space left on device[^\n]*"
 # Of one message, whatever room the server has.
 _ROW_TOO_LARGE = r"enlarge string buffer|string buffer exceeds"
 _TOO_LARGE = {
-    r"temporary file size exceeds [^\n]*": "raise temp_file_limit for the role (alter role … set temp_file_limit)",
+    r"temporary file size exceeds [^\n]*": (
+        "raise temp_file_limit for the role (alter role … set temp_file_limit)"
+    ),
     r"out of memory[^\n]*": "lower batch.wal_window_mb, or see what takes the server's memory",
 }
 
@@ -387,10 +448,13 @@ def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
     if "conflict with recovery" in text:
         return ended_by_replay(f"reading slot {slot!r}", text)
     if cancelled := re.search(r"canceling statement due to (user request|lock timeout)", text):
-        return SourceUnreachable(f"the statement that read slot {slot!r} was ended ({cancelled[0]}): run again")
+        return SourceUnreachable(
+            f"the statement that read slot {slot!r} was ended ({cancelled[0]}): run again"
+        )
     if lost := re.search(_CONNECTION_LOST, text):
         return SourceUnreachable(
-            f"the server ended the connection that read slot {slot!r}, or the network did ({lost[0]}): run again"
+            f"the server ended the connection that read slot {slot!r}, or the network did"
+            f" ({lost[0]}): run again"
         )
     return None
 
@@ -399,14 +463,17 @@ def _lacks_room(slot: str, text: str) -> BiteTooLarge | SourceDiskFull | None:
     """The error for an answer that there is no room for."""
     if full := re.search(_DISK_FULL, text):
         return SourceDiskFull(
-            f"a disk of the server is full, by what reading slot {slot!r} takes or by others ({full[0].strip()}): free that of its temporary files "
-            "(temp_tablespaces) or, where its pg_replslot is named, of its data directory, or raise logical_decoding_work_mem"
+            f"a disk of the server is full, by what reading slot {slot!r} takes or by others"
+            f" ({full[0].strip()}): free that of its temporary files (temp_tablespaces) or, where"
+            " its pg_replslot is named, of its data directory, or raise logical_decoding_work_mem"
         )
     if re.search(_ROW_TOO_LARGE, text):
         return None
     for said, remedy in _TOO_LARGE.items():
         if found := re.search(said, text):
-            return BiteTooLarge(f"the server can't hold what reading slot {slot!r} gives ({found[0]}): {remedy}")
+            return BiteTooLarge(
+                f"the server can't hold what reading slot {slot!r} gives ({found[0]}): {remedy}"
+            )
     return None
 
 
@@ -420,7 +487,8 @@ def peek_error(slot: str, text: str) -> SourceError:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
     if refused := re.search(r"permission denied [^\n]*", text):
         return PrivilegeMissing(
-            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the role needs is in docs/privileges.md"
+            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the"
+            " role needs is in docs/privileges.md"
         )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])

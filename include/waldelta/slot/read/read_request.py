@@ -1,6 +1,8 @@
-"""Asked: what a batch was read by, told in its commit, so that what the slot holds of it is compared by the same.
+"""Asked: what a batch was read by, told in its commit, so that what the slot holds of it is
+compared by the same.
 
-Publications and options of the pipeline file may be others by the time that a run finds a slot behind what has landed.
+Publications and options of the pipeline file may be others by the time that a run finds a slot
+behind what has landed.
 """
 
 from __future__ import annotations
@@ -34,10 +36,18 @@ class Asked:
 
     def told(self) -> dict[str, Any]:
         """For a commit's metadata."""
-        return {"publication_names": list(self.publication_names), "messages": self.messages, "origin": self.origin}
+        return {
+            "publication_names": list(self.publication_names),
+            "messages": self.messages,
+            "origin": self.origin,
+        }
 
     def put_to(self, source: Source) -> Source:
         """The source, asked likewise."""
-        publications = tuple(Publication(name=name, manage=False) for name in self.publication_names)
-        options = source.options.model_copy(update={"messages": self.messages, "origin": self.origin})
+        publications = tuple(
+            Publication(name=name, manage=False) for name in self.publication_names
+        )
+        options = source.options.model_copy(
+            update={"messages": self.messages, "origin": self.origin}
+        )
         return source.model_copy(update={"publications": publications, "options": options})

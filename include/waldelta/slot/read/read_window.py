@@ -1,8 +1,10 @@
-"""Bites: how much WAL one call reads and how long it may take; both follow what the server manages, from run to run.
+"""Bites: how much WAL one call reads and how long it may take; both follow what the server manages,
+from run to run.
 
-After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up to three hours; where the server
-lacks room for the answer the window alone. After an answer within a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled, up to what
-the pipeline file says: so the next one is expected to take half of the time there is.
+After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up
+to three hours; where the server lacks room for the answer the window alone. After an answer within
+a quarter of the timeout a raised timeout is halved, else a window that was read to its end doubled,
+up to what the pipeline file says: so the next one is expected to take half of the time there is.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ select coalesce(
            'prepared transaction ' || quote_literal(p.gid),
            'pid ' || l.pid || coalesce(' (' || nullif(a.application_name, '') || ')', '')
        ),
-       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text, 'a time that pg_read_all_stats would show')
+       coalesce(coalesce(p.prepared, a.xact_start, a.backend_start)::text,
+         'a time that pg_read_all_stats would show')
 from pg_locks l
 left join pg_stat_activity a on a.pid = l.pid
 left join pg_prepared_xacts p on p.transaction::text = l.transactionid::text
@@ -64,7 +67,9 @@ class Bite:
         return replace(self, timeout_s=min(2 * self.timeout_s, LONGEST_TIMEOUT_S))
 
     def after_answer(self, seconds: float, widest: Bite, *, is_whole: bool) -> Bite:
-        """The next one after an answer; ``is_whole``: the window was read to its end, not up to the end of what there is."""
+        """The next one after an answer; ``is_whole``: the window was read to its end, not up to the
+        end of what there is.
+        """
         if seconds > self.timeout_s * _SOON:
             return self
         if self.timeout_s > widest.timeout_s:
@@ -74,9 +79,13 @@ class Bite:
         return self
 
     def within(self, widest: Bite) -> Bite:
-        """What an earlier run came to, by the pipeline file of today; only the smallest window has a raised timeout."""
+        """What an earlier run came to, by the pipeline file of today; only the smallest window has
+        a raised timeout.
+        """
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
-            return Bite(self.window_bytes, max(min(self.timeout_s, LONGEST_TIMEOUT_S), widest.timeout_s))
+            return Bite(
+                self.window_bytes, max(min(self.timeout_s, LONGEST_TIMEOUT_S), widest.timeout_s)
+            )
         return replace(widest, window_bytes=min(self.window_bytes, widest.window_bytes))
 
     def __str__(self) -> str:
@@ -84,10 +93,12 @@ class Bite:
 
 
 class Bites:
-    """The bites of one drain; ``next`` is the one to take. Whoever holds the slot's lock is alone with them.
+    """The bites of one drain; ``next`` is the one to take. Whoever holds the slot's lock is alone
+    with them.
 
-    What timeouts made of it is in the ledger at once: an Airflow task that is killed by its own time limit would else never
-    come to a bite that the server manages, however often it is tried again.
+    What timeouts made of it is in the ledger at once: an Airflow task that is killed by its own
+    time limit would else never come to a bite that the server manages, however often it is tried
+    again.
     """
 
     def __init__(self, job: Job) -> None:
@@ -95,24 +106,36 @@ class Bites:
         batch = job.pipeline.batch
         self._file = self._widest = Bite(batch.wal_window_mb << 20, batch.statement_timeout_s)
         kept = job.ledger.last_bite()
-        self._kept = None if kept is None or kept.window_bytes is None else Bite(kept.window_bytes, kept.timeout_s)
+        self._kept = (
+            None
+            if kept is None or kept.window_bytes is None
+            else Bite(kept.window_bytes, kept.timeout_s)
+        )
         self.next = self._file if self._kept is None else self._kept.within(self._file)
 
     def timed_out(self) -> None:
-        """The server didn't answer in time; raises PeekTimeout when even the smallest bite had the longest time."""
+        """The server didn't answer in time; raises PeekTimeout when even the smallest bite had the
+        longest time.
+        """
         smaller = self.next.after_timeout()
         if smaller is None:
-            raise PeekTimeout(f"the smallest bite ({self.next}) took longer than that: {self._suspect()}")
+            raise PeekTimeout(
+                f"the smallest bite ({self.next}) took longer than that: {self._suspect()}"
+            )
         if smaller.timeout_s > self.next.timeout_s:
-            log.warning("the smallest bite took longer than %d s: %s", self.next.timeout_s, self._suspect())
+            log.warning(
+                "the smallest bite took longer than %d s: %s", self.next.timeout_s, self._suspect()
+            )
         log.warning("the server was too slow: next bite %s", smaller)
         self._take(smaller)
 
     def lacks_room(self, *, is_disk_full: bool = False) -> bool:
-        """The server has no room for the answer, which a shorter read may need less of; False when there is no shorter one.
+        """The server has no room for the answer, which a shorter read may need less of; False when
+        there is no shorter one.
 
-        No later bite of this drain is wider: it is only soon that there is an answer, whatever room it takes. A full disk is
-        met once more at the most: others need it, too, and a server that can't write WAL stops.
+        No later bite of this drain is wider: it is only soon that there is an answer, whatever room
+        it takes. A full disk is met once more at the most: others need it, too, and a server that
+        can't write WAL stops.
         """
         narrower = self.next.narrower()
         if narrower is not None and is_disk_full:
@@ -123,9 +146,11 @@ class Bites:
         return True
 
     def ended_by_replay(self) -> bool:
-        """A standby's replay asked for the way, which a shorter read may leave it; False when there is no shorter one.
+        """A standby's replay asked for the way, which a shorter read may leave it; False when there
+        is no shorter one.
 
-        No later bite of this drain is wider: how long replay waits has nothing to do with the statement timeout.
+        No later bite of this drain is wider: how long replay waits has nothing to do with the
+        statement timeout.
         """
         return self._narrow(self.next.narrower())
 
@@ -155,18 +180,26 @@ class Bites:
         self._kept = kept
 
     def _suspect(self) -> str:
-        """The transaction that likely holds the slot's restart_lsn; a standby's are its primary's."""
+        """The transaction that likely holds the slot's restart_lsn; a standby's are its
+        primary's.
+        """
         with self._job.connect("bite") as primary:
             oldest = next(iter(open_transactions(primary)), None)
         if oldest is None:
             return (
-                "no transaction is open, so a huge one that has ended waits in the slot: raise the server's "
-                "logical_decoding_work_mem, give it faster disks, or see what else keeps it busy"
+                "no transaction is open, so a huge one that has ended waits in the slot: raise the"
+                " server's logical_decoding_work_mem, give it faster disks, or see what else keeps"
+                " it busy"
             )
         who, since = oldest
-        return f"the oldest open transaction, from which on every call reads, is {who}, since {since}: end it if it is stuck"
+        return (
+            f"the oldest open transaction, from which on every call reads, is {who}, since {since}:"
+            " end it if it is stuck"
+        )
 
 
 def open_transactions(conn: psycopg.Connection[Any]) -> list[tuple[str, str]]:
-    """Who has a transaction open that has an xid, prepared ones included, and since when; the oldest first."""
+    """Who has a transaction open that has an xid, prepared ones included, and since when; the
+    oldest first.
+    """
     return conn.execute(_OPEN_TRANSACTIONS.encode()).fetchall()

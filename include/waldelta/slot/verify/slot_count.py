@@ -1,4 +1,6 @@
-"""Slot count: what the slot functions give, added up on the server, where each transaction counts once."""
+"""Slot count: what the slot functions give, added up on the server, where each transaction counts
+once.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,20 @@ from waldelta.slot.read.peek import NO_ROOM, call, peek_error
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between two calls.
-# A message that can't be read may be of any length.
+# A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between
+# two calls. A message that can't be read may be of any length.
 _KIND = (
-    "lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = 77 and substr(data, 2, 1) = '\\x00' then 0 "
-    "else get_byte(data, 0) end as kind"
+    "lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = 77 and substr(data, 2, 1)"
+    " = '\\x00' then 0 else get_byte(data, 0) end as kind"
 )
-# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared, Insert, Update, Delete, Truncate, Message.
+# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared,
+# Insert, Update, Delete, Truncate, Message.
 _FIELDS = {
     67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
     73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
 }  # fmt: skip
-# One row for each kind, of each prepared transaction: the server evaluates next to nothing for each message.
+# One row for each kind, of each prepared transaction: the server evaluates next to nothing for each
+# message.
 _TALLY = """
 select {xid}, kind, count(*),
        coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
@@ -49,7 +53,8 @@ select (select data from changes where substr(data, 1, 1) <> '\\x{abort:02x}' li
 """
 _MORE = 16
 _XID_PREPARED = (
-    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then xid::text::bigint end"
+    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then"
+    " xid::text::bigint end"
 )
 
 
@@ -59,13 +64,19 @@ def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Tra
     Of the ``whole`` source: what is counted is the same whatever the landed chunks looked like.
     """
     with named_use(source.slot):
-        return _count(connection, call(verb, source, upto, None, _KIND), two_phase=source.options.two_phase)
+        return _count(
+            connection, call(verb, source, upto, None, _KIND), two_phase=source.options.two_phase
+        )
 
 
 def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transactions:
-    """What the server gives away, added up there; rows of prepared transactions one transaction each."""
+    """What the server gives away, added up there; rows of prepared transactions one transaction
+    each.
+    """
     if two_phase:
-        query = _PREPARED_HERE.format(changes=changes) + _TALLY.format(xid=_XID_PREPARED, changes="changes")
+        query = _PREPARED_HERE.format(changes=changes) + _TALLY.format(
+            xid=_XID_PREPARED, changes="changes"
+        )
     else:
         query = _TALLY.format(xid="null::bigint", changes=f"({changes})")
     sums: Counter[str] = Counter()
@@ -82,15 +93,17 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
 
 def agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
     """Whether both are the same, but for prepared transactions that were rolled back."""
-    rolled_back = _rolled_back(connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)])
+    rolled_back = _rolled_back(
+        connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)]
+    )
     return one.without(rolled_back) == other.without(rolled_back)
 
 
 def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
     """Those of some recent transactions that were rolled back.
 
-    Of a prepared transaction that is rolled back before, or while, it is decoded, pgoutput sends all its rows, some or none, as
-    it happens to notice.
+    Of a prepared transaction that is rolled back before, or while, it is decoded, pgoutput sends
+    all its rows, some or none, as it happens to notice.
     """
     if not xids:
         return set()
@@ -109,12 +122,14 @@ def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
 def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | None:
     """The first message that the slot has for us up to a position; None when there is none.
 
-    Of the ``whole`` source, of which every Stream Abort is one that landing discards (envelope). The server's limit counts
-    them, so that more messages are asked for while nothing else comes.
+    Of the ``whole`` source, of which every Stream Abort is one that landing discards (envelope).
+    The server's limit counts them, so that more messages are asked for while nothing else comes.
     """
     most = 1
     while True:
-        query = _FIRST.format(changes=call("peek", source, upto, most, "data"), abort=STREAM_ABORT, most=most)
+        query = _FIRST.format(
+            changes=call("peek", source, upto, most, "data"), abort=STREAM_ABORT, most=most
+        )
         ((found, given),) = connection.execute(query.encode()).fetchall()
         first = bytes(found) if found is not None else None
         if first is not None or given < most:

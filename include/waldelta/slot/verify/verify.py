@@ -1,4 +1,6 @@
-"""Compare landed: whether what the slot still holds is what has landed of it, before anything forgets it."""
+"""Compare landed: whether what the slot still holds is what has landed of it, before anything
+forgets it.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ ORIGINS_SINCE = 160000  # the option, as server_version has it
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from the first to the last.
+    """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from
+    the first to the last.
 
-    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all that landed.
+    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all
+    that landed.
     """
 
     asked: Asked | None
@@ -42,28 +46,38 @@ class Stretch:
     def __add__(self, behind: Stretch) -> Stretch:
         """With what was read behind it, likewise."""
         batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
-        return Stretch(self.asked, self.begins, batches, messages, self.transactions + behind.transactions)
+        return Stretch(
+            self.asked, self.begins, batches, messages, self.transactions + behind.transactions
+        )
 
 
-def check_landed(connection: Connection, source: Source, move: SlotMove, landed: Transactions) -> None:
-    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the slot stays."""
+def check_landed(
+    connection: Connection, source: Source, move: SlotMove, landed: Transactions
+) -> None:
+    """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the
+    slot stays.
+    """
     held = _held(connection, source, move.lsn)
     if not agree(connection, held, landed):
         raise _mismatch(source, move, held, landed, f"batch {move.batch}")
 
 
-def check_behind(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> bool:
-    """The same of what other runs landed behind the slot, which ``stands`` there or before; ``connection`` is for nothing else.
+def check_behind(
+    connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int
+) -> bool:
+    """The same of what other runs landed behind the slot, which ``stands`` there or before;
+    ``connection`` is for nothing else.
 
-    Their pipeline files may have asked for more, or less, than this one's. Returns whether it was compared: there may be nothing
-    to compare, or no way.
+    Their pipeline files may have asked for more, or less, than this one's. Returns whether it was
+    compared: there may be nothing to compare, or no way.
     """
     if move.lsn <= stretch.begins and stretch.transactions == Transactions():
         return False
     try:
         _check_stretch(connection, source, move, stretch, stands)
     except psycopg.errors.UndefinedObject as err:
-        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone; what landed is durable.
+        # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone;
+        # what landed is durable.
         if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
             raise
         between = LsnRange(Lsn(stretch.begins), Lsn(move.lsn))
@@ -72,12 +86,15 @@ def check_behind(connection: Connection, source: Source, move: SlotMove, stretch
     return True
 
 
-def _check_stretch(connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int) -> None:
+def _check_stretch(
+    connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int
+) -> None:
     differing: Transactions | None = None
     for then in _as_then(connection, source, stretch):
         held, landed = _held(connection, then, move.lsn), stretch.transactions
         if stretch.begins > stands:
-            # The slot gives all from where it stands, by this request also what another one passed over.
+            # The slot gives all from where it stands, by this request also what another one passed
+            # over.
             landed += _held(connection, then, stretch.begins)
         if agree(connection, held, landed):
             return
@@ -109,9 +126,9 @@ def _mismatch(
     source: Source, move: SlotMove, held: Transactions, landed: Transactions, batches: str
 ) -> ConsumeMismatch:
     return ConsumeMismatch(
-        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in {batches}; nothing was "
-        "consumed of that: compare the slot's changes with the change log (docs/consume.md); teardown, setup and resync "
-        "start afresh"
+        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in"
+        f" {batches}; nothing was consumed of that: compare the slot's changes with the change log"
+        " (docs/consume.md); teardown, setup and resync start afresh"
     )
 
 

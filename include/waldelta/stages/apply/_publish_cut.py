@@ -1,4 +1,6 @@
-"""Step cut: what a step of an apply did to all targets, and whether that is a consistent cut to publish."""
+"""Step cut: what a step of an apply did to all targets, and whether that is a consistent cut to
+publish.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from waldelta.pipeline.targets.watermarks import last_cut
 log = logging.getLogger(__name__)
 
 
-def finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool) -> BatchCut:
+def finish_step(
+    job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool
+) -> BatchCut:
     """The cut of a step, which is published when it is ``complete`` and tells anything new."""
     landed = change_log.landed(batch)
     committed = shown_at(landed.commit_us) if landed.commit_us is not None else None
@@ -34,7 +38,8 @@ def finish_step(job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCu
 def is_published(cut: BatchCut, newest: BatchCut) -> bool:
     """Whether the newest cut is this one, or of a later batch of the same copies.
 
-    In another life of the slot, whose copies are of later generations, batches may be numbered anew.
+    In another life of the slot, whose copies are of later generations, batches may be numbered
+    anew.
     """
     if newest.batch <= cut.batch:
         return (newest.batch, _members(newest)) == (cut.batch, _members(cut))

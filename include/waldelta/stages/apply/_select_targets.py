@@ -1,4 +1,6 @@
-"""Fed: which targets a run applies changes to; what has to be told, marked or recorded of each comes before that."""
+"""Fed: which targets a run applies changes to; what has to be told, marked or recorded of each
+comes before that.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables, and the next run from emptying the slot.
+# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables,
+# and the next run from emptying the slot.
 LOCK_TIMEOUT_S = 10.0
 
 
@@ -39,8 +42,9 @@ LOCK_TIMEOUT_S = 10.0
 class Fed:
     """The targets to be fed, with the tables that feed them as they are now.
 
-    ``mended`` is what killed repairs have committed, which is told with what else nobody has told. Unless they are all that
-    should be fed (``is_all``), they make no cut. ``left`` are those that aren't published any more.
+    ``mended`` is what killed repairs have committed, which is told with what else nobody has told.
+    Unless they are all that should be fed (``is_all``), they make no cut. ``left`` are those that
+    aren't published any more.
     """
 
     states: Sequence[TableState]
@@ -51,12 +55,15 @@ class Fed:
 
 
 def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied) -> Fed:
-    """All that landed changes are due; enters into ``applied`` what is to be told, and which of them can't be fed.
+    """All that landed changes are due; enters into ``applied`` what is to be told, and which of
+    them can't be fed.
 
     Records which leaves joined, and marks those that only a new copy, or a repair, makes exact.
     """
     with job.connect("apply") as connection:
-        applied.published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
+        applied.published, barred = read_around(
+            connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
+        )
         standings, mended = end_killed_repairs(spark, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
@@ -67,24 +74,34 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
         with isolated(job, state, applied):
             now_there = source.present[state.table_name]
             check_mode(job, state)
-            applied.warnings += check_drift(job, state, now_there, source.target(state), applied.drifted)
+            applied.warnings += check_drift(
+                job, state, now_there, source.target(state), applied.drifted
+            )
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
     return Fed(source.states, source.present, mended, due(standings, Due.REMOVED))
 
 
 def read_settled(job: Job) -> Fed:
-    """Those of which nothing has to be told or marked first: all that can be fed while changes are still landing.
+    """Those of which nothing has to be told or marked first: all that can be fed while changes are
+    still landing.
 
-    Until they have landed nobody can tell, say, whether a leaf was emptied by a TRUNCATE that is among them.
+    Until they have landed nobody can tell, say, whether a leaf was emptied by a TRUNCATE that is
+    among them.
     """
     with job.connect("apply") as connection:
-        published, barred = read_around(connection, LOCK_TIMEOUT_S, partial(read_published, connection, job))
+        published, barred = read_around(
+            connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
+        )
         standings = read_standings(job, published)
         states = due_states(standings, Due.FEED)
         source = _read_source(connection, job, (states, published), barred, 0)
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
-    settled = [state for state in source.states if state.table_name in kept and _is_settled(job, state, source)]
+    settled = [
+        state
+        for state in source.states
+        if state.table_name in kept and _is_settled(job, state, source)
+    ]
     is_all = len(settled) == len(states) and not due(standings, Due.BROKEN, Due.COPY)
     return Fed(settled, source.present, is_all=is_all)
 
@@ -115,18 +132,28 @@ def _read_source(
 ) -> _Source:
     states, feeds = fed
     there = read_present(connection, states)
-    found = [of_partition(state, there[state.table_name], feeds.get(state.table_name)) for state in states]
+    found = [
+        of_partition(state, there[state.table_name], feeds.get(state.table_name))
+        for state in states
+    ]
     states = [state for state, _ in found]
-    present = with_emptied(connection, states, {s.table_name: table for s, table in found}, landed_as_of)
+    present = with_emptied(
+        connection, states, {s.table_name: table for s, table in found}, landed_as_of
+    )
     targets, barred = read_around(
-        connection, LOCK_TIMEOUT_S, partial(read_published_now, connection, job, feeds, states), barred
+        connection,
+        LOCK_TIMEOUT_S,
+        partial(read_published_now, connection, job, feeds, states),
+        barred,
     )
     return _Source(states, present, targets, barred)
 
 
 def _is_settled(job: Job, state: TableState, source: _Source) -> bool:
     target, present = source.targets.get(state.table_name), source.present[state.table_name]
-    if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(state, present.storage):
+    if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
+        state, present.storage
+    ):
         return False
     if target is None:
         return True
@@ -134,7 +161,9 @@ def _is_settled(job: Job, state: TableState, source: _Source) -> bool:
     return is_well and find_drift(job.pipeline, state, target.table, present, target.feed) is None
 
 
-def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied) -> list[TableState]:
+def _with_their_leaves(
+    job: Job, states: Sequence[TableState], applied: Applied
+) -> list[TableState]:
     found = []
     for state in states:
         with isolated(job, state, applied):
@@ -143,4 +172,6 @@ def _with_their_leaves(job: Job, states: Sequence[TableState], applied: Applied)
 
 
 def _broken(found: Standing) -> StateError:
-    return StateError(f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again")
+    return StateError(
+        f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again"
+    )

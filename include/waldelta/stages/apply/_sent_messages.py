@@ -1,7 +1,8 @@
-"""Sent messages: which messages of the change log a few rows came from, with their bytes, for the quarantine to keep.
+"""Sent messages: which messages of the change log a few rows came from, with their bytes, for the
+quarantine to keep.
 
-Maintenance drops batches from the change log, so that a quarantined row's would be gone. The range is decoded once more, its keys
-alone, and its chains are followed back, by collapse's own rules.
+Maintenance drops batches from the change log, so that a quarantined row's would be gone. The range
+is decoded once more, its keys alone, and its chains are followed back, by collapse's own rules.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import place_columns
 from waldelta.lake.ledger.quarantine import SentMessage
 
-# The newest message of a row is kept whatever it holds; the bytes of earlier ones while they are no more than this together.
+# The newest message of a row is kept whatever it holds; the bytes of earlier ones while they are no
+# more than this together.
 MOST_EARLIER_BYTES = 1 << 20
 
 
-def sent_messages(change_log: ChangeLog, plan: TargetPlan, wanted: Collection[str]) -> dict[str, list[SentMessage]]:
-    """The messages behind the rows that a range of batches leaves at these keys (as row_keys()), in commit order.
+def sent_messages(
+    change_log: ChangeLog, plan: TargetPlan, wanted: Collection[str]
+) -> dict[str, list[SentMessage]]:
+    """The messages behind the rows that a range of batches leaves at these keys (as row_keys()), in
+    commit order.
 
-    Back to the row's INSERT, or to the first UPDATE in the range. The target's own filter isn't asked: changes of the row that it
-    kept out are among them.
+    Back to the row's INSERT, or to the first UPDATE in the range. The target's own filter isn't
+    asked: changes of the row that it kept out are among them.
     """
     if not wanted:
         return {}
@@ -40,7 +45,9 @@ def sent_messages(change_log: ChangeLog, plan: TargetPlan, wanted: Collection[st
 
 
 def keep_bytes(messages: list[SentMessage]) -> list[SentMessage]:
-    """As they are kept: of a row that was changed very often, the earlier ones without their bytes."""
+    """As they are kept: of a row that was changed very often, the earlier ones without their
+    bytes.
+    """
     kept, taken = messages[-1:], 0
     for message in reversed(messages[:-1]):
         taken += len(message.raw or b"")
@@ -66,11 +73,16 @@ def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict
     chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), False)
     last, places = chains.live(), events["ord"].to_numpy()
     columns = _new_keys(plan)
-    near = pc.is_in(events[columns[0]], value_set=first_values(wanted, plan, events.schema.field(columns[0]).type))
+    near = pc.is_in(
+        events[columns[0]],
+        value_set=first_values(wanted, plan, events.schema.field(columns[0]).type),
+    )
     last = last[np.asarray(near)[last]]
     return {
         key: [int(places[event]) for event in _back(chains, event)]
-        for key, event in zip(row_keys(events.take(pa.array(last)), plan, columns), last.tolist(), strict=True)
+        for key, event in zip(
+            row_keys(events.take(pa.array(last)), plan, columns), last.tolist(), strict=True
+        )
         if key in wanted
     }
 
@@ -83,20 +95,30 @@ def _back(chains: Chains, event: int) -> list[int]:
     return found[::-1]
 
 
-def _read(change_log: ChangeLog, plan: TargetPlan, places: Collection[int]) -> dict[int, SentMessage]:
+def _read(
+    change_log: ChangeLog, plan: TargetPlan, places: Collection[int]
+) -> dict[int, SentMessage]:
     """The messages at these places in commit order."""
     wanted = np.array(sorted(places), np.int64)
     found: dict[int, SentMessage] = {}
     for part in _changes(change_log, plan, ["batch", "seq", "streamed_xid", "lsn", "xid8", "data"]):
         at = plan.decode.segments.places(*place_columns(part))
         chosen = np.isin(at, wanted)
-        for place, row in zip(at[chosen].tolist(), part.filter(pa.array(chosen)).to_pylist(), strict=True):
-            found[place] = SentMessage(row["batch"], row["seq"], row["lsn"], row["xid8"], row["data"])
+        for place, row in zip(
+            at[chosen].tolist(), part.filter(pa.array(chosen)).to_pylist(), strict=True
+        ):
+            found[place] = SentMessage(
+                row["batch"], row["seq"], row["lsn"], row["xid8"], row["data"]
+            )
     return found
 
 
-def _changes(change_log: ChangeLog, plan: TargetPlan, columns: list[str]) -> Iterable[pa.RecordBatch]:
-    return change_log.rows_of(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot, columns)
+def _changes(
+    change_log: ChangeLog, plan: TargetPlan, columns: list[str]
+) -> Iterable[pa.RecordBatch]:
+    return change_log.rows_of(
+        plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot, columns
+    )
 
 
 def _new_keys(plan: DecodePlan) -> list[str]:

@@ -36,7 +36,9 @@ LOCK_TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class SourceValues:
-    """Texts by row for each column that may lack them, which rows the source can't complete, and why."""
+    """Texts by row for each column that may lack them, which rows the source can't complete, and
+    why.
+    """
 
     texts: dict[int, Texts]
     missing: Mask
@@ -54,15 +56,20 @@ class _Lookup:
     columns: dict[int, str] = field(default_factory=dict)
 
 
-def read_values(job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Mask) -> SourceValues:
-    """Read the columns that are marked as unchanged, for those ``rows`` (net changes) that are ``lacking``.
+def read_values(
+    job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Mask
+) -> SourceValues:
+    """Read the columns that are marked as unchanged, for those ``rows`` (net changes) that are
+    ``lacking``.
 
-    Raises TransactionsStillOpen when a change isn't visible on the source after a minute, TableBusy while somebody keeps the table
-    locked, PrivilegeMissing, SourceUnreachable.
+    Raises TransactionsStillOpen when a change isn't visible on the source after a minute, TableBusy
+    while somebody keeps the table locked, PrivilegeMissing, SourceUnreachable.
     """
     shape, count = plan.decode.shape, len(rows)
     flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.toastable}
-    values = SourceValues({i: [None] * count for i in shape.toastable}, np.zeros(count, bool), [None] * count)
+    values = SourceValues(
+        {i: [None] * count for i in shape.toastable}, np.zeros(count, bool), [None] * count
+    )
     if not lacking.any():
         return values
     with (
@@ -77,7 +84,9 @@ def read_values(job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Tabl
         absent = _read(connection, lookup, keys, values, lacking & ~values.missing)
         if absent.any():
             # Decoded is not the same as visible.
-            xids = change_log.xids(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
+            xids = change_log.xids(
+                plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot
+            )
             wait_until_visible(connection, xids, VISIBLE_TIMEOUT_S)
             absent = _read(connection, lookup, keys, values, absent)
         _give_up(values, absent, "the source has no row with this key any more")
@@ -118,7 +127,11 @@ def _lookup(
 
 
 def _read(
-    connection: psycopg.Connection[Any], lookup: _Lookup, keys: Sequence[Texts], values: SourceValues, lacking: Mask
+    connection: psycopg.Connection[Any],
+    lookup: _Lookup,
+    keys: Sequence[Texts],
+    values: SourceValues,
+    lacking: Mask,
 ) -> Mask:
     """Read these rows' values; returns which of them the source doesn't show."""
     absent = lacking.copy()
@@ -135,8 +148,12 @@ def _read(
 
 
 def _values_query(lookup: _Lookup) -> sql.Composed:
-    """One row per key that is found: its number, from 1, and the columns as pgoutput would send them."""
-    columns = [printed(sql.SQL("t.{}").format(sql.Identifier(name))) for name in lookup.columns.values()]
+    """One row per key that is found: its number, from 1, and the columns as pgoutput would send
+    them.
+    """
+    columns = [
+        printed(sql.SQL("t.{}").format(sql.Identifier(name))) for name in lookup.columns.values()
+    ]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
     same = [
         # The type's name is PostgreSQL's own, quoted where it must be.
@@ -146,7 +163,8 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
     if lookup.leaf is not None:
         same.append(sql.SQL("t.tableoid = {}::oid").format(sql.Literal(lookup.leaf)))
     return sql.SQL(
-        "select {selected} from unnest({arrays}) with ordinality as k ({names}) join {relation} as t on {same}"
+        "select {selected} from unnest({arrays}) with ordinality as k ({names}) join {relation} as"
+        " t on {same}"
     ).format(
         selected=sql.SQL(", ").join([sql.SQL("k.n"), *columns]),
         arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(numbered)),
@@ -167,24 +185,31 @@ def _give_up(values: SourceValues, rows: Mask, reason: str) -> None:
 
 
 @contextmanager
-def _named_errors(job: Job, state: TableState, connection: psycopg.Connection[Any]) -> Iterator[None]:
+def _named_errors(
+    job: Job, state: TableState, connection: psycopg.Connection[Any]
+) -> Iterator[None]:
     try:
         yield
     except psycopg.errors.LockNotAvailable:
         named: SourceError = TableBusy(
-            f"{state.table_name} can't be read to complete its rows, since somebody keeps it locked. Locks that stand in the way:\n"
-            f"{lock_holders(connection, BARRED, waiting=True)}\nwait until they end, and run again"
+            f"{state.table_name} can't be read to complete its rows, since somebody keeps it"
+            " locked. Locks that stand in the"
+            f" way:\n{lock_holders(connection, BARRED, waiting=True)}\nwait until they end, and run"
+            " again"
         )
     except psycopg.errors.InsufficientPrivilege as err:
         named = PrivilegeMissing(
-            f"{state.table_name} can't be read to complete its rows ({_reason(err)}): grant select on it"
+            f"{state.table_name} can't be read to complete its rows ({_reason(err)}): grant select"
+            " on it"
         )
     except psycopg.OperationalError as err:
         named = SourceUnreachable(
             f"reading {state.table_name} from {describe(job.conninfo)} broke off ({_reason(err)})"
         )
     except psycopg.Error as err:
-        named = SourceError(f"{state.table_name} can't be read to complete its rows ({_reason(err)}): run again")
+        named = SourceError(
+            f"{state.table_name} can't be read to complete its rows ({_reason(err)}): run again"
+        )
     else:
         return
     raise named

@@ -20,22 +20,26 @@ Measure = tuple[Mapping[int, int], int]
 def measures(
     job: Job, sizes: Mapping[int, int], bytes_of: Callable[[int, int], Mapping[int, int]]
 ) -> tuple[Measure, Measure]:
-    """What steps of these batches are planned by, of which each has so many messages: messages and bytes.
+    """What steps of these batches are planned by, of which each has so many messages: messages and
+    bytes.
 
-    A step holds about as much as so many full batches: its changes are collapsed in memory. ``bytes_of`` gives the bytes of the
-    batches behind one, up to another.
+    A step holds about as much as so many full batches: its changes are collapsed in memory.
+    ``bytes_of`` gives the bytes of the batches behind one, up to another.
     """
     batch = job.pipeline.batch
     # One batch is one step, whatever its bytes are.
     weights = bytes_of(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
-    return (sizes, BATCHES_PER_STEP * batch.max_changes), (weights, (BATCHES_PER_STEP * batch.wal_window_mb) << 20)
+    return (sizes, BATCHES_PER_STEP * batch.max_changes), (
+        weights,
+        (BATCHES_PER_STEP * batch.wal_window_mb) << 20,
+    )
 
 
 def plan_steps(*measures: Measure) -> list[int]:
-    """The batches after which a step ends, so that no step of several batches takes more than the most of any measure.
+    """The batches after which a step ends, so that no step of several batches takes more than the
+    most of any measure.
 
-    >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
-    [2, 3, 4]
+    >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100)) [2, 3, 4]
     """
     ends: list[int] = []
     taken = [0] * len(measures)
@@ -52,12 +56,10 @@ def plan_steps(*measures: Measure) -> list[int]:
 
 
 def whole_upto(*measures: Measure) -> int | None:
-    """The batch with which the first step ends, while more are to come: None when another one like the last would fit into it.
+    """The batch with which the first step ends, while more are to come: None when another one like
+    the last would fit into it.
 
-    >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100))
-    2
-    >>> whole_upto(({1: 40, 2: 50}, 100))
-    2
+    >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100)) 2 >>> whole_upto(({1: 40, 2: 50}, 100)) 2
     >>> whole_upto(({1: 40}, 100))
     """
     last = max(measures[0][0], default=0)
@@ -66,7 +68,9 @@ def whole_upto(*measures: Measure) -> int | None:
 
 
 def told_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
-    """The ends of the steps one by one; after each but the last the log says what is left, and for how long at this rate."""
+    """The ends of the steps one by one; after each but the last the log says what is left, and for
+    how long at this rate.
+    """
     began = time.monotonic()
     for number, upto in enumerate(ends, 1):
         yield upto

@@ -1,4 +1,6 @@
-"""Untold: what was committed to targets and told by no run, killed before it could or still landing: the run that finds it tells."""
+"""Untold: what was committed to targets and told by no run, killed before it could or still
+landing: the run that finds it tells.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,21 @@ log = logging.getLogger(__name__)
 
 
 def unreported(
-    job: Job, identity: SlotIdentity, states: Sequence[TableState], cut: BatchCut | None, applied: Applied
+    job: Job,
+    identity: SlotIdentity,
+    states: Sequence[TableState],
+    cut: BatchCut | None,
+    applied: Applied,
 ) -> dict[str, TargetCut]:
     """What was committed and never told: this run tells, checks and announces it.
 
-    Of that the newest ``cut`` has its part already, which goes into ``applied``; the rest is returned, for the next one.
+    Of that the newest ``cut`` has its part already, which goes into ``applied``; the rest is
+    returned, for the next one.
     """
-    members = {(one.table_name, one.generation): one.version for one in (cut.targets if cut is not None else [])}
+    members = {
+        (one.table_name, one.generation): one.version
+        for one in (cut.targets if cut is not None else [])
+    }
     untold, told = {}, _told(job)
     for state in states:
         with isolated(job, state, applied):
@@ -36,7 +46,8 @@ def unreported(
 
 
 def left_untold(job: Job, left: Sequence[Standing]) -> list[TargetCut]:
-    """The same of targets that aren't published any more, once they are known to have left nobody asks.
+    """The same of targets that aren't published any more, once they are known to have left nobody
+    asks.
 
     They get nothing any more, so that whatever is wrong with one of them is no failure of the run.
     """
@@ -47,7 +58,11 @@ def left_untold(job: Job, left: Sequence[Standing]) -> list[TargetCut]:
         try:
             _, untold = read_unreported(job, identity, state, told)
         except Exception as err:
-            log.warning("table=%s what was applied to it before it left can't be told: %s", state.table_name, err)
+            log.warning(
+                "table=%s what was applied to it before it left can't be told: %s",
+                state.table_name,
+                err,
+            )
         else:
             found += [untold] if untold is not None else []
     return found

@@ -1,4 +1,6 @@
-"""Apply: landed batches go into the targets, each target by its own watermark, each batch range as one commit."""
+"""Apply: landed batches go into the targets, each target by its own watermark, each batch range as
+one commit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,13 @@ from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import record_removed
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import (
+    Watermarks,
+    apply_app_id,
+    check_same_copy,
+    last_cut,
+    uri_of,
+)
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._publish_cut import finish_step
@@ -63,7 +71,9 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What every target of a run is applied with; ``watermarks`` is how far each is by now, ``sizes`` how much each batch has."""
+    """What every target of a run is applied with; ``watermarks`` is how far each is by now,
+    ``sizes`` how much each batch has.
+    """
 
     spark: SparkSession
     job: Job
@@ -81,13 +91,16 @@ class _Run:
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
-    """Bring every synced target up to the last landed batch, publishing a cut whenever all of them got there.
+    """Bring every synced target up to the last landed batch, publishing a cut whenever all of them
+    got there.
 
-    Small batches are applied together, up to twice batch.max_changes and twice batch.wal_window_mb at once. A failing table doesn't hold up the others;
-    it is named in ``failures`` and resumes from its own watermark. One whose source changed so that only a new copy is exact
-    is named in ``outdated``, and marked in the ledger: it gets no changes until it has been copied. ``landed_as_of``: all
-    transactions below this one (xid8) have landed. A table that stays locked against readers fails as TableBusy where
-    its catalogs can't be read without that lock: where it has a row filter.
+    Small batches are applied together, up to twice batch.max_changes and twice batch.wal_window_mb
+    at once. A failing table doesn't hold up the others; it is named in ``failures`` and resumes
+    from its own watermark. One whose source changed so that only a new copy is exact is named in
+    ``outdated``, and marked in the ledger: it gets no changes until it has been copied.
+    ``landed_as_of``: all transactions below this one (xid8) have landed. A table that stays locked
+    against readers fails as TableBusy where its catalogs can't be read without that lock: where it
+    has a row filter.
     """
     applied = Applied()
     # Before the catalogs are read, which have to be those of behind it.
@@ -98,19 +111,27 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     applied.retold += left_untold(job, fed.left)
     try:
         applied.removed = record_removed(job, fed.left)
-    except WaldeltaError as err:  # what was applied is told all the same, and the next run records it
+    except (
+        WaldeltaError
+    ) as err:  # what was applied is told all the same, and the next run records it
         log.warning("what isn't published any more can't be recorded now: %s", err)
     return applied
 
 
 def apply_meanwhile(
-    spark: SparkSession, job: Job, upto: int, applied: Applied, goes_on: Callable[[], None] = lambda: None
+    spark: SparkSession,
+    job: Job,
+    upto: int,
+    applied: Applied,
+    goes_on: Callable[[], None] = lambda: None,
 ) -> int:
-    """Bring targets a step nearer to a landed batch while more is landing, but for those of which something is to be told first.
+    """Bring targets a step nearer to a landed batch while more is landing, but for those of which
+    something is to be told first.
 
-    Returns the batch they have come to: before ``upto`` where some are farther behind. What that does is told by the apply behind the
-    landing, as what a killed run has committed: if there is none, by the next run's.
-    ``applied`` has what an earlier step gave up, and gets what this one does; ``goes_on`` raises when nobody waits for it any more.
+    Returns the batch they have come to: before ``upto`` where some are farther behind. What that
+    does is told by the apply behind the landing, as what a killed run has committed: if there is
+    none, by the next run's. ``applied`` has what an earlier step gave up, and gets what this one
+    does; ``goes_on`` raises when nobody waits for it any more.
     """
     goes_on()
     return _feed(spark, job, read_settled(job), upto, applied, Pace(1, goes_on))
@@ -118,7 +139,9 @@ def apply_meanwhile(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many steps are applied at the most, and what raises when nobody waits for them any more."""
+    """How many steps are applied at the most, and what raises when nobody waits for them any
+    more.
+    """
 
     steps: int | None = None
     goes_on: Callable[[], None] = lambda: None
@@ -132,8 +155,8 @@ class Pace:
 def _is_behind_copies(
     change_log: ChangeLog, ends: Sequence[int], states: Sequence[TableState], applied: Applied
 ) -> bool:
-    """Whether no target of a step holds more than the step, and a cut can be made there: one that was copied later does, until its copy's
-    position has landed.
+    """Whether no target of a step holds more than the step, and a cut can be made there: one that
+    was copied later does, until its copy's position has landed.
     """
     if not ends or not applied.is_complete:
         return False
@@ -150,7 +173,9 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
         for state in to_be_fed(states, applied):
             _look(run, state, run.held.versions[state.table_name], applied)
         ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
-        is_all = fed.is_all and (not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied))
+        is_all = fed.is_all and (
+            not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied)
+        )
         untold = dict(fed.mended)
         if is_all or not pace.is_meanwhile:  # else there is no cut, and who follows tells
             known = [state for state in states if state.table_name in watermarks]
@@ -160,10 +185,14 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
             # Told by a cut that is published, where there is to be one.
             told = untold if behind or upto == (ends or [last])[-1] else {}
             # Those with the same batches before them one after the other: they read them together.
-            in_turn = sorted(to_be_fed(states, applied), key=lambda state: watermarks[state.table_name])
+            in_turn = sorted(
+                to_be_fed(states, applied), key=lambda state: watermarks[state.table_name]
+            )
             done = [_apply_step(run, state, upto, told, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
-            applied.steps.append(finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete))
+            applied.steps.append(
+                finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete)
+            )
         # Of those that are given up, too.
         applied.retold += untold.values()
     return (ends or [last])[-1]
@@ -175,7 +204,10 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
 ) -> Iterator[_Run]:
     """What the targets are applied with up to a batch, from where they stand."""
     held = Watermarks(job, job.slot_identity())
-    change_log, watermarks = job.change_log(held.identity), _watermarks(job, held, fed.states, applied)
+    change_log, watermarks = (
+        job.change_log(held.identity),
+        _watermarks(job, held, fed.states, applied),
+    )
     fed_from = [watermarks[state.table_name] for state in to_be_fed(fed.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
@@ -187,11 +219,28 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
         late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
-    with splitting(spark, job, change_log, waiting) as split, planning, locks, _telling(watch, applied):
+    with (
+        splitting(spark, job, change_log, waiting) as split,
+        planning,
+        locks,
+        _telling(watch, applied),
+    ):
         stretches = Stretches(change_log, sizes, split)
         yield _Run(
-            spark, job, held, watermarks, sizes, stretches, fed.present, watch, gates, quarantine, locks, types, pace.goes_on,
-        )  # fmt: skip
+            spark,
+            job,
+            held,
+            watermarks,
+            sizes,
+            stretches,
+            fed.present,
+            watch,
+            gates,
+            quarantine,
+            locks,
+            types,
+            pace.goes_on,
+        )
 
 
 @contextmanager
@@ -224,7 +273,9 @@ def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
         applied.warnings += run.watch.look(state, version)
 
 
-def _watermarks(job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied) -> dict[str, int]:
+def _watermarks(
+    job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied
+) -> dict[str, int]:
     """The last batch of each target; those that can't be fed go into the failures."""
     watermarks: dict[str, int] = {}
     for state in states:
@@ -257,13 +308,23 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
     fault_point("apply.applied")
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",
-        state.table_name, batches[1], cut.inserted, cut.updated, cut.deleted, cut.skipped, time.monotonic() - began,
-    )  # fmt: skip
+        state.table_name,
+        batches[1],
+        cut.inserted,
+        cut.updated,
+        cut.deleted,
+        cut.skipped,
+        time.monotonic() - began,
+    )
     return cut
 
 
-def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], int]) -> TargetCut:
-    """``check`` gives the target's watermark, and raises when this run may not write any more: a second writer of inserts would double them."""
+def _apply_target(
+    run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], int]
+) -> TargetCut:
+    """``check`` gives the target's watermark, and raises when this run may not write any more: a
+    second writer of inserts would double them.
+    """
     job = run.job
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
@@ -271,7 +332,8 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
     plan = None
     try:
-        # What a table with copy: false had as columns before its sync is no matter while its target has no rows.
+        # What a table with copy: false had as columns before its sync is no matter while its target
+        # has no rows.
         begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
         present = run.present[state.table_name]
         plan = plan_target(run.types, stretch, state, present, policy, options, is_empty=begins)
@@ -286,7 +348,13 @@ def _apply_target(run: _Run, state: TableState, batches: tuple[int, int], check:
 def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> TargetCut:
     job, state, batches, target = run.job, plan.state, plan.batches, run.job.pipeline.target
     looked = run.watch.looked_upto(state)
-    tag = CommitTag(apply_app_id(run.held.identity, state), batches[1], job.run_id, plan.truncated, looked=looked)
+    tag = CommitTag(
+        apply_app_id(run.held.identity, state),
+        batches[1],
+        job.run_id,
+        plan.truncated,
+        looked=looked,
+    )
     staged = staging_folder(target.root, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         with staged_in(run.spark, staged):
@@ -299,24 +367,42 @@ def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> Target
     return read_commit(job, state, tag)
 
 
-def _bring(run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Callable[[], int]) -> CommitTag:
-    """Stage the net changes in a folder, and commit them; returns the tag they were committed under."""
+def _bring(
+    run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Callable[[], int]
+) -> CommitTag:
+    """Stage the net changes in a folder, and commit them; returns the tag they were committed
+    under.
+    """
     job, state = run.job, plan.state
     check()  # what is staged may be the staging of whoever has the target now
     take_over_target(run.spark, job, state, run.quarantine, check)
     if plan.evolution is not None:
         _check_names(job, state, plan.evolution)
-        reshape(run.spark, job, state, plan.evolution, plan.decode.types, (tag.app_id, tag.batch, f"{staged}-fills"))
+        reshape(
+            run.spark,
+            job,
+            state,
+            plan.evolution,
+            plan.decode.types,
+            (tag.app_id, tag.batch, f"{staged}-fills"),
+        )
         evolved = [column.state for column in plan.evolution.columns]
-        plan = replace(plan, state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)))
+        plan = replace(
+            plan,
+            state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)),
+        )
     changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
     judged = judge_of(run.spark, job, plan, run.gates)
     if state.kept_as != CHANGELOG:  # which says what was sent
-        changes = reread(job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check)
+        changes = reread(
+            job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check
+        )
     elif judged is not None:
         changes = judged(changes).staged
     if plan.decode.unfolding is not None:
-        changes = complete_states(run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled")
+        changes = complete_states(
+            run.spark, uri_of(job, state.table_name), plan, changes, f"{staged}/filled"
+        )
     fault_point("apply.staged")
     check()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):

@@ -1,8 +1,10 @@
-"""Reread: rows that came without all of their values get them from the source, or are quarantined visibly.
+"""Reread: rows that came without all of their values get them from the source, or are quarantined
+visibly.
 
-Between stage and merge. A row that moves into a row filter arrives as INSERT; a TOASTed value that the UPDATE left alone
-isn't sent with it, and the target has no row to take it from. The value is read by key as it is now, which the table
-``quarantine`` notes. When the source has no such row any more, the row isn't written, and ``quarantine`` holds it.
+Between stage and merge. A row that moves into a row filter arrives as INSERT; a TOASTed value that
+the UPDATE left alone isn't sent with it, and the target has no row to take it from. The value is
+read by key as it is now, which the table ``quarantine`` notes. When the source has no such row any
+more, the row isn't written, and ``quarantine`` holds it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+)
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS
 from waldelta.changes.decode.net_rows import (
     FRESH,
@@ -66,7 +74,8 @@ from waldelta.stages.check.gate.set_aside import AsideRow, Judged
 
 log = logging.getLogger(__name__)
 
-# Rows read from the source by one statement; with values of a megabyte each the driver still holds them.
+# Rows read from the source by one statement; with values of a megabyte each the driver still holds
+# them.
 ROWS_PER_READ = 1000
 
 
@@ -85,16 +94,18 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     check: Callable[[], object],
     filled: list[IncompleteRow] | None = None,
 ) -> Staged:
-    """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all; returns what to merge instead.
+    """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all;
+    returns what to merge instead.
 
-    What is told of them takes the place of what a killed run told of the same batches. A replay's batches were applied before, so
-    that nobody would take back what it told: it is told beside that, and ``filled`` gets what is told of rows that end up in
-    the target, for the replay to tell once it has brought them there.
-    ``check`` raises when the target is another run's meanwhile, whose rows of later batches would go.
-    A quarantined row's later update takes the row out of quarantine, whatever its key is by then; a discarded one's doesn't, but
-    another row at its key does. It stays discarded at another key that an update gives it. Raises
-    TransactionsStillOpen (retryable) while a change isn't visible on the source yet, SourceUnreachable,
-    PrivilegeMissing; what ``judge`` raises, and nothing is told then.
+    What is told of them takes the place of what a killed run told of the same batches. A replay's
+    batches were applied before, so that nobody would take back what it told: it is told beside
+    that, and ``filled`` gets what is told of rows that end up in the target, for the replay to tell
+    once it has brought them there. ``check`` raises when the target is another run's meanwhile,
+    whose rows of later batches would go. A quarantined row's later update takes the row out of
+    quarantine, whatever its key is by then; a discarded one's doesn't, but another row at its key
+    does. It stays discarded at another key that an update gives it. Raises TransactionsStillOpen
+    (retryable) while a change isn't visible on the source yet, SourceUnreachable, PrivilegeMissing;
+    what ``judge`` raises, and nothing is told then.
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
@@ -105,7 +116,9 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     work = _Work(job, change_log, plan, staged)
     applied = [row for row in held if row.batch <= after]
     watched, discarded = watched_rows(applied), discarded_rows(applied).keys()
-    emptied = _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
+    emptied = (
+        _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
+    )
     taken, moved = discarded_since(staged, plan, discarded - emptied)
     work.told += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
     still = {key: row for key, row in watched.items() if key not in emptied}
@@ -120,16 +133,21 @@ def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
     if filled is not None:
         latest = latest_rows(work.told)
         filled += [row for row in work.told if latest[row.key].status in (RESOLVED, REREAD)]
-        if lacking_rows := [row for row in work.told if latest[row.key].status in (QUARANTINED, DISCARDED)]:
+        if lacking_rows := [
+            row for row in work.told if latest[row.key].status in (QUARANTINED, DISCARDED)
+        ]:
             quarantine.add(lacking_rows, check)
     elif work.told or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.told, check)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
-            "table=%s rows=%d came without values that the source no longer has, or fail a gate: they are in %s, not in the target",
-            state.table_name, quarantined, quarantine.uri,
-        )  # fmt: skip
+            "table=%s rows=%d came without values that the source no longer has, or fail a gate:"
+            " they are in %s, not in the target",
+            state.table_name,
+            quarantined,
+            quarantine.uri,
+        )
     return judged.staged
 
 
@@ -142,7 +160,8 @@ class _Work:
     plan: TargetPlan
     staged: Staged
     told: list[IncompleteRow] = field(default_factory=list)
-    # Of rows that come out of quarantine by an update: what they came from before, by the key that they have now.
+    # Of rows that come out of quarantine by an update: what they came from before, by the key that
+    # they have now.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
     # Whether some updates of the staged rows were staged anew as whole ones.
@@ -152,27 +171,34 @@ class _Work:
         self.counts = Counter(self.staged.counts)
 
     def resolve(self, watched: Mapping[str, Outline], messages_of: MessagesOf) -> None:
-        """Say which rows that the target lacks, or has as they were before, this range ends, and make its updates of them whole.
+        """Say which rows that the target lacks, or has as they were before, this range ends, and
+        make its updates of them whole.
 
-        What was sent for such a row since then was never written, so that an update that doesn't send it again lacks it.
-        ``messages_of`` gives what they came from, by key.
+        What was sent for such a row since then was never written, so that an update that doesn't
+        send it again lacks it. ``messages_of`` gives what they came from, by key.
         """
         if not watched:
             return
         touched = _touched(self.staged, self.plan, watched.keys())
         keys = keys_of(touched, self.plan, "b")
         self.told += [self.row(RESOLVED, key) for key in sorted(set(keys))]
-        is_update = np.array([action == ACTION_UPDATE for action in touched["action"].to_pylist()], np.bool_)
+        is_update = np.array(
+            [action == ACTION_UPDATE for action in touched["action"].to_pylist()], np.bool_
+        )
         is_there = np.array([bool(watched[key].outdated) for key in keys], np.bool_)
         updated = touched.filter(pa.array(is_update & ~is_there))
-        # Done by a whole row: an overlay would leave values of before the change that was set aside.
+        # Done by a whole row: an overlay would leave values of before the change that was set
+        # aside.
         overlaid = touched.filter(pa.array(is_update & is_there & lacking(touched, self.plan)))
         if len(updated) + len(overlaid):
             bases = self.plan.decode.shape.bases
-            write_parquet(self._replaced, pa.concat_tables([updated.select(bases), overlaid.select(bases)]))
+            write_parquet(
+                self._replaced, pa.concat_tables([updated.select(bases), overlaid.select(bases)])
+            )
             self.replaces = True
         if len(updated):
-            # The target has no row at the base key; what stands at the new one is purged by a row of its own.
+            # The target has no row at the base key; what stands at the new one is purged by a row
+            # of its own.
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
             before, after = (keys_of(updated, self.plan, which) for which in "bc")
@@ -183,7 +209,9 @@ class _Work:
             self.complete(overlaid)
 
     def complete(self, rows: pa.Table) -> None:
-        """Read what these rows lack, and stage them anew: whole, or as a purge of whatever stands at their key."""
+        """Read what these rows lack, and stage them anew: whole, or as a purge of whatever stands
+        at their key.
+        """
         lacks = lacking(rows, self.plan)
         keys = keys_of(rows, self.plan, "c")
         values = read_values(self.job, self.change_log, self.plan, rows, lacks)
@@ -191,7 +219,11 @@ class _Work:
         self._tell(rows, keys, values, lacks)
         missing = pa.array(values.missing)
         lost = rows.filter(missing)
-        gone = lost.filter(pa.array(np.asarray(pc.equal(lost["action"], ACTION_UPSERT)) | move_keys(lost, self.plan)))
+        gone = lost.filter(
+            pa.array(
+                np.asarray(pc.equal(lost["action"], ACTION_UPSERT)) | move_keys(lost, self.plan)
+            )
+        )
         for action in (*FRESH, ACTION_UPDATE):
             self.counts[action] -= pc.sum(pc.equal(lost["action"], action)).as_py() or 0
         self.counts[ACTION_PURGE] += len(gone)
@@ -209,28 +241,54 @@ class _Work:
         return replace(self.staged, source=self._source(), counts=counts, net=None)
 
     def tell_moved(self, moved: Mapping[str, str], rows: Sequence[IncompleteRow]) -> None:
-        """Tell of discarded ``rows`` that they are so at another key: no decision of anybody's, as it has no ``by``."""
+        """Tell of discarded ``rows`` that they are so at another key: no decision of anybody's, as
+        it has no ``by``.
+        """
         for key, row in latest_rows(rows).items():
-            why = row.reason if row.by is None else f"discarded at {key} by {row.by}: {row.reason or ''}".rstrip(": ")
+            why = (
+                row.reason
+                if row.by is None
+                else f"discarded at {key} by {row.by}: {row.reason or ''}".rstrip(": ")
+            )
             self.told.append(
-                self.row(DISCARDED, moved[key], columns=row.columns, sent=row.sent, lsn=row.lsn, commit_ts=row.commit_ts,
-                         reason=why, outdated=row.outdated)
-            )  # fmt: skip
+                self.row(
+                    DISCARDED,
+                    moved[key],
+                    columns=row.columns,
+                    sent=row.sent,
+                    lsn=row.lsn,
+                    commit_ts=row.commit_ts,
+                    reason=why,
+                    outdated=row.outdated,
+                )
+            )
 
     def tell_aside(self, rows: Sequence[AsideRow]) -> None:
         """Tell of the rows that the gate set aside."""
         self.told += [
-            self.row(QUARANTINED, row.key, columns=row.columns, sent=row.sent, lsn=row.lsn, commit_ts=row.commit_ts,
-                     reason=row.reason, outdated=row.outdated)
+            self.row(
+                QUARANTINED,
+                row.key,
+                columns=row.columns,
+                sent=row.sent,
+                lsn=row.lsn,
+                commit_ts=row.commit_ts,
+                reason=row.reason,
+                outdated=row.outdated,
+            )
             for row in rows
-        ]  # fmt: skip
+        ]
 
     def keep_messages(self) -> None:
         """Keep with the rows that go into quarantine the messages that they came from."""
         wanted = {row.key for row in self.told if row.status == QUARANTINED}
         found = sent_messages(self.change_log, self.plan, wanted)
         self.told = [
-            replace(row, messages=self.earlier.get(row.key, []) + found.get(row.key, [])) if row.key in wanted else row
+            (
+                replace(row, messages=self.earlier.get(row.key, []) + found.get(row.key, []))
+                if row.key in wanted
+                else row
+            )
             for row in self.told
         ]
 
@@ -240,11 +298,14 @@ class _Work:
         fresh = ", ".join(f"'{action}'" for action in FRESH)
         names = self.plan.decode.net_schema.names
         same = " and ".join(f"s.{base} <=> r.{base}" for base in self.plan.decode.shape.bases)
-        but = f" left anti join {parquet(self._replaced)} as r on s.action = '{ACTION_UPDATE}' and {same}"
+        but = (
+            f" left anti join {parquet(self._replaced)} as r on s.action = '{ACTION_UPDATE}' and"
+            f" {same}"
+        )
         # Numbered columns and our own folders: nothing of the source's is in it.
         return (
-            f"(select {', '.join(f's.{name}' for name in names)} from {self.staged.source} as s{but if self.replaces else ''}"
-            f" where not (s.action in ({fresh}) and ({flags}))"
+            f"(select {', '.join(f's.{name}' for name in names)} from {self.staged.source} as"
+            f" s{but if self.replaces else ''} where not (s.action in ({fresh}) and ({flags}))"
             f" union all select {', '.join(names)} from {parquet(self._folder)})"
         )
 
@@ -265,14 +326,24 @@ class _Work:
             is_lost = bool(values.missing[n])
             outdated = bool(stay[n]) if is_lost and row["action"] == ACTION_UPDATE else None
             self.told.append(
-                self.row(QUARANTINED if is_lost else REREAD, keys[n], columns=absent[n], sent=told[n] if is_lost else None,
-                         lsn=row["lsn"], commit_ts=row["commit_ts"], reason=values.reasons[n], outdated=outdated)
-            )  # fmt: skip
+                self.row(
+                    QUARANTINED if is_lost else REREAD,
+                    keys[n],
+                    columns=absent[n],
+                    sent=told[n] if is_lost else None,
+                    lsn=row["lsn"],
+                    commit_ts=row["commit_ts"],
+                    reason=values.reasons[n],
+                    outdated=outdated,
+                )
+            )
 
     def row(self, status: str, key: str, **details: Any) -> IncompleteRow:
         """What the table of quarantined rows is to say of one key."""
         state, (_, upto) = self.plan.state, self.plan.batches
-        return IncompleteRow(now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details)
+        return IncompleteRow(
+            now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details
+        )
 
 
 def _messages(
@@ -282,7 +353,9 @@ def _messages(
     return {row.key: row.messages or [] for row in _applied(quarantine, plan, after, keys)}
 
 
-def _applied(quarantine: Quarantine, plan: TargetPlan, after: int, keys: Collection[str]) -> list[IncompleteRow]:
+def _applied(
+    quarantine: Quarantine, plan: TargetPlan, after: int, keys: Collection[str]
+) -> list[IncompleteRow]:
     """What was told of these keys, but by a killed run."""
     rows = quarantine.rows(plan.state.table_name, plan.state.generation, keys)
     return [row for row in rows if row.batch <= after]
@@ -307,7 +380,9 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
         lacks = lacks | pc.field(flag)
     chosen = pc.field("action").isin(list(FRESH)) & lacks
     files = by_row_group(open_parquet(staged.folder), chosen)
-    scanner = files.scanner(filter=chosen, batch_size=ROWS_PER_READ, batch_readahead=1, fragment_readahead=1)
+    scanner = files.scanner(
+        filter=chosen, batch_size=ROWS_PER_READ, batch_readahead=1, fragment_readahead=1
+    )
     for part in scanner.to_batches():
         if part.num_rows:
             yield as_net(pa.Table.from_batches([part]), plan)
@@ -318,7 +393,8 @@ def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Ta
     first = plan.decode.names[plan.decode.shape.key[0]]
     if renamed := [key for key in opened if first not in json.loads(key)]:
         raise NeedsSync(
-            f"{plan.state.table_name}: its key was renamed while {len(renamed)} of its rows are in quarantine"
+            f"{plan.state.table_name}: its key was renamed while {len(renamed)} of its rows are in"
+            " quarantine"
         )
     files = open_parquet(staged.folder)
     values = first_values(opened, plan.decode, files.schema.field("b0").type)
@@ -326,8 +402,11 @@ def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Ta
     return found.filter(pa.array([key in opened for key in keys_of(found, plan, "b")], pa.bool_()))
 
 
-def discarded_since(staged: Staged, plan: TargetPlan, discarded: Collection[str]) -> tuple[set[str], dict[str, str]]:
-    """Keys of discarded rows that are so no longer, and the other key that an update of these changes gave some.
+def discarded_since(
+    staged: Staged, plan: TargetPlan, discarded: Collection[str]
+) -> tuple[set[str], dict[str, str]]:
+    """Keys of discarded rows that are so no longer, and the other key that an update of these
+    changes gave some.
 
     At the others a row of these changes stands from now on, or the source has no row any more.
     """
@@ -346,7 +425,9 @@ def discarded_since(staged: Staged, plan: TargetPlan, discarded: Collection[str]
     gone = {text for n, text in enumerate(before) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
     # Of a target that keeps all states each of them is told: where a row stands at the end isn't.
     is_mirror = plan.decode.unfolding is None
-    moved = {text: after[n] for n, text in enumerate(before) if is_mirror and moves[n] and text in named}
+    moved = {
+        text: after[n] for n, text in enumerate(before) if is_mirror and moves[n] and text in named
+    }
     return named & (present | gone | moved.keys()), moved
 
 
@@ -357,7 +438,9 @@ def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]
         typed, raw = plan.decode.types[i].from_text(pa.array(texts, pa.string()))
         both = pa.concat_arrays([one_array(rows[f"c{i}"]), typed])
-        chosen = pa.array([n + len(rows) if flag else n for n, flag in enumerate(flags)], pa.int64())
+        chosen = pa.array(
+            [n + len(rows) if flag else n for n, flag in enumerate(flags)], pa.int64()
+        )
         rows = with_column(rows, f"c{i}", both.take(chosen))
         rows = with_column(rows, f"u{i}", pa.array([False] * len(rows)))
         for n, text in enumerate(raw.to_pylist() if raw is not None else []):

@@ -1,7 +1,8 @@
-"""Overlap: of a backlog of several steps, those that have landed are applied while the next ones land.
+"""Overlap: of a backlog of several steps, those that have landed are applied while the next ones
+land.
 
-Landing waits for the server's decoding, then for one core; merging for the others. The slot moves as soon as a batch has landed, whatever
-is applied, and landing goes on when applying fails.
+Landing waits for the server's decoding, then for one core; merging for the others. The slot moves
+as soon as a batch has landed, whatever is applied, and landing goes on when applying fails.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ log = logging.getLogger(__name__)
 
 
 class Overlap:
-    """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at a time.
+    """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at
+    a time.
 
-    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it; it returns the batch that it has come
-    to, and is asked again where that is an earlier one. A step may take ``limit_s`` seconds, and
-    ``grace_s`` more to end once it was interrupted. Leaving waits for the one under way, unless the run is being ended; what landed last is
-    left to be applied. A step that fails, or takes longer, is told in the log, and none follows it: whoever applies what is left meets it
-    anew.
+    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it; it
+    returns the batch that it has come to, and is asked again where that is an earlier one. A step
+    may take ``limit_s`` seconds, and ``grace_s`` more to end once it was interrupted. Leaving waits
+    for the one under way, unless the run is being ended; what landed last is left to be applied. A
+    step that fails, or takes longer, is told in the log, and none follows it: whoever applies what
+    is left meets it anew.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class Overlap:
             return [] if self._is_over else list(self._waiting)
 
     def _rests(self, judged: Sequence[Landed]) -> bool:
-        """Whether nothing has come since these were found to be no whole step: the next batch is who goes on."""
+        """Whether nothing has come since these were found to be no whole step: the next batch is
+        who goes on.
+        """
         with self._lock:
             if self._is_over or len(self._waiting) <= len(judged):
                 self._at_work = None
@@ -103,7 +108,8 @@ class Overlap:
         def end() -> None:
             self._is_over = True
             log.warning(
-                "a step that is applied while more lands took more than %g minutes: it is interrupted",
+                "a step that is applied while more lands took more than %g minutes: it is"
+                " interrupted",
                 self._limit_s / 60,
             )
             interrupt()
@@ -120,10 +126,16 @@ class Overlap:
 
     def _goes_on(self) -> None:
         if self._is_over:
-            raise LateWriter("nobody waits for this step any more: what is left is applied by the apply that follows")
+            raise LateWriter(
+                "nobody waits for this step any more: what is left is applied by the apply that"
+                " follows"
+            )
 
     def __exit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with self._lock:
             at_work, is_ended = self._at_work, kind is not None and not issubclass(kind, Exception)
@@ -137,8 +149,8 @@ class Overlap:
             at_work.result(self._patience_s())
         except TimeoutError:
             log.warning(
-                "what is applied while more lands doesn't end: it is left, and the apply that follows begins there, but for a target "
-                "that it still holds the lock of"
+                "what is applied while more lands doesn't end: it is left, and the apply that"
+                " follows begins there, but for a target that it still holds the lock of"
             )
         finally:
             self._is_over = True
@@ -150,15 +162,25 @@ class Overlap:
         return max(0.0, self._deadline - time.monotonic()) + self._grace_s
 
 
-def applying(spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]) -> Overlap:
-    """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of which ``tell`` is called after each."""
+def applying(
+    spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]
+) -> Overlap:
+    """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of
+    which ``tell`` is called after each.
+    """
 
     def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
-        # Landing has imported what it needs by now: two threads at it could each meet modules that the other is in the middle of.
+        # Landing has imported what it needs by now: two threads at it could each meet modules that
+        # the other is in the middle of.
         from waldelta.stages.apply.apply import apply_meanwhile
 
-        # Settings of commits are a session's: what is left at work here must not share those of what follows.
-        with private_files(), session_beside(spark) as session, overlap.limited(partial(interrupt, session)):
+        # Settings of commits are a session's: what is left at work here must not share those of
+        # what follows.
+        with (
+            private_files(),
+            session_beside(spark) as session,
+            overlap.limited(partial(interrupt, session)),
+        ):
             try:
                 return apply_meanwhile(session, job, upto, applied, goes_on)
             finally:
@@ -173,7 +195,9 @@ def applying(spark: SparkSession, job: Job, applied: Applied, tell: Callable[[],
 
 
 class WholeSteps:
-    """Says with which batch the first step of some ends, once another batch like the last wouldn't fit into it; reads each batch's size once."""
+    """Says with which batch the first step of some ends, once another batch like the last wouldn't
+    fit into it; reads each batch's size once.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -181,7 +205,9 @@ class WholeSteps:
 
     def __call__(self, landed: Sequence[Landed]) -> int | None:
         """Of batches that have landed, in their order."""
-        return whole_upto(*measures(self._job, {batch.batch: batch.rows for batch in landed}, self._bytes_of))
+        return whole_upto(
+            *measures(self._job, {batch.batch: batch.rows for batch in landed}, self._bytes_of)
+        )
 
     def _bytes_of(self, after: int, upto: int) -> Mapping[int, int]:
         self._bytes = {batch: size for batch, size in self._bytes.items() if batch > after}

@@ -1,7 +1,8 @@
-"""Messages: what pg_logical_emit_message wrote, from the change log into a Delta table of its own, each exactly once.
+"""Messages: what pg_logical_emit_message wrote, from the change log into a Delta table of its own,
+each exactly once.
 
-Beside apply, when the pipeline file asks for ``messages``. Transactional ones appear when their transaction has committed, in the
-order of the commits; others stand for themselves.
+Beside apply, when the pipeline file asks for ``messages``. Transactional ones appear when their
+transaction has committed, in the order of the commits; others stand for themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 SCHEMA = pa.schema(
     [
-        # The batch in which it came to count, and its place there: together the order of the commits.
+        # The batch in which it came to count, and its place there: together the order of the
+        # commits.
         pa.field("batch", pa.int64()),
         pa.field("seq", pa.int64()),
         pa.field("lsn", pa.int64()),
@@ -53,18 +55,22 @@ SCHEMA = pa.schema(
 
 
 def write_messages(spark: SparkSession, job: Job) -> int:
-    """Append the messages of all batches landed since the last call, in one commit; gives the last batch.
+    """Append the messages of all batches landed since the last call, in one commit; gives the last
+    batch.
 
-    Raises LockHeld or LateWriter when another run does the same at this moment, DecodeError for a malformed message.
+    Raises LockHeld or LateWriter when another run does the same at this moment, DecodeError for a
+    malformed message.
     """
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     if (done := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
         return done
     with messages_lock(job) as lock:
-        # Under the lock: of two runs, the one that had it last has no lower number, and Delta skips what the other still begins.
+        # Under the lock: of two runs, the one that had it last has no lower number, and Delta skips
+        # what the other still begins.
         last = change_log.last_batch() or 0
-        # Another run may have written some since. Delta alone would take them again, under the number of a later batch.
+        # Another run may have written some since. Delta alone would take them again, under the
+        # number of a later batch.
         done = messages_applied(job, identity)
 
         def check() -> None:
@@ -76,7 +82,11 @@ def write_messages(spark: SparkSession, job: Job) -> int:
 
 
 def _append(
-    spark: SparkSession, job: Job, change_log: ChangeLog, batches: tuple[int, int], check: Callable[[], None]
+    spark: SparkSession,
+    job: Job,
+    change_log: ChangeLog,
+    batches: tuple[int, int],
+    check: Callable[[], None],
 ) -> int:
     done, last = batches
     identity = job.slot_identity()
@@ -99,7 +109,10 @@ def _append(
         if is_conflict(err):
             raise LateWriter("another run writes messages at this moment: run again") from err
         named = named_error(err)
-        if isinstance(named, DecodeError) and (unread := find_unreadable_logical(change_log, segments)) is not None:
+        if (
+            isinstance(named, DecodeError)
+            and (unread := find_unreadable_logical(change_log, segments)) is not None
+        ):
             named = record_unreadable(job, unread, named)
         raise named or ApplyError(f"messages not written: {err}") from err
     fault_point("messages.written")
@@ -125,11 +138,19 @@ def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.Re
     changes, place = changes.filter(pa.array(counts)), place[counts]
     found = decode_logical_messages(changes["data"], place_columns(changes)[2] >= 0)
     _, commit_ts = commits(changes, segments)
-    at: Any = pc.if_else(pa.array(found.is_transactional), commit_ts, pa.scalar(None, commit_ts.type))
+    at: Any = pc.if_else(
+        pa.array(found.is_transactional), commit_ts, pa.scalar(None, commit_ts.type)
+    )
     yield pa.RecordBatch.from_arrays(
         [
-            pa.array(place >> SEQ_BITS), pa.array(place & LAST_SEQ), pa.array(found.lsn), changes["xid8"], at.cast(SCHEMA.field("commit_ts").type),
-            pa.array(found.is_transactional), found.prefix, found.content,
+            pa.array(place >> SEQ_BITS),
+            pa.array(place & LAST_SEQ),
+            pa.array(found.lsn),
+            changes["xid8"],
+            at.cast(SCHEMA.field("commit_ts").type),
+            pa.array(found.is_transactional),
+            found.prefix,
+            found.content,
         ],
         schema=SCHEMA,
-    )  # fmt: skip
+    )

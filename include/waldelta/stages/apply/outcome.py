@@ -20,12 +20,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Applied:
-    """What an apply did: step by step, the tables that failed, why others have to be copied again, what else to tell.
+    """What an apply did: step by step, the tables that failed, why others have to be copied again,
+    what else to tell.
 
-    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in between, or this one applied it while more
-    was landing. ``drifted`` says what it takes to mend those that drift has put among them without a copy. ``published`` is what fed the
-    targets meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists in vain, ``foreign`` those that others wrote to.
-    ``reached`` is the batch that each copy, by name and generation, was brought up to: one that had nothing for it leaves no commit.
+    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in
+    between, or this one applied it while more was landing. ``drifted`` says what it takes to mend
+    those that drift has put among them without a copy. ``published`` is what fed the targets
+    meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists
+    in vain, ``foreign`` those that others wrote to. ``reached`` is the batch that each copy, by
+    name and generation, was brought up to: one that had nothing for it leaves no commit.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
@@ -48,7 +51,11 @@ class Applied:
 
 def to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
     """Those that nothing was given up of, so far."""
-    return [state for state in states if state.table_name not in applied.failures.keys() | applied.outdated.keys()]
+    return [
+        state
+        for state in states
+        if state.table_name not in applied.failures.keys() | applied.outdated.keys()
+    ]
 
 
 @contextmanager
@@ -58,7 +65,9 @@ def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
         yield
     except WaldeltaError as err:
         _give_up(job, state, err, applied)
-    except Exception as err:  # a defect of ours, or of a library: it must not end the others' either
+    except (
+        Exception
+    ) as err:  # a defect of ours, or of a library: it must not end the others' either
         log.exception("table=%s", state.table_name)
         _give_up(job, state, unexpected_error(state.table_name, err), applied)
 

@@ -1,4 +1,6 @@
-"""Asked ahead: what a check needs besides Great Expectations' own questions, on its way while that is imported and prepared."""
+"""Asked ahead: what a check needs besides Great Expectations' own questions, on its way while that
+is imported and prepared.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import UNCHANGED
 from waldelta.spark.session_pool import MOST_AT_ONCE
 from waldelta.stages.check._incremental import At
-from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, IntegerKey, find_duplicate_keys
+from waldelta.stages.check.measure.duplicate_keys import (
+    DuplicateKeys,
+    IntegerKey,
+    find_duplicate_keys,
+)
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
 from waldelta.stages.check.measure.orphan_rows import ask_reference
 from waldelta.stages.check.measure.profile import Measured, profile_by_values
@@ -33,7 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Answers about keys, by the key's columns, that the server is working on, and what is being measured of a mirror.
+# Answers about keys, by the key's columns, that the server is working on, and what is being
+# measured of a mirror.
 Asked = tuple[Mapping[tuple[str, ...], "Future[DuplicateKeys]"], "Future[Measured | None] | None"]
 
 
@@ -47,7 +54,9 @@ class CheckedTarget:
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
         """The same without Spark."""
-        return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
+        return DeltaTable(
+            self.uri, version=self.version, storage_options=dict(storage_options or {}) or None
+        )
 
     @property
     def at(self) -> At:
@@ -81,9 +90,11 @@ def ask_ahead(
     references: Sequence[Reference],
     met: int | None = None,
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    """Have the server look for duplicates of the target's key and for orphans, while Great Expectations is being imported here.
+    """Have the server look for duplicates of the target's key and for orphans, while Great
+    Expectations is being imported here.
 
-    ``met`` is a version whose keys are known to differ: only those that may be in two rows since then are compared.
+    ``met`` is a version whose keys are known to differ: only those that may be in two rows since
+    then are compared.
     """
     asked = ask_references(background, spark, storage_options, references)
     return asked | _ask_keys(background, spark, target, storage_options, met)
@@ -131,7 +142,9 @@ def _ask_keys(
             key = key.written_since(since)
         if alone and mode == MIRROR and key.is_unique():
             return DuplicateKeys(0)
-        return find_duplicate_keys(key.rows_in_question(target.frame(spark)), columns, dense=alone and key.is_dense)
+        return find_duplicate_keys(
+            key.rows_in_question(target.frame(spark)), columns, dense=alone and key.is_dense
+        )
 
     return asked | {columns: background.submit(ask)}
 
@@ -142,8 +155,12 @@ def measure_ahead(
     plan: SuitePlan | Exception,
     storage_options: dict[str, str] | None,
 ) -> Future[Measured | None] | None:
-    """A mirror's profile, where the plan asks for it, measured beside Spark's scan; None where only Spark can tell."""
-    asked = [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]
+    """A mirror's profile, where the plan asks for it, measured beside Spark's scan; None where only
+    Spark can tell.
+    """
+    asked = (
+        [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]
+    )
     if not asked or target.state.kept_as != MIRROR:
         return None
 
@@ -151,7 +168,11 @@ def measure_ahead(
         try:
             return profile_by_values(target.open(storage_options), asked[0].kwargs["columns"])
         except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
-            log.info("table=%s is measured by Spark, since it can't be here: %s", target.state.table_name, err)
+            log.info(
+                "table=%s is measured by Spark, since it can't be here: %s",
+                target.state.table_name,
+                err,
+            )
             return None
 
     return background.submit(measure)

@@ -1,4 +1,6 @@
-"""What earlier checks know of a target: whether it has changed since all of it was judged, and else from which position on."""
+"""What earlier checks know of a target: whether it has changed since all of it was judged, and else
+from which position on.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,19 @@ from waldelta.stages.check.suite.verdict import Outcome
 _NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)
 # Great Expectations' kinds that judge the target's rows, together or one by one, and nothing else.
 _OF_ROWS = (
-    "expect_column_", "expect_compound_columns_", "expect_multicolumn_", "expect_select_column_", "expect_table_column",
-    "expect_table_row_count_to_be_between", "expect_table_row_count_to_equal",
-)  # fmt: skip
+    "expect_column_",
+    "expect_compound_columns_",
+    "expect_multicolumn_",
+    "expect_select_column_",
+    "expect_table_column",
+    "expect_table_row_count_to_be_between",
+    "expect_table_row_count_to_equal",
+)
 # Which begins as one of these.
 _OF_OTHERS = "expect_table_row_count_to_equal_other_table"
 
-# While an expectation isn't met nothing new is known, and each check reads all commits since: beyond, all rows are judged.
+# While an expectation isn't met nothing new is known, and each check reads all commits since:
+# beyond, all rows are judged.
 MOST_COMMITS = 200
 
 
@@ -41,22 +49,32 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the targets that are checked: the latest rows of each, and the newest cut."""
+    """What is known of the targets that are checked: the latest rows of each, and the newest
+    cut.
+    """
 
     judged: Mapping[str, Sequence[Judged]] = field(default_factory=dict)
     cut: BatchCut | None = None
 
     def end_of(self, state: TableState, version: int) -> int | None:
-        """The position up to which a version holds all changes, and none behind it; None of versions that aren't the newest cut's."""
+        """The position up to which a version holds all changes, and none behind it; None of
+        versions that aren't the newest cut's.
+        """
         for target in self.cut.targets if self.cut is not None else ():
-            if (target.table_name, target.generation, target.version) == (state.table_name, state.generation, version):
+            if (target.table_name, target.generation, target.version) == (
+                state.table_name,
+                state.generation,
+                version,
+            ):
                 return self.cut.end_lsn if self.cut is not None else None
         return None
 
 
 def suite_of(plan: SuitePlan) -> str:
     """A digest of the expectations that a target's rows alone decide on."""
-    parts = [[p.type, p.kwargs, p.severity] for p in plan.expectations if p.type not in _NOT_OF_ROWS]
+    parts = [
+        [p.type, p.kwargs, p.severity] for p in plan.expectations if p.type not in _NOT_OF_ROWS
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -81,16 +99,23 @@ def is_settled(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
     return first == last or log.same_rows_as(first) >= last
 
 
-def changed_since(known: Known, at: At, plan: SuitePlan, columns: Sequence[str], log: DeltaLog) -> int | None:
-    """The position from which on rows have changed since all of them were known to meet the suite; None where that can't be told.
+def changed_since(
+    known: Known, at: At, plan: SuitePlan, columns: Sequence[str], log: DeltaLog
+) -> int | None:
+    """The position from which on rows have changed since all of them were known to meet the suite;
+    None where that can't be told.
 
-    Between the two versions only applied changes may lie, whose rows carry their position: what was copied, mended or written by
-    others carries an older one, or none.
+    Between the two versions only applied changes may lie, whose rows carry their position: what was
+    copied, mended or written by others carries an older one, or none.
     """
     found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
     if found is None or found.end_lsn is None or not _fits(found, at, plan):
         return None
-    if LSN not in columns or at.state.kept_as != MIRROR or at.version - found.version > MOST_COMMITS:
+    if (
+        LSN not in columns
+        or at.state.kept_as != MIRROR
+        or at.version - found.version > MOST_COMMITS
+    ):
         return None
     seen = found.version
     for commit in log.behind(found.version):
@@ -104,17 +129,27 @@ def changed_since(known: Known, at: At, plan: SuitePlan, columns: Sequence[str],
 
 
 def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
-    """The latest version, up to this one, all of whose rows are known to meet the suite; None where there is none."""
+    """The latest version, up to this one, all of whose rows are known to meet the suite; None where
+    there is none.
+    """
     found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
-    return found.version if found is not None and found.version <= at.version and _fits(found, at, plan) else None
+    return (
+        found.version
+        if found is not None and found.version <= at.version and _fits(found, at, plan)
+        else None
+    )
 
 
 def _is_of_rows(planned: PlannedExpectation) -> bool:
-    """Whether it says the same of the same rows for ever; of the day, or of other tables, own ones may depend."""
+    """Whether it says the same of the same rows for ever; of the day, or of other tables, own ones
+    may depend.
+    """
     kind, kwargs = snake(planned.type), planned.kwargs
     if planned.origin != "own" or is_of_row_alone(kind, kwargs):
         return True
-    is_plain = "row_condition" not in kwargs and not any(isinstance(value, Mapping) for value in kwargs.values())
+    is_plain = "row_condition" not in kwargs and not any(
+        isinstance(value, Mapping) for value in kwargs.values()
+    )
     return is_plain and kind.startswith(_OF_ROWS) and kind != _OF_OTHERS
 
 

@@ -1,8 +1,11 @@
-"""Quick check: a planned suite without Great Expectations, where that can be: one query for all that judges rows by themselves.
+"""Quick check: a planned suite without Great Expectations, where that can be: one query for all
+that judges rows by themselves.
 
-Great Expectations costs half a second for each table, whatever its size, and seconds to be imported. Here the same is evaluated in
-one aggregate, beside the question for duplicate keys; small targets are read by Arrow, without Spark, where only nulls and keys are
-asked for. What isn't met, or isn't known here, is Great Expectations' to judge and to report, as is every table of a full check.
+Great Expectations costs half a second for each table, whatever its size, and seconds to be
+imported. Here the same is evaluated in one aggregate, beside the question for duplicate keys; small
+targets are read by Arrow, without Spark, where only nulls and keys are asked for. What isn't met,
+or isn't known here, is Great Expectations' to judge and to report, as is every table of a full
+check.
 """
 
 from __future__ import annotations
@@ -29,7 +32,12 @@ from waldelta.stages.check.measure.columns import column_differences, listed
 from waldelta.stages.check.measure.orphan_rows import orphans_here
 from waldelta.stages.check.measure.profile import Measured, profile_here
 from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.measure.row_conditions import RowCondition, is_met, is_of_row_alone, row_condition
+from waldelta.stages.check.measure.row_conditions import (
+    RowCondition,
+    is_met,
+    is_of_row_alone,
+    row_condition,
+)
 from waldelta.stages.check.suite.plan import (
     AS_BEFORE,
     COLUMNS_MATCH,
@@ -53,10 +61,16 @@ log = logging.getLogger(__name__)
 
 # A foreign key is judged after few changes where both of its targets together have so many rows.
 _MOST_ROWS_REFERRED = 1_000_000
-_NOT_MEASURED = "drift: left to the next full check, since the target's log doesn't tell how many rows there are"
+_NOT_MEASURED = (
+    "drift: left to the next full check, since the target's log doesn't tell how many rows"
+    " there are"
+)
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
-_LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
+_LENGTHS, _LENGTH = (
+    "expect_column_value_lengths_to_be_between",
+    "expect_column_value_lengths_to_equal",
+)
 _REGEX = "expect_column_values_to_match_regex"
 _OF_VALUES = frozenset({_IN_SET, _LENGTHS, _LENGTH, _REGEX})
 # Which carry what was found, and whether that is enough.
@@ -66,7 +80,9 @@ _FOR_ARROW = frozenset({KEY_UNIQUE, *_OF_NO_VALUES, _NOT_NULL, *_OF_VALUES})
 
 
 def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
-    """The rules without the foreign keys that would be too dear to judge after few changes; these are left to a full check."""
+    """The rules without the foreign keys that would be too dear to judge after few changes; these
+    are left to a full check.
+    """
     kept, left_out = [], list(rules.left_out)
     for reference in rules.references:
         try:
@@ -76,14 +92,19 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
             counts = [None]
         rows = sum(count for count in counts if count is not None)
         if None in counts or rows > _MOST_ROWS_REFERRED:
-            left_out.append(f"foreign key {reference.name}: left to the next full check, since its targets are large")
+            left_out.append(
+                f"foreign key {reference.name}: left to the next full check, since its targets are"
+                " large"
+            )
         else:
             kept.append(reference)
     return replace(rules, references=kept, left_out=left_out)
 
 
 def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
-    """What is known of a mirror without Spark, where that is asked, and what of the plan is left to judge; None when it isn't as before."""
+    """What is known of a mirror without Spark, where that is asked, and what of the plan is left to
+    judge; None when it isn't as before.
+    """
     asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
     if not asked:
         return None, plan
@@ -107,7 +128,8 @@ def quick_outcomes(
 ) -> tuple[Outcome, ...] | None:
     """What each expectation found, when all are met; None when Great Expectations has to look.
 
-    ``since``: all rows that haven't changed from that position on are known to meet the suite (``judged_before``).
+    ``since``: all rows that haven't changed from that position on are known to meet the suite
+    (``judged_before``).
     """
     conditions = _conditions(plan)
     if conditions is None:
@@ -115,7 +137,9 @@ def quick_outcomes(
     if not _columns_match(frame, plan):
         return None
     try:
-        if not _all_are_met(frame, conditions, None if since is None else (since, _of_rows_alone(plan))):
+        if not _all_are_met(
+            frame, conditions, None if since is None else (since, _of_rows_alone(plan))
+        ):
             return None
         if any(asked.result().rows for asked in asked_ahead.values()):
             return None
@@ -128,23 +152,31 @@ def quick_outcomes(
 def rest_outcomes(
     plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
 ) -> tuple[Outcome, ...] | None:
-    """What each expectation found, met or not, where all depend on more than the rows (``rest_of``); None when one couldn't be asked."""
+    """What each expectation found, met or not, where all depend on more than the rows
+    (``rest_of``); None when one couldn't be asked.
+    """
     found = []
     for planned in plan.expectations:
         if planned.type in _FOUND_BEFORE:
-            found.append(Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None))
+            found.append(
+                Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None)
+            )
             continue
         try:
             rows = asked_ahead[tuple(planned.kwargs["columns"])].result().rows
         except Exception as err:  # Great Expectations tells what it is
             log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
             return None
-        found.append(Outcome(planned, not rows, f"{counted(rows, 'row refers', 'rows refer')} to none", rows))
+        found.append(
+            Outcome(planned, not rows, f"{counted(rows, 'row refers', 'rows refer')} to none", rows)
+        )
     return tuple(found)
 
 
 def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
-    """The expectations that judge rows by themselves, by number; None when one isn't known here, or isn't met whatever the rows are."""
+    """The expectations that judge rows by themselves, by number; None when one isn't known here, or
+    isn't met whatever the rows are.
+    """
     conditions: dict[int, RowCondition] = {}
     for number, planned in enumerate(plan.expectations):
         if planned.type in _FOUND_BEFORE and not planned.kwargs["is_met"]:
@@ -169,12 +201,16 @@ def outcomes_here(
     references: Sequence[Reference] = (),
     storage_options: Mapping[str, str] | None = None,
 ) -> tuple[Outcome, ...] | None:
-    """The same of a small target, by Arrow; None also when Spark has to look. ``references`` are the plan's."""
+    """The same of a small target, by Arrow; None also when Spark has to look. ``references`` are
+    the plan's.
+    """
     if not all(_is_for_arrow(planned) for planned in plan.expectations):
         return None
     try:
         rows = _read_small(table, plan)
-        if rows is not None and any(orphans_here(reference, storage_options) != 0 for reference in references):
+        if rows is not None and any(
+            orphans_here(reference, storage_options) != 0 for reference in references
+        ):
             return None
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s isn't read here: %s", plan.table, type(err).__name__)
@@ -190,22 +226,36 @@ def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
     if not is_small(files_of(table)):
         return None
     held = {field.name: field.type for field in table.schema().fields}
-    recorded = next((p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None)
-    if recorded is not None and column_differences(recorded, {listed(n): _spark_name(t) for n, t in held.items()}):
+    recorded = next(
+        (p.kwargs["columns"] for p in plan.expectations if p.type == COLUMNS_MATCH), None
+    )
+    if recorded is not None and column_differences(
+        recorded, {listed(n): _spark_name(t) for n, t in held.items()}
+    ):
         return None
     wanted = {name for planned in plan.expectations for name in _read_for(planned)}
-    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table(columns=sorted(wanted))
+    return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS).to_table(
+        columns=sorted(wanted)
+    )
 
 
 def _spark_name(kind: object) -> str:
-    """A Delta type as Spark's simpleString; of nested ones what is no type here, so that Spark looks."""
+    """A Delta type as Spark's simpleString; of nested ones what is no type here, so that Spark
+    looks.
+    """
     name = getattr(kind, "type", None)
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
-    return names.get(name, name) if isinstance(name, str) and name not in ("array", "map", "struct") else "nested"
+    return (
+        names.get(name, name)
+        if isinstance(name, str) and name not in ("array", "map", "struct")
+        else "nested"
+    )
 
 
 def _is_for_arrow(planned: PlannedExpectation) -> bool:
-    """Whether Arrow says the same of it as Spark would, without any of the details that Spark knows."""
+    """Whether Arrow says the same of it as Spark would, without any of the details that Spark
+    knows.
+    """
     if planned.origin == "own":
         return False
     return planned.suffices is not None or planned.type in _FOR_ARROW
@@ -232,7 +282,9 @@ def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
 
 
 def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedArray:
-    """Which values meet what the source's types say; arguments as ``expectation_suite`` plans them."""
+    """Which values meet what the source's types say; arguments as ``expectation_suite`` plans
+    them.
+    """
     kwargs = planned.kwargs
     if planned.type == _IN_SET:
         return pc.is_in(values, value_set=pa.array(kwargs["value_set"], values.type))
@@ -240,7 +292,9 @@ def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedAr
         return pc.match_substring_regex(values, kwargs["regex"])
     lengths = pc.utf8_length(values)
     return (
-        pc.less_equal(lengths, kwargs["max_value"]) if planned.type == _LENGTHS else pc.equal(lengths, kwargs["value"])
+        pc.less_equal(lengths, kwargs["max_value"])
+        if planned.type == _LENGTHS
+        else pc.equal(lengths, kwargs["value"])
     )
 
 
@@ -250,12 +304,18 @@ def _has_duplicates(rows: pa.Table, columns: Sequence[str]) -> bool:
 
 
 def _unlisted(column: str) -> str:
-    return column[1:-1] if "." in column and column.startswith("`") and column.endswith("`") else column
+    return (
+        column[1:-1]
+        if "." in column and column.startswith("`") and column.endswith("`")
+        else column
+    )
 
 
 def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
     held = {listed(field.name): field.dataType.simpleString() for field in frame.schema.fields}
-    recorded = [planned.kwargs["columns"] for planned in plan.expectations if planned.type == COLUMNS_MATCH]
+    recorded = [
+        planned.kwargs["columns"] for planned in plan.expectations if planned.type == COLUMNS_MATCH
+    ]
     return not any(column_differences(columns, held) for columns in recorded)
 
 
@@ -269,9 +329,13 @@ def _of_rows_alone(plan: SuitePlan) -> set[int]:
 
 
 def _all_are_met(
-    frame: DataFrame, conditions: Mapping[int, RowCondition], changed: tuple[int, set[int]] | None = None
+    frame: DataFrame,
+    conditions: Mapping[int, RowCondition],
+    changed: tuple[int, set[int]] | None = None,
 ) -> bool:
-    """Judge rows that changed since then by what depends on them alone; shares of rows, and what the day decides on, by all of them."""
+    """Judge rows that changed since then by what depends on them alone; shares of rows, and what
+    the day decides on, by all of them.
+    """
     if changed is None:
         return not conditions or _are_met(frame, conditions)
     since, alone = changed
@@ -299,7 +363,9 @@ def _are_met(frame: DataFrame, conditions: Mapping[int, RowCondition]) -> bool:
 
 
 def _met(planned: PlannedExpectation) -> Outcome:
-    observed = planned.kwargs["observed"] if planned.type in _FOUND_BEFORE else _OBSERVED.get(planned.type)
+    observed = (
+        planned.kwargs["observed"] if planned.type in _FOUND_BEFORE else _OBSERVED.get(planned.type)
+    )
     count = None if planned.type in (COLUMNS_MATCH, AS_BEFORE, *_FOUND_BEFORE) else 0
     return Outcome(planned, success=True, observed=observed, unexpected_count=count)
 

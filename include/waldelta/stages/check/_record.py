@@ -1,4 +1,6 @@
-"""What a check found goes into the lake's bookkeeping: results, profiles, and which suites all rows of a target meet; and into the log."""
+"""What a check found goes into the lake's bookkeeping: results, profiles, and which suites all rows
+of a target meet; and into the log.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def keep_report(
 ) -> None:
     """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'.
 
-    ``since``: of what a run has judged at a later version since then, nothing is entered as found, for that is the last word.
+    ``since``: of what a run has judged at a later version since then, nothing is entered as found,
+    for that is the last word.
     """
     at = now()
     later = _record(ledger, report, at, since)
@@ -44,7 +47,9 @@ def keep_report(
 
 
 @again_when_late
-def _record(ledger: Ledger, report: QualityReport, at: datetime, since: datetime | None) -> dict[str, int]:
+def _record(
+    ledger: Ledger, report: QualityReport, at: datetime, since: datetime | None
+) -> dict[str, int]:
     """Returns the versions that others have judged since then."""
     later: dict[str, int] = {}
     after: Newest | None = None
@@ -78,7 +83,9 @@ def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVe
 
 
 def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, int]) -> None:
-    """Rows that lack values were counted when the check began: who has discarded or read some again since has told that already."""
+    """Rows that lack values were counted when the check began: who has discarded or read some again
+    since has told that already.
+    """
     told = {
         verdict.table: outcome.planned.kwargs["observed"]
         for verdict in _last_words(report, later)
@@ -98,7 +105,10 @@ def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:
 
 
 def _keep_suites(
-    ledger: Ledger, report: QualityReport, at: datetime, before: tuple[Known, Mapping[str, TableState]]
+    ledger: Ledger,
+    report: QualityReport,
+    at: datetime,
+    before: tuple[Known, Mapping[str, TableState]],
 ) -> None:
     known, states = before
     JudgedSuites(ledger.root, ledger.storage_options).append([

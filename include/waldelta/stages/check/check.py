@@ -1,7 +1,9 @@
-"""The check stage: run every target's expectations on the version the run has left, keep results and report.
+"""The check stage: run every target's expectations on the version the run has left, keep results
+and report.
 
-Nothing here raises for a failed expectation; ``QualityReport.raise_if_critical`` does, after all is written.
-Great Expectations is imported only when there is something to check, and while the targets are being looked at.
+Nothing here raises for a failed expectation; ``QualityReport.raise_if_critical`` does, after all is
+written. Great Expectations is imported only when there is something to check, and while the targets
+are being looked at.
 """
 
 from __future__ import annotations
@@ -42,7 +44,15 @@ from waldelta.stages.check._background import (
     in_background,
     measure_ahead,
 )
-from waldelta.stages.check._incremental import Known, are_met, changed_since, is_settled, met_at, rest_of, suite_of
+from waldelta.stages.check._incremental import (
+    Known,
+    are_met,
+    changed_since,
+    is_settled,
+    met_at,
+    rest_of,
+    suite_of,
+)
 from waldelta.stages.check._quick_check import (
     affordable,
     is_known,
@@ -71,7 +81,9 @@ from waldelta.stages.check.suite.verdict import Outcome, QualityReport, TableVer
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+    )
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -79,9 +91,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a run has made of its targets: the Delta versions it has left them at, and which it changed so little that their check is quick.
+    """What a run has made of its targets: the Delta versions it has left them at, and which it
+    changed so little that their check is quick.
 
-    Of those only targets get a page that don't meet an expectation, or have one that only Great Expectations knows.
+    Of those only targets get a page that don't meet an expectation, or have one that only Great
+    Expectations knows.
     """
 
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -92,7 +106,8 @@ class Left:
     before: Mapping[str, Before] = field(default_factory=dict)
     # What earlier checks know of them.
     known: Known = field(default_factory=Known)
-    # Of a target that hasn't changed since a full check found its suite met, only what depends on others is judged.
+    # Of a target that hasn't changed since a full check found its suite met, only what depends on
+    # others is judged.
     is_upkeep: bool = False
     # Runs may go on beside the check, and find more than it does.
     is_beside: bool = False
@@ -123,32 +138,53 @@ def check(
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``left`` is what the run has made of its targets; others are checked as they are now. A target that can't be
-    judged, or own expectations that are refused, are that target's failure: the others are judged, recorded and reported.
-    Without a folder for reports there are no pages, and all else is as with one.
+    ``left`` is what the run has made of its targets; others are checked as they are now. A target
+    that can't be judged, or own expectations that are refused, are that target's failure: the
+    others are judged, recorded and reported. Without a folder for reports there are no pages, and
+    all else is as with one.
     """
     began, left = now(), left or Left()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = own_docs_folder(pipeline)
-    states = {name: state for name, state in ledger.table_states().items() if state.status == SYNCED}
+    states = {
+        name: state for name, state in ledger.table_states().items() if state.status == SYNCED
+    }
     own = read_own_suites(_suites(pipeline), states)
     wanted = sorted(name for name in states if tables is None or name in set(tables))
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(own.unused))
-    known = Known(JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut())
+    known = Known(
+        JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut()
+    )
     quick = frozenset(wanted) if left.is_upkeep else left.quick
-    unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts({n: states[n].generation for n in wanted})
+    unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts(
+        {n: states[n].generation for n in wanted}
+    )
     # The source's are lacking where it couldn't be asked.
-    rules = {n: replace(left.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0)) for n in wanted}
+    rules = {
+        n: replace(left.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0)) for n in wanted
+    }
     before = _before(pipeline, profiles, wanted, run_id)
     left = replace(left, rules=rules, before=before, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
-    with in_background() as background, SessionPool(spark, len(wanted)) as pool, private_files(OWNER_ONLY):
-        imported = None if left.quick.issuperset(wanted) else background.submit(import_great_expectations, kinds)
-        targets, lost = _targets(background, ledger, [states[name] for name in wanted], left.versions)
+    with (
+        in_background() as background,
+        SessionPool(spark, len(wanted)) as pool,
+        private_files(OWNER_ONLY),
+    ):
+        imported = (
+            None
+            if left.quick.issuperset(wanted)
+            else background.submit(import_great_expectations, kinds)
+        )
+        targets, lost = _targets(
+            background, ledger, [states[name] for name in wanted], left.versions
+        )
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
-            ask_ahead(background, spark, target, ledger.storage_options, left.rules_of(target).references)
+            ask_ahead(
+                background, spark, target, ledger.storage_options, left.rules_of(target).references
+            )
             for target in targets
         ]
         plans = pool.map(lambda session, target: _plan(session, target, (own, left)), targets)
@@ -158,7 +194,8 @@ def check(
         if targets:
             import_great_expectations(kinds)
             profiled = [
-                measure_ahead(background, *both, ledger.storage_options) for both in zip(targets, plans, strict=True)
+                measure_ahead(background, *both, ledger.storage_options)
+                for both in zip(targets, plans, strict=True)
             ]
             planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
             verdicts = _run(pool, folder, pipeline, (run_id, began), planned)
@@ -168,8 +205,11 @@ def check(
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    # A run judges what it has left while it is the only one; others look at all targets beside it, for long.
-    keep_report(ledger, report, known, states, None if left.versions and not left.is_beside else began)
+    # A run judges what it has left while it is the only one; others look at all targets beside it,
+    # for long.
+    keep_report(
+        ledger, report, known, states, None if left.versions and not left.is_beside else began
+    )
     return report
 
 
@@ -180,15 +220,21 @@ def _quick(
     targets: Sequence[CheckedTarget],
     suites: tuple[OwnSuites, Left],
 ) -> tuple[list[TableVerdict], list[CheckedTarget]]:
-    """The verdicts on those of the quick targets that meet everything or are settled, and the targets that are left."""
+    """The verdicts on those of the quick targets that meet everything or are settled, and the
+    targets that are left.
+    """
     options, left = ledger.storage_options, suites[1]
-    judge = partial(_rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites)
+    judge = partial(
+        _rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites
+    )
 
     def look(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
         try:
             return judge(session, target)
         except Exception as err:  # the check without haste tells what it is
-            log.info("table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__)
+            log.info(
+                "table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__
+            )
             return None
 
     chosen = [t for t in targets if _is_quick(t.state, left)]
@@ -204,7 +250,9 @@ def _quick_verdict(
     session: SparkSession,
     target: CheckedTarget,
 ) -> TableVerdict | None:
-    """The verdict on a target that few changes left as its suite asks for; None when Great Expectations has to look."""
+    """The verdict on a target that few changes left as its suite asks for; None when Great
+    Expectations has to look.
+    """
     started = time.monotonic()
     left = suites[1]
     rules = affordable(left.rules_of(target), options)
@@ -227,7 +275,17 @@ def _quick_verdict(
     found, seconds = (*found, *_refused(plan.refused)), time.monotonic() - started
     # Where nothing was known before, nothing was left out.
     whole = met is None and since is None
-    return TableVerdict(plan.table, target.version, found, plan.left_out, None, seconds, measured, digest, whole=whole)
+    return TableVerdict(
+        plan.table,
+        target.version,
+        found,
+        plan.left_out,
+        None,
+        seconds,
+        measured,
+        digest,
+        whole=whole,
+    )
 
 
 def _rest_verdict(
@@ -237,7 +295,9 @@ def _rest_verdict(
     session: SparkSession,
     target: CheckedTarget,
 ) -> TableVerdict | None:
-    """The verdict on a target that is settled, met or not, of what depends on others; None when it isn't settled."""
+    """The verdict on a target that is settled, met or not, of what depends on others; None when it
+    isn't settled.
+    """
     started = time.monotonic()
     left = suites[1]
     suite = _suite(target, _columns(target.open(options)), suites, left.rules_of(target))
@@ -248,7 +308,9 @@ def _rest_verdict(
     found = rest_outcomes(plan, asked)
     if found is None:
         return None
-    return TableVerdict(plan.table, target.version, found, plan.left_out, None, time.monotonic() - started)
+    return TableVerdict(
+        plan.table, target.version, found, plan.left_out, None, time.monotonic() - started
+    )
 
 
 def _is_quick(state: TableState, left: Left) -> bool:
@@ -260,12 +322,16 @@ def _suites(pipeline: PipelineFile) -> Path | None:
 
 
 def _targets(
-    background: ThreadPoolExecutor, ledger: Ledger, states: Sequence[TableState], versions: Mapping[str, int]
+    background: ThreadPoolExecutor,
+    ledger: Ledger,
+    states: Sequence[TableState],
+    versions: Mapping[str, int],
 ) -> tuple[list[CheckedTarget], list[TableVerdict]]:
-    """The targets at the versions given, else as they are; and verdicts on those that aren't there, or can't be opened.
+    """The targets at the versions given, else as they are; and verdicts on those that aren't there,
+    or can't be opened.
 
-    Not as the latest cut has them: while one table stays behind there are no new cuts, and what a verdict says of an old version
-    would be taken for the last word.
+    Not as the latest cut has them: while one table stays behind there are no new cuts, and what a
+    verdict says of an old version would be taken for the last word.
     """
 
     def open_one(state: TableState) -> CheckedTarget | TableVerdict:
@@ -273,20 +339,26 @@ def _targets(
         try:
             version = versions.get(state.table_name)
             return CheckedTarget(
-                state, _present_version(ledger, state.table_name, uri) if version is None else version, uri
+                state,
+                _present_version(ledger, state.table_name, uri) if version is None else version,
+                uri,
             )
         except Exception as err:
             return _failed(state.table_name, None, err)
 
     found = list(background.map(open_one, states))
-    return [t for t in found if isinstance(t, CheckedTarget)], [v for v in found if isinstance(v, TableVerdict)]
+    return [t for t in found if isinstance(t, CheckedTarget)], [
+        v for v in found if isinstance(v, TableVerdict)
+    ]
 
 
 def _present_version(ledger: Ledger, table: str, uri: str) -> int:
     try:
         return DeltaTable(uri, storage_options=ledger.storage_options).version()
     except TableNotFoundError as err:
-        raise StateError(f"the target of {table} isn't at {uri}: run the initial sync again") from err
+        raise StateError(
+            f"the target of {table} isn't at {uri}: run the initial sync again"
+        ) from err
 
 
 def _failed(table: str, version: int | None, err: Exception) -> TableVerdict:
@@ -300,7 +372,9 @@ def _refused(err: ConfigError | None) -> list[Outcome]:
     return [] if err is None else [unchecked(err)]
 
 
-def _plan(spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, Left]) -> SuitePlan | Exception:
+def _plan(
+    spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, Left]
+) -> SuitePlan | Exception:
     """The suite of a target, or why there is none."""
     try:
         return _suite(target, target.frame(spark).columns, suites, suites[1].rules_of(target))
@@ -309,7 +383,10 @@ def _plan(spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, L
 
 
 def _suite(
-    target: CheckedTarget, columns: Sequence[str], suites: tuple[OwnSuites, Left], rules: SourceRules
+    target: CheckedTarget,
+    columns: Sequence[str],
+    suites: tuple[OwnSuites, Left],
+    rules: SourceRules,
 ) -> SuitePlan:
     (own, left), name = suites, target.state.table_name
     plan = plan_suite(target.state, columns, own.by_table.get(name), rules, left.before.get(name))
@@ -340,7 +417,14 @@ def _run(
             verdicts.append(_failed(target.state.table_name, target.version, plan))
             continue
         suite, refused = build_known(page_name(plan.table), plan)
-        ready.append((target, replace(plan, refused=plan.refused or refused), asked, SuiteCheck(context, suite)))
+        ready.append(
+            (
+                target,
+                replace(plan, refused=plan.refused or refused),
+                asked,
+                SuiteCheck(context, suite),
+            )
+        )
 
     def validate(
         session: SparkSession, item: tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]
@@ -369,10 +453,17 @@ def _run(
         digest = suite_of(done.plan) if are_met(found) else None
         verdicts.append(
             TableVerdict(
-                done.plan.table, done.target.version, found, done.plan.left_out, page, done.seconds, done.measured,
-                digest, whole=True,
+                done.plan.table,
+                done.target.version,
+                found,
+                done.plan.left_out,
+                page,
+                done.seconds,
+                done.measured,
+                digest,
+                whole=True,
             )
-        )  # fmt: skip
+        )
     if folder is not None:
         drop_old_results(context, folder, pipeline.pipeline, pipeline.quality.keep_reports)
         write_check_pages(context, folder, identifiers)
@@ -385,7 +476,9 @@ def _index(folder: Path | None) -> Path | None:
     return index if index is not None and index.exists() else None
 
 
-def _about(pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: SuitePlan) -> dict[str, str]:
+def _about(
+    pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: SuitePlan
+) -> dict[str, str]:
     """What the page says about the data it judges."""
     about = {
         "pipeline": pipeline.pipeline,
@@ -399,7 +492,9 @@ def _about(pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: Sui
     return about
 
 
-def _before(pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str) -> dict[str, Before]:
+def _before(
+    pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str
+) -> dict[str, Before]:
     """What earlier runs measured of these targets; of none where drift isn't looked for."""
     wanted = pipeline.quality.drift
     if not wanted.enabled:

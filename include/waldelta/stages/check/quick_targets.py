@@ -1,4 +1,5 @@
-"""Quick targets: those that a run left mostly as they were, or that are too many, so that they are checked without Great Expectations.
+"""Quick targets: those that a run left mostly as they were, or that are too many, so that they are
+checked without Great Expectations.
 
 They get a page only when an expectation isn't met (``quick_check``).
 """
@@ -35,16 +36,25 @@ def quick_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[st
     return [
         name
         for name, of in did.items()
-        if is_little(of.inserted + of.updated + of.deleted, uri_of(job, name), of.version, job.storage_options)
+        if is_little(
+            of.inserted + of.updated + of.deleted,
+            uri_of(job, name),
+            of.version,
+            job.storage_options,
+        )
     ]
 
 
-def is_little(changes: int, uri: str, version: int | None, storage_options: Mapping[str, str] | None = None) -> bool:
+def is_little(
+    changes: int, uri: str, version: int | None, storage_options: Mapping[str, str] | None = None
+) -> bool:
     """Whether so many changes have left a target's version mostly as it was."""
     if changes <= _FEW:
         return True
     try:
-        target = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
+        target = DeltaTable(
+            uri, version=version, storage_options=dict(storage_options or {}) or None
+        )
         rows = row_count(files_of(target))
     except (DeltaError, OSError, pa.ArrowException) as err:
         log.info("%s is checked as a whole, since its rows can't be counted: %s", uri, err)

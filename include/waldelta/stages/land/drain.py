@@ -1,4 +1,6 @@
-"""Drain: bite by bite, land and consume the slot up to where the server stood when the run began."""
+"""Drain: bite by bite, land and consume the slot up to where the server stood when the run
+began.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ _SMALLER = (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
 
 @dataclass
 class Drained:
-    """What a drain landed: all of the WAL from ``start`` to ``end``; the slot may stand up to one WAL file before ``end``."""
+    """What a drain landed: all of the WAL from ``start`` to ``end``; the slot may stand up to one
+    WAL file before ``end``.
+    """
 
     start: Lsn
     end: Lsn
@@ -95,12 +99,14 @@ def drain(
     check_lock: Callable[[], None] = lambda: None,
     on_landed: Callable[[Landed], object] = lambda _: None,
 ) -> Drained:
-    """Land and consume everything up to the present end of the server's WAL; of a standby's, up to what it has replayed.
+    """Land and consume everything up to the present end of the server's WAL; of a standby's, up to
+    what it has replayed.
 
-    The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked before each effect.
-    ``on_landed`` is called with each batch that is landed and consumed, unless there is nothing left to land.
-    What PostgreSQL can't decode ends it: see ``unreadable`` of what it returns.
-    Raises TargetNotWritable before anything is read from the slot, as far as the machine of the driver can tell.
+    The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked
+    before each effect. ``on_landed`` is called with each batch that is landed and consumed, unless
+    there is nothing left to land. What PostgreSQL can't decode ends it: see ``unreadable`` of what
+    it returns. Raises TargetNotWritable before anything is read from the slot, as far as the
+    machine of the driver can tell.
     """
     identity = job.slot_identity()
     check_writable(job.pipeline.target.root)
@@ -112,11 +118,18 @@ def drain(
         # Only then: one that was lost is to be brought back.
         change_log.create(LANDING_SCHEMA)
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
-        drained, bites, reading, limit = Drained(stands, stands), Bites(job), Reading(job), _limit(job)
+        drained, bites, reading, limit = (
+            Drained(stands, stands),
+            Bites(job),
+            Reading(job),
+            _limit(job),
+        )
         skipped = skipped_messages(job)
         while drained.end < server.flush_lsn:
             upto = min(server.flush_lsn, drained.end + bites.next.window_bytes)
-            bound = reading.within(PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, stands, skipped))
+            bound = reading.within(
+                PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, stands, skipped)
+            )
             upto = bound.upto_lsn
             check_lock()
             check_followed(job, identity)
@@ -134,17 +147,29 @@ def drain(
                 )
             except SourceError as err:
                 check_standbys = partial(check_received, connection, identity.slot, upto)
-                drained.unreadable = _read_otherwise(err, reading, bound, bites, meter, check_standbys)
+                drained.unreadable = _read_otherwise(
+                    err, reading, bound, bites, meter, check_standbys
+                )
                 if drained.unreadable is None:
                     continue
                 check_unmoved(connection, job, identity, stands)
                 break
             reading.answered()
             is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
-            # A call that was cut off before any transaction had ended, by nothing but discarded messages, has to bring more.
-            limit = 2 * limit if limit is not None and is_cut_off and not landed.end_lsn else _limit(job)
+            # A call that was cut off before any transaction had ended, by nothing but discarded
+            # messages, has to bring more.
+            limit = (
+                2 * limit
+                if limit is not None and is_cut_off and not landed.end_lsn
+                else _limit(job)
+            )
             bites.answered(times.total_s, is_whole=not is_cut_off and upto < server.flush_lsn)
-            meter.add(peeks(job.pipeline.source), restart, Lsn(landed.end_lsn) if is_cut_off else upto, times.server_s)
+            meter.add(
+                peeks(job.pipeline.source),
+                restart,
+                Lsn(landed.end_lsn) if is_cut_off else upto,
+                times.server_s,
+            )
             check_lock()
             began = time.monotonic()
             if landed.end_lsn:
@@ -173,7 +198,9 @@ def _read_otherwise(
     meter: SlotMeter,
     check_standbys: Callable[[], None],
 ) -> SlotUnreadable | None:
-    """Have the next call read less after one that failed, or return what PostgreSQL can't decode; else raise ``err``."""
+    """Have the next call read less after one that failed, or return what PostgreSQL can't decode;
+    else raise ``err``.
+    """
     try:
         if not isinstance(err, _SMALLER):
             return reading.refused(err, bound)
@@ -183,8 +210,12 @@ def _read_otherwise(
     return None
 
 
-def _take_less(err: SourceError, bites: Bites, meter: SlotMeter, check_standbys: Callable[[], None]) -> None:
-    """Make the next bite smaller after one that the server couldn't answer; raises where none is left to try, or that isn't what it takes."""
+def _take_less(
+    err: SourceError, bites: Bites, meter: SlotMeter, check_standbys: Callable[[], None]
+) -> None:
+    """Make the next bite smaller after one that the server couldn't answer; raises where none is
+    left to try, or that isn't what it takes.
+    """
     if isinstance(err, PeekTimeout):
         check_standbys()
         meter.timed_out(bites.next.timeout_s)
@@ -246,9 +277,18 @@ def _consume_one(
     return end
 
 
-def _pass_over(connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, upto: Lsn) -> Lsn:
-    """Move the slot over WAL that was read and holds nothing for us; returns where it stands then."""
-    move_idle_slot(connection, job.pipeline.source.slot, job.ledger, slot_move(identity, job.run_id, upto.value))
+def _pass_over(
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, upto: Lsn
+) -> Lsn:
+    """Move the slot over WAL that was read and holds nothing for us; returns where it stands
+    then.
+    """
+    move_idle_slot(
+        connection,
+        job.pipeline.source.slot,
+        job.ledger,
+        slot_move(identity, job.run_id, upto.value),
+    )
     return upto
 
 
@@ -261,6 +301,10 @@ def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None
     done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
     log.info(
         "slot %s at %s: %s landed, %.0f/s, %.1f MB of WAL left, about %.0f s",
-        job.pipeline.source.slot, drained.end, counted(drained.changes, "change"), drained.changes / seconds, left / 1e6,
+        job.pipeline.source.slot,
+        drained.end,
+        counted(drained.changes, "change"),
+        drained.changes / seconds,
+        left / 1e6,
         left * seconds / max(done, 1),
-    )  # fmt: skip
+    )

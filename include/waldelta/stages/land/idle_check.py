@@ -1,6 +1,8 @@
-"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds no WAL back.
+"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds
+no WAL back.
 
-It is moved when that frees a WAL file, or may: each move is recorded durably, and smaller ones would free nothing.
+It is moved when that frees a WAL file, or may: each move is recorded durably, and smaller ones
+would free nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ from waldelta.slot.verify.slot_count import first_message
 
 log = logging.getLogger(__name__)
 
-# A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task allows more.
+# A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task
+# allows more.
 BUDGET_S = 120.0
 # Reading a row filter takes a lock on its table.
 _LOCK_TIMEOUT_S = 1.0
@@ -68,8 +71,8 @@ _STATEMENT_TIMEOUT_S = BUDGET_S / 2
 class Look:
     """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us.
 
-    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file behind. ``critical`` is what
-    was critical of the slot before.
+    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file
+    behind. ``critical`` is what was critical of the slot before.
     """
 
     has_work: bool
@@ -83,8 +86,8 @@ class Look:
 def look(job: Job) -> Look:
     """Say whether a run is worth starting Spark for; moves an idle slot.
 
-    Raises the errors of a slot that is missing, lost, foreign, ahead of everything we ever consumed, or whose next transaction
-    can't be decoded.
+    Raises the errors of a slot that is missing, lost, foreign, ahead of everything we ever
+    consumed, or whose next transaction can't be decoded.
     """
     source, ledger = job.pipeline.source, job.ledger
     identity = job.slot_identity()
@@ -100,14 +103,22 @@ def look(job: Job) -> Look:
         end_old_backends(connection, source.slot)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
-        warnings = [*slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()), *elsewhere]
+        warnings = [
+            *slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()),
+            *elsewhere,
+        ]
         tell(warnings)
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
                 recovered = recover(connection, job, identity, change_log, server, one_bite=True)
         except (psycopg.errors.QueryCanceled, PeekTimeout, BiteTooLarge, SourceDiskFull):
             behind = "the slot is behind what has landed, by more WAL than a look goes through"
-            return Look(True, behind, server.lag_of(slot.confirmed_flush_lsn), critical=tuple(critical(warnings)))
+            return Look(
+                True,
+                behind,
+                server.lag_of(slot.confirmed_flush_lsn),
+                critical=tuple(critical(warnings)),
+            )
         stands, identity = recovered.confirmed, recovered.identity
         reason = _left_or_unknown(primary, job, identity, change_log, read_oldest_xid(connection))
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
@@ -118,7 +129,9 @@ def look(job: Job) -> Look:
             check_unmoved(connection, job, identity, stands)
             must_move = reason is None and server.must_move(stands, upto, slot.restart_lsn)
             if must_move and (reason := _asked_anew(job, change_log)) is None:
-                move_idle_slot(connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value))
+                move_idle_slot(
+                    connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value)
+                )
                 stands = upto
             position = upto
         moved_to = str(stands) if stands > recovered.confirmed else None
@@ -127,11 +140,18 @@ def look(job: Job) -> Look:
 
 
 def _reason_to_run(
-    connection: psycopg.Connection[tuple[Any, ...]], job: Job, span: tuple[Lsn, Lsn], timeout_s: float
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    span: tuple[Lsn, Lsn],
+    timeout_s: float,
 ) -> str | None:
-    """Changes for us in a stretch of WAL, or more WAL than can be looked through in time; None when there is nothing."""
+    """Changes for us in a stretch of WAL, or more WAL than can be looked through in time; None when
+    there is nothing.
+    """
     between = f"between {span[0]} and {span[1]}"
-    too_much = f"more WAL {between} than a look of {BUDGET_S:g} s goes through, or the server has room for"
+    too_much = (
+        f"more WAL {between} than a look of {BUDGET_S:g} s goes through, or the server has room for"
+    )
     if timeout_s <= 0:
         return too_much
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
@@ -144,16 +164,22 @@ def _reason_to_run(
         return too_much  # landing takes smaller bites until it goes, or says what it lacks
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
-    except psycopg.Error as err:  # of the first transaction, or of one behind messages that are discarded
+    except (
+        psycopg.Error
+    ) as err:  # of the first transaction, or of one behind messages that are discarded
         check_next(job, err, PeekBound(span[1], 1, timeout_s, 0))
         return f"changes {between}"
     return f"changes {between}" if found is not None else None
 
 
 def _asked_anew(job: Job, change_log: ChangeLog) -> str | None:
-    """Why a run is to move the slot, which tells by what the WAL was read: else what was passed over counts as read like the last batch."""
+    """Why a run is to move the slot, which tells by what the WAL was read: else what was passed
+    over counts as read like the last batch.
+    """
     last = change_log.last_batch()
-    if last is None or Asked.read(change_log.told([last]).get(last, {})) == Asked.of(job.pipeline.source):
+    if last is None or Asked.read(change_log.told([last]).get(last, {})) == Asked.of(
+        job.pipeline.source
+    ):
         return None
     return "publications or options are others than those of the last batch"
 
@@ -167,7 +193,8 @@ def _left_or_unknown(
 ) -> str | None:
     """Why a run is worth it whatever the slot holds, be it that this can't be told.
 
-    Whatever is wrong with a table or its target, a run says by name; what waits in the slot doesn't wait for that.
+    Whatever is wrong with a table or its target, a run says by name; what waits in the slot doesn't
+    wait for that.
     """
     try:
         with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
@@ -186,13 +213,16 @@ def _work_left(
     change_log: ChangeLog,
     oldest_xid: int,
 ) -> str | None:
-    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published any more.
+    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published
+    any more.
 
     ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
     """
     if _has_untold(job):  # asked before what has left is recorded, of which a run tells then
         return "a run ended before it told what it applied"
-    published, barred = read_around(connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job))
+    published, barred = read_around(
+        connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
+    )
     standings = read_standings(job, published)
     record_removed(job, standings)
     if notice := never_copied(job, standings):
@@ -207,14 +237,25 @@ def _work_left(
     if waiting := due(standings, Due.COPY):
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
     there = read_present(connection, fed)
-    found = [of_partition(state, there[state.table_name], published.get(state.table_name)) for state in fed]
+    found = [
+        of_partition(state, there[state.table_name], published.get(state.table_name))
+        for state in fed
+    ]
     fed = [state for state, _ in found]
-    # Of what may not have landed a run couldn't judge either, and would be started for nothing until it has.
-    present = with_emptied(connection, fed, {state.table_name: table for state, table in found}, oldest_xid)
-    if written_anew := [s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)]:
+    # Of what may not have landed a run couldn't judge either, and would be started for nothing
+    # until it has.
+    present = with_emptied(
+        connection, fed, {state.table_name: table for state, table in found}, oldest_xid
+    )
+    if written_anew := [
+        s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)
+    ]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
     drifted, _ = read_around(
-        connection, _LOCK_TIMEOUT_S, partial(_drifted, connection, job, published, fed, present), barred
+        connection,
+        _LOCK_TIMEOUT_S,
+        partial(_drifted, connection, job, published, fed, present),
+        barred,
     )
     if drifted:
         return f"drifted from their source: {', '.join(drifted)}"
@@ -224,8 +265,8 @@ def _work_left(
 def _has_untold(job: Job) -> bool:
     """Whether no run has told, and so checked and announced, what the newest cut's batch brought.
 
-    A run that fails or is killed while it lands may have applied steps by then. Once results are forgotten, a run that finds nothing
-    to tell is the next one that has told.
+    A run that fails or is killed while it lands may have applied steps by then. Once results are
+    forgotten, a run that finds nothing to tell is the next one that has told.
     """
     cut = job.ledger.last_cut()
     return cut is not None and not job.ledger.is_told(cut)
@@ -239,7 +280,9 @@ def _drifted(
     present: Mapping[str, PresentTable],
     barred: Collection[int],
 ) -> list[str]:
-    """Targets whose drift a run would mend, or hasn't told yet; what is locked now, a later look judges."""
+    """Targets whose drift a run would mend, or hasn't told yet; what is locked now, a later look
+    judges.
+    """
     if not fed:
         return []
     targets = {
@@ -252,14 +295,18 @@ def _drifted(
         target = targets.get(state.table_name)
         if target is None or target.problem is not None:
             continue
-        if drift := find_drift(job.pipeline, state, target.table, present[state.table_name], target.feed):
+        if drift := find_drift(
+            job.pipeline, state, target.table, present[state.table_name], target.feed
+        ):
             evolves = job.pipeline.target.recopies(state.table_name)
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):
                 found.append(state.table_name)
     return found
 
 
-def _behind(job: Job, identity: SlotIdentity, change_log: ChangeLog, fed: Sequence[TableState]) -> list[str]:
+def _behind(
+    job: Job, identity: SlotIdentity, change_log: ChangeLog, fed: Sequence[TableState]
+) -> list[str]:
     """Targets that haven't applied everything that was landed for them."""
     last = change_log.last_batch()
     if last is None:

@@ -1,4 +1,6 @@
-"""Land: one bite of the slot becomes one batch of the change log, raw messages with their envelope."""
+"""Land: one bite of the slot becomes one batch of the change log, raw messages with their
+envelope.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,25 @@ from waldelta.spark.writable import write_error
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What the task tells: its file, all null when nothing came, how long the peek took, and what it failed by.
+# What the task tells: its file, all null when nothing came, how long the peek took, and what it
+# failed by.
 _TOLD = pa.schema(
     [
-        ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()),
-        ("server_s", pa.float64()), ("total_s", pa.float64()), ("messages", pa.int64()), ("failed", pa.string()),
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+        ("server_s", pa.float64()),
+        ("total_s", pa.float64()),
+        ("messages", pa.int64()),
+        ("failed", pa.string()),
         # The message that can't be read, when it failed by one.
-        ("id", pa.string()), ("lsn", pa.int64()), ("xid", pa.int64()), ("raw", pa.binary()), ("streamed", pa.bool_()),
+        ("id", pa.string()),
+        ("lsn", pa.int64()),
+        ("xid", pa.int64()),
+        ("raw", pa.binary()),
+        ("streamed", pa.bool_()),
     ]
-)  # fmt: skip
+)
 
 
 def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts would be together
@@ -47,12 +59,14 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
     batch: int,
     check_read: Callable[[], None] = lambda: None,
 ) -> PeekTimes:
-    """Peek up to ``bound`` in one Spark task, which writes what came as a file, and commit it as ``batch``; durable when it returns.
+    """Peek up to ``bound`` in one Spark task, which writes what came as a file, and commit it as
+    ``batch``; durable when it returns.
 
-    Returns how long the peek took. Messages never become Spark's rows: that cost more than to decode them.
-    ``check_read`` is asked before the commit, and raises when what was read isn't to land.
-    Raises what the task raised: SlotInUse, PeekTimeout, DecodeError with the message, or TargetNotWritable (nothing is landed then, the slot
-    keeps everything); LateWriter when another run has landed the batch.
+    Returns how long the peek took. Messages never become Spark's rows: that cost more than to
+    decode them. ``check_read`` is asked before the commit, and raises when what was read isn't to
+    land. Raises what the task raised: SlotInUse, PeekTimeout, DecodeError with the message, or
+    TargetNotWritable (nothing is landed then, the slot keeps everything); LateWriter when another
+    run has landed the batch.
     """
 
     def read(_: int) -> pa.Table:
@@ -65,23 +79,34 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         except DecodeError as err:
             if err.unread is None:
                 raise
-            return pa.Table.from_pylist([{"failed": told_error(err)} | asdict(err.unread.shortened())], schema=_TOLD)
-        return pa.Table.from_pylist([(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD)
+            return pa.Table.from_pylist(
+                [{"failed": told_error(err)} | asdict(err.unread.shortened())], schema=_TOLD
+            )
+        return pa.Table.from_pylist(
+            [(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD
+        )
 
     told = {
-        "batch": batch, "slot": source.slot, "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
-        "upto_lsn": str(bound.upto_lsn), "attempt": uuid.uuid4().hex, **Asked.of(source).told(),
-    }  # fmt: skip
+        "batch": batch,
+        "slot": source.slot,
+        "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
+        "upto_lsn": str(bound.upto_lsn),
+        "attempt": uuid.uuid4().hex,
+        **Asked.of(source).told(),
+    }
     row = None
     try:
         (row,) = run_tasks(spark, 1, _TOLD, read)
         if row.failed is not None:
             raise OSError(row.failed)
     except Exception as err:
-        # The task's own error, not Spark's account of it: a bite that took too long is taken again, smaller.
+        # The task's own error, not Spark's account of it: a bite that took too long is taken again,
+        # smaller.
         named = named_error(err)
         if isinstance(named, DecodeError) and row is not None and row.raw is not None:
-            named.unread = UnreadMessage(row.id, row.lsn, row.xid, bytes(row.raw), streamed=row.streamed)
+            named.unread = UnreadMessage(
+                row.id, row.lsn, row.xid, bytes(row.raw), streamed=row.streamed
+            )
         raise named or write_error(change_log.uri, err) or err from err
     file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
     check_read()

@@ -1,4 +1,6 @@
-"""Stage land: reads what the slot holds up to now into the change log, and records the slot as it was found."""
+"""Stage land: reads what the slot holds up to now into the change log, and records the slot as it
+was found.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,27 @@ log = logging.getLogger(__name__)
 
 
 def land_to_now(
-    spark: SparkSession, job: Job, result: RunResult, stage: StageResult, on_landed: Callable[[Landed], object]
+    spark: SparkSession,
+    job: Job,
+    result: RunResult,
+    stage: StageResult,
+    on_landed: Callable[[Landed], object],
 ) -> None:
-    """Land and consume up to the server's present position, and add what was found of slot and server to the result.
+    """Land and consume up to the server's present position, and add what was found of slot and
+    server to the result.
 
-    ``on_landed`` is called with each batch that landed. Of what PostgreSQL can't decode, the result says so
-    (``result.unreadable``): what is in front of it has landed.
+    ``on_landed`` is called with each batch that landed. Of what PostgreSQL can't decode, the result
+    says so (``result.unreadable``): what is in front of it has landed.
     """
     from waldelta.stages.land.drain import drain
 
     result.unreadable = None
     try:
         with gaps_recorded(job), slot_lock(job) as lock:
-            with job.connect("health") as primary, job.connect_slot("health", primary) as connection:
+            with (
+                job.connect("health") as primary,
+                job.connect_slot("health", primary) as connection,
+            ):
                 asked = now()
                 # Where the slot's state tells nothing: a standby, another cluster.
                 server = slot_position(connection, job, primary)
@@ -54,7 +64,10 @@ def land_to_now(
                 uncompared = never_compared(connection, job, job.slot_identity())
                 result.as_of = committed_upto(connection, server, asked).isoformat()
             result.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
-            found = [*slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()), *elsewhere]
+            found = [
+                *slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()),
+                *elsewhere,
+            ]
             result.slot_critical = critical(found)
             result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
             lock.check()  # what comes first may end another run's reader, and move the slot
@@ -69,6 +82,7 @@ def land_to_now(
     result.source.add(drained.bill)
     result.start_lsn, result.end_lsn = str(drained.start), str(drained.end)
     stage.detail = (
-        f"{counted(drained.changes, 'change')} in {counted(len(drained.batches), 'batch', 'batches')}, landed in {drained.seconds_landing:.1f} s, "
-        f"consumed in {drained.seconds_consuming:.1f} s"
+        f"{counted(drained.changes, 'change')} in"
+        f" {counted(len(drained.batches), 'batch', 'batches')}, landed in"
+        f" {drained.seconds_landing:.1f} s, consumed in {drained.seconds_consuming:.1f} s"
     )

@@ -1,6 +1,7 @@
 """Land through: land on until everything that a snapshot sees is in the change log.
 
-A snapshot holds back vacuum on the whole server. So a backlog is landed before it is taken, and what is left, while it is held.
+A snapshot holds back vacuum on the whole server. So a backlog is landed before it is taken, and
+what is left, while it is held.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ LOCK_TIMEOUT_S = 30.0
 
 
 def land_backlog(spark: SparkSession, job: Job) -> Drained:
-    """Land what waits in the slot; raises SlotUnreadable behind what landed when PostgreSQL can't decode all of it."""
+    """Land what waits in the slot; raises SlotUnreadable behind what landed when PostgreSQL can't
+    decode all of it.
+    """
     with _slot_lock(job) as lock:
         return _drain(spark, job, lock)
 
 
 def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
-    """Land until the change log holds everything up to ``needed``, where the last record ends that a snapshot sees.
+    """Land until the change log holds everything up to ``needed``, where the last record ends that
+    a snapshot sees.
 
     Raises SlotUnreadable as land_backlog() does.
     """
@@ -42,14 +46,17 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
         if drained.end < needed:
             _have_wal_flushed(job)
         while drained.end < needed:
-            # With synchronous_commit = off a commit is seen before it is flushed, and only what is flushed is decoded; of a
-            # standby, what it has replayed.
+            # With synchronous_commit = off a commit is seen before it is flushed, and only what is
+            # flushed is decoded; of a standby, what it has replayed.
             if time.monotonic() > deadline:
                 if job.pipeline.source.read_from is not None:
                     raise StandbyAway(
-                        f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g} s: run again"
+                        f"the standby didn't replay WAL up to {needed} within {FLUSH_TIMEOUT_S:g}"
+                        " s: run again"
                     )
-                raise SnapshotLost(f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s")
+                raise SnapshotLost(
+                    f"WAL up to {needed} wasn't flushed within {FLUSH_TIMEOUT_S:g} s"
+                )
             time.sleep(0.2)
             drained = drained.before(_drain(spark, job, lock))
     return drained

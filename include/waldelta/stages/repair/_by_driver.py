@@ -1,6 +1,8 @@
-"""Repair here: rows of a few keys, read again from the source, staged and merged by Arrow without Spark.
+"""Repair here: rows of a few keys, read again from the source, staged and merged by Arrow without
+Spark.
 
-What is staged is what Spark would have staged, in the same folders: whatever is too much at any step, Spark goes on with.
+What is staged is what Spark would have staged, in the same folders: whatever is too much at any
+step, Spark goes on with.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPSERT, EventShape, Ints, codes_of
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_UPSERT,
+    EventShape,
+    Ints,
+    codes_of,
+)
 from waldelta.changes.merge.by_driver import NetChanges, commit_here, read_within
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.net_files import gathered
@@ -26,48 +34,67 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Keys that are read again by one session here; of more, Spark has several tasks ask for their share.
+# Keys that are read again by one session here; of more, Spark has several tasks ask for their
+# share.
 MOST_KEYS = 20_000
 _KEYS_PER_READ = 5_000
 
 
 def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordBatch]:
-    """The texts of the touched keys in these folders (columns ``t<k>``), so many at once as one statement asks for."""
+    """The texts of the touched keys in these folders (columns ``t<k>``), so many at once as one
+    statement asks for.
+    """
     for folder in folders:
         texts = open_parquet(folder).to_table([f"t{k}" for k in range(width)])
         yield from texts.combine_chunks().to_batches(_KEYS_PER_READ)
 
 
 def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:
-    """The touched keys (columns ``k<k>``) of the target's types, which Spark's files don't tell exactly."""
+    """The touched keys (columns ``k<k>``) of the target's types, which Spark's files don't tell
+    exactly.
+    """
     types = dict(rows.copy.columns)
     schema = pa.schema([(f"k{k}", types[column].arrow) for k, (column, _) in enumerate(rows.key)])
-    return pa.concat_tables([open_parquet(folder).to_table(schema.names).cast(schema) for folder in folders])
+    return pa.concat_tables(
+        [open_parquet(folder).to_table(schema.names).cast(schema) for folder in folders]
+    )
 
 
 def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Write rows as the files of a folder, a few in memory at once; an empty file where there are none."""
+    """Write rows as the files of a folder, a few in memory at once; an empty file where there are
+    none.
+    """
     write_parquet(folder, schema.empty_table())
     for number, part in enumerate(gathered(batches), 1):
         write_parquet(folder, part.cast(schema), number)
 
 
 def net_changes(again: pa.Table, touched: pa.Table, places: Sequence[int]) -> pa.Table:
-    """One net change for each touched key (columns ``k<k>``): the row that was read again, else a delete.
+    """One net change for each touched key (columns ``k<k>``): the row that was read again, else a
+    delete.
 
-    ``places`` are the key's columns among those of ``again``. Equal keys may be printed differently, and were read twice then.
+    ``places`` are the key's columns among those of ``again``. Equal keys may be printed
+    differently, and were read twice then.
     """
     bases = [f"b{k}" for k in range(len(places))]
     for base, place in zip(bases, places, strict=True):
         again = again.append_column(base, again[f"c{place}"])
     keys = pa.table({base: touched[f"k{k}"].cast(again[base].type) for k, base in enumerate(bases)})
-    codes = codes_of([pa.chunked_array([*again[base].chunks, *keys[base].chunks], again[base].type) for base in bases])
+    codes = codes_of(
+        [
+            pa.chunked_array([*again[base].chunks, *keys[base].chunks], again[base].type)
+            for base in bases
+        ]
+    )
     read, asked = codes[: len(again)], codes[len(again) :]
     found = again.take(pa.array(_first_of_each(read)))
     first = _first_of_each(asked)
     gone = keys.take(pa.array(first[~np.isin(asked[first], read)]))
     parts = [(found, ACTION_UPSERT), (gone, ACTION_DELETE)]
-    acting = [part.append_column("action", pa.array([action] * len(part), pa.string())) for part, action in parts]
+    acting = [
+        part.append_column("action", pa.array([action] * len(part), pa.string()))
+        for part, action in parts
+    ]
     return pa.concat_tables(acting, promote_options="default").combine_chunks()
 
 
@@ -76,13 +103,19 @@ def _first_of_each(codes: Ints) -> Ints:
     return np.asarray(np.sort(first), np.int64)
 
 
-def stage_net_here(rows: RepairRows, staged: str, touched: Sequence[str], why: str) -> dict[str, int] | None:
-    """Write the net changes of what was read again, as stage_net() does; None when they are too many to be held in memory."""
+def stage_net_here(
+    rows: RepairRows, staged: str, touched: Sequence[str], why: str
+) -> dict[str, int] | None:
+    """Write the net changes of what was read again, as stage_net() does; None when they are too
+    many to be held in memory.
+    """
     dataset = open_parquet(f"{staged}/again")
     if (again := read_within(dataset, dataset.schema)) is None:
         return None
     net = net_changes(again, _read_staged_keys(touched, rows), _shape(rows).key)
-    write_parquet(f"{staged}/net", net.add_column(0, "why", pa.array([why] * len(net), pa.string())))
+    write_parquet(
+        f"{staged}/net", net.add_column(0, "why", pa.array([why] * len(net), pa.string()))
+    )
     counts = Counter({why: len(net)})
     for found in pc.value_counts(net["action"]).to_pylist():
         counts[found["values"]] = found["counts"]
@@ -90,9 +123,15 @@ def stage_net_here(rows: RepairRows, staged: str, touched: Sequence[str], why: s
 
 
 def merge_rows_here(
-    job: Job, table_name: str, rows: RepairRows, folder: str, tag: CommitTag, check: Callable[[], None]
+    job: Job,
+    table_name: str,
+    rows: RepairRows,
+    folder: str,
+    tag: CommitTag,
+    check: Callable[[], None],
 ) -> bool:
-    """Merge what is staged in ``folder`` into a small target, as merge_rows() does; False where Spark has to.
+    """Merge what is staged in ``folder`` into a small target, as merge_rows() does; False where
+    Spark has to.
 
     ``check`` is asked, and raises, as by merge_here.
     """

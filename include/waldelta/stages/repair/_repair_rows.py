@@ -1,4 +1,5 @@
-"""Repair's rows: which a snapshot of the source gives a drifted target, which the target gives up, and both as one MERGE's source.
+"""Repair's rows: which a snapshot of the source gives a drifted target, which the target gives up,
+and both as one MERGE's source.
 
 Before the commit of ``repair``: what is planned and staged here changes nothing.
 """
@@ -36,7 +37,12 @@ from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.attempts import once
 from waldelta.spark_sql import quote
-from waldelta.stages.repair._by_driver import MOST_KEYS, read_staged_texts, stage_net_here, write_parts
+from waldelta.stages.repair._by_driver import (
+    MOST_KEYS,
+    read_staged_texts,
+    stage_net_here,
+    write_parts,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,12 +70,17 @@ class RepairRows:
 
 
 def plan_rows(
-    job: Job, drifted: Repair, own: RowFilter | None, holder: SnapshotHolder, connection: psycopg.Connection[Any]
+    job: Job,
+    drifted: Repair,
+    own: RowFilter | None,
+    holder: SnapshotHolder,
+    connection: psycopg.Connection[Any],
 ) -> RepairRows:
-    """Which rows to read and which to take away; raises FilterNotTranslatable when Spark can't tell the latter.
+    """Which rows to read and which to take away; raises FilterNotTranslatable when Spark can't tell
+    the latter.
 
-    What locks a relation is asked on ``connection``: the holder's transaction would keep the lock, and whoever truncates or
-    alters the table would wait for it, with all writers behind.
+    What locks a relation is asked on ``connection``: the holder's transaction would keep the lock,
+    and whoever truncates or alters the table would wait for it, with all writers behind.
     """
     state, table = drifted.state, drifted.table
     files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
@@ -91,15 +102,24 @@ def plan_rows(
             stay.append(_any(bounds.values()))
         # What is there of a leaf's rows is read whole.
         away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
-    leaves_it = " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
+    leaves_it = (
+        " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
+    )
     again = whole_table(table, within_leaves(drifted, moving.after.condition), files)
-    whole = whole_table(table, own.analysed if own is not None and drifted.partition is not None else "true", files)
+    whole = whole_table(
+        table, own.analysed if own is not None and drifted.partition is not None else "true", files
+    )
     return RepairRows(copy, moving.enter, again, key, leaves_it, whole)
 
 
-def _spark_rule(state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool) -> str:
+def _spark_rule(
+    state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool
+) -> str:
     """What the target takes, as Spark's condition on its rows."""
-    filters = [*([published_filter(published)] if published is not None else []), *([own] if own is not None else [])]
+    filters = [
+        *([published_filter(published)] if published is not None else []),
+        *([own] if own is not None else []),
+    ]
     # Without metadata columns there is no map of the values that stand verbatim.
     names: dict[str, str] | None = None if with_metadata else {}
     conditions = [spark_condition(one, state.columns, names) for one in filters]
@@ -112,11 +132,14 @@ def _any(conditions: Collection[str]) -> str:
     return f"({' or '.join(conditions)})" if conditions else "false"
 
 
-def _spark_bounds(drifted: Repair, connection: psycopg.Connection[Any], *, with_metadata: bool) -> dict[int, str]:
-    """Whether a row belongs to each leaf that there is, as Spark's condition, by the leaf's oid. Gathered ones say so themselves.
+def _spark_bounds(
+    drifted: Repair, connection: psycopg.Connection[Any], *, with_metadata: bool
+) -> dict[int, str]:
+    """Whether a row belongs to each leaf that there is, as Spark's condition, by the leaf's oid.
+    Gathered ones say so themselves.
 
-    Bounds never change while a partition is attached, and don't overlap, so that rows of those that went meet none. But a
-    default partition takes what no other does: raises NeedsSync.
+    Bounds never change while a partition is attached, and don't overlap, so that rows of those that
+    went meet none. But a default partition takes what no other does: raises NeedsSync.
     """
     state, table = drifted.state, drifted.table
     if gathers(drifted):
@@ -128,12 +151,15 @@ def _spark_bounds(drifted: Repair, connection: psycopg.Connection[Any], *, with_
         raise NeedsSync("its partitions changed once more meanwhile")
     names: dict[str, str] | None = None if with_metadata else {}
     return {
-        oid: spark_condition(published_filter(text), state.columns, names) for oid, is_leaf, text, _ in found if is_leaf
+        oid: spark_condition(published_filter(text), state.columns, names)
+        for oid, is_leaf, text, _ in found
+        if is_leaf
     }
 
 
 _BOUNDS = """
-select c.oid::bigint, t.isleaf, pg_get_partition_constraintdef(c.oid), pg_get_expr(c.relpartbound, c.oid) = 'DEFAULT'
+select c.oid::bigint, t.isleaf, pg_get_partition_constraintdef(c.oid), pg_get_expr(c.relpartbound,
+  c.oid) = 'DEFAULT'
 from pg_partition_tree(%s::oid) t
 join pg_class c on c.oid = t.relid
 where c.relispartition
@@ -142,11 +168,18 @@ where c.relispartition
 
 
 def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
-    """How many rows the table has, as the planner estimates; raises NeedsSync when too many of them enter."""
-    entering_rows = sum(_estimate(connection, choice.statement(rows.copy)) for choice in rows.choices)
+    """How many rows the table has, as the planner estimates; raises NeedsSync when too many of them
+    enter.
+    """
+    entering_rows = sum(
+        _estimate(connection, choice.statement(rows.copy)) for choice in rows.choices
+    )
     size = _estimate(connection, rows.whole.statement(rows.copy))
     if is_dear(entering_rows, size):
-        raise NeedsSync(f"about {entering_rows:,.0f} of {size:,.0f} rows enter, so that a whole copy costs no more")
+        raise NeedsSync(
+            f"about {entering_rows:,.0f} of {size:,.0f} rows enter, so that a whole copy costs no"
+            " more"
+        )
     return size
 
 
@@ -156,23 +189,27 @@ def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
 
 
 def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
-    """Write keys as the quarantine names them, with the columns of touched ones; returns how many there are.
+    """Write keys as the quarantine names them, with the columns of touched ones; returns how many
+    there are.
 
-    As the snapshot sees such rows they are whole; one that it doesn't see is rightly in no target that goes on from there. Raises
-    NeedsSync when the key was renamed since.
+    As the snapshot sees such rows they are whole; one that it doesn't see is rightly in no target
+    that goes on from there. Raises NeedsSync when the key was renamed since.
     """
     if not keys:
         return 0
     types, held = dict(rows.copy.columns), [json.loads(key) for key in sorted(keys)]
     if any(column not in key for key in held for column, _ in rows.key):
         raise NeedsSync(
-            f"its key was renamed while {len(keys)} of its rows are in quarantine, or were told by their keys"
+            f"its key was renamed while {len(keys)} of its rows are in quarantine, or were told by"
+            " their keys"
         )
     texts = [[key[column] for key in held] for column, _ in rows.key]
     table = pa.table({f"t{k}": pa.array(values, pa.string()) for k, values in enumerate(texts)})
     present = np.ones(len(keys), np.bool_)
     for k, (column, _) in enumerate(rows.key):
-        table = table.append_column(f"k{k}", typed_key(table[f"t{k}"], types[column], column, present))
+        table = table.append_column(
+            f"k{k}", typed_key(table[f"t{k}"], types[column], column, present)
+        )
     write_parquet(folder, table)
     return len(keys)
 
@@ -180,7 +217,8 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
 def unheld_keys(
     connection: psycopg.Connection[Any], columns: Sequence[str], keys: Collection[str]
 ) -> frozenset[tuple[str, ...]]:
-    """Of keys as the quarantine names them, those with letters that the source's encoding hasn't: it can't even be asked for them.
+    """Of keys as the quarantine names them, those with letters that the source's encoding hasn't:
+    it can't even be asked for them.
 
     Only a row that somebody wrote into the target has such a key.
     """
@@ -198,23 +236,38 @@ def _holds(connection: psycopg.Connection[Any], text: str) -> bool:
         return False
 
 
-def _without(batch: pa.RecordBatch, width: int, unheld: Collection[tuple[str, ...]]) -> pa.RecordBatch:
+def _without(
+    batch: pa.RecordBatch, width: int, unheld: Collection[tuple[str, ...]]
+) -> pa.RecordBatch:
     texts = zip(*(column.to_pylist() for column in batch.columns[:width]), strict=True)
     return batch.filter(pa.array([row not in unheld for row in texts], pa.bool_()))
 
 
 def stage_rows(
-    spark: SparkSession, job: Job, rows: RepairRows, holder: SnapshotHolder, staged: str, touched: Sequence[str]
+    spark: SparkSession,
+    job: Job,
+    rows: RepairRows,
+    holder: SnapshotHolder,
+    staged: str,
+    touched: Sequence[str],
 ) -> None:
-    """Write the rows that enter, and those of touched keys, as the snapshot has them; columns ``c<i>`` and ours.
+    """Write the rows that enter, and those of touched keys, as the snapshot has them; columns
+    ``c<i>`` and ours.
 
     ``touched`` are the folders of keys to be read again.
     """
-    conninfo, copy, pid, count = job.conninfo, rows.copy, holder.pid, min(len(rows.choices), _MOST_TASKS)
+    conninfo, copy, pid, count = (
+        job.conninfo,
+        rows.copy,
+        holder.pid,
+        min(len(rows.choices), _MOST_TASKS),
+    )
     names = staged_names(copy)
     tasks = [rows.choices[n::count] for n in range(count)]
     again, key, unheld = rows.again, rows.key, rows.unheld
-    staged_schema = pa.schema([field.with_name(name) for field, name in zip(copy.schema, names, strict=True)])
+    staged_schema = pa.schema(
+        [field.with_name(name) for field, name in zip(copy.schema, names, strict=True)]
+    )
 
     def read_entering(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -230,18 +283,24 @@ def stage_rows(
 
     if _is_for_arrow(rows, touched):
         write_parquet(f"{staged}/entering", staged_schema.empty_table())
-        write_parts(f"{staged}/again", read_again(read_staged_texts(touched, len(key))), staged_schema)
+        write_parts(
+            f"{staged}/again", read_again(read_staged_texts(touched, len(key))), staged_schema
+        )
         return
     schema = ddl(staged_schema)
     numbers = spark.range(0, count, 1, max(1, count))
-    numbers.mapInArrow(once(read_entering), schema).write.mode("overwrite").parquet(f"{staged}/entering")
+    numbers.mapInArrow(once(read_entering), schema).write.mode("overwrite").parquet(
+        f"{staged}/entering"
+    )
     if touched:
         keys = spark.read.parquet(*touched)
         keys.mapInArrow(once(read_again), schema).write.mode("overwrite").parquet(f"{staged}/again")
 
 
 def _is_for_arrow(rows: RepairRows, touched: Sequence[str]) -> bool:
-    """Whether the filter lets no other row in or out than those of a few keys: then Spark isn't needed to stage them."""
+    """Whether the filter lets no other row in or out than those of a few keys: then Spark isn't
+    needed to stage them.
+    """
     if rows.choices or rows.leaves is not None or not touched:
         return False
     keys = sum(int(open_parquet(folder).count_rows()) for folder in touched)
@@ -249,10 +308,20 @@ def _is_for_arrow(rows: RepairRows, touched: Sequence[str]) -> bool:
 
 
 def stage_net(
-    spark: SparkSession, job: Job, drifted: Repair, rows: RepairRows, staged: str, touched: Sequence[str]
+    spark: SparkSession,
+    job: Job,
+    drifted: Repair,
+    rows: RepairRows,
+    staged: str,
+    touched: Sequence[str],
 ) -> dict[str, int]:
-    """Write what the MERGE is to do, one row per key; returns how many rows by why they are there, and by action."""
-    if _is_for_arrow(rows, touched) and (counts := stage_net_here(rows, staged, touched, TOUCHED)) is not None:
+    """Write what the MERGE is to do, one row per key; returns how many rows by why they are there,
+    and by action.
+    """
+    if (
+        _is_for_arrow(rows, touched)
+        and (counts := stage_net_here(rows, staged, touched, TOUCHED)) is not None
+    ):
         return counts
     names = [name for name, _ in rows.copy.columns]
     places = [names.index(column) for column, _ in rows.key]
@@ -272,8 +341,15 @@ def stage_net(
         again = read("again", TOUCHED).dropDuplicates(key)
         new = new.join(gone[0], key, "left_anti").unionByName(again)
     if rows.leaves is not None:
-        held = spark.read.format("delta").load(uri_of(job, drifted.state.table_name)).where(rows.leaves)
-        columns = [F.col(quote(column)).alias(base) for (column, _), base in zip(rows.key, key, strict=True)]
+        held = (
+            spark.read.format("delta")
+            .load(uri_of(job, drifted.state.table_name))
+            .where(rows.leaves)
+        )
+        columns = [
+            F.col(quote(column)).alias(base)
+            for (column, _), base in zip(rows.key, key, strict=True)
+        ]
         leaving = held.select(F.lit(LEAVES).alias("why"), *columns)
         gone.append(leaving.join(gone[0], key, "left_anti") if touched else leaving)
     net = new.withColumn("action", F.lit(ACTION_UPSERT))
@@ -300,14 +376,17 @@ def rows_to_judge(
     waiting: str | None,
     keys: tuple[Collection[str], Collection[str]],
 ) -> DataFrame:
-    """Of what stage_net() wrote, the rows that a gate judges; ``t<k>`` is the key as the quarantine names it, null of the others.
+    """Of what stage_net() wrote, the rows that a gate judges; ``t<k>`` is the key as the quarantine
+    names it, null of the others.
 
-    Those are rows in quarantine (the first of ``keys``), and rows that the changes in ``waiting`` leave behind. Accepted ones (the
-    second) aren't judged.
+    Those are rows in quarantine (the first of ``keys``), and rows that the changes in ``waiting``
+    leave behind. Accepted ones (the second) aren't judged.
     """
     judged, accepted = keys
     key = [f"b{k}" for k in range(len(rows.key))]
-    found = spark.read.parquet(f"{staged}/net").where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
+    found = spark.read.parquet(f"{staged}/net").where(
+        (F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT)
+    )
     texts = [f"t{k}" for k in range(len(key))]
     if stage_named(rows, judged, f"{staged}/judged"):
         numbered = [F.col(f"k{k}").alias(base) for k, base in enumerate(key)]
@@ -319,31 +398,51 @@ def rows_to_judge(
         found = found.where(F.col("t0").isNotNull())
     else:
         brought = _keys(spark, rows, waiting).dropDuplicates(key).withColumn("waits", F.lit(True))
-        found = found.join(brought, key, "left").where(F.col("t0").isNotNull() | F.col("waits")).drop("waits")
+        found = (
+            found.join(brought, key, "left")
+            .where(F.col("t0").isNotNull() | F.col("waits"))
+            .drop("waits")
+        )
     if stage_named(rows, accepted, f"{staged}/accepted"):
         found = found.join(_keys(spark, rows, f"{staged}/accepted"), key, "left_anti")
     return found
 
 
-def hold_back(spark: SparkSession, rows: RepairRows, staged: str, keys: Collection[str]) -> tuple[str, dict[str, int]]:
-    """Leave rows in quarantine out of what stage_net() wrote; returns the folder of the rest, and its counts."""
+def hold_back(
+    spark: SparkSession, rows: RepairRows, staged: str, keys: Collection[str]
+) -> tuple[str, dict[str, int]]:
+    """Leave rows in quarantine out of what stage_net() wrote; returns the folder of the rest, and
+    its counts.
+    """
     stage_named(rows, keys, f"{staged}/still")
     key = [f"b{k}" for k in range(len(rows.key))]
-    rest = spark.read.parquet(f"{staged}/net").join(_keys(spark, rows, f"{staged}/still"), key, "left_anti")
+    rest = spark.read.parquet(f"{staged}/net").join(
+        _keys(spark, rows, f"{staged}/still"), key, "left_anti"
+    )
     return f"{staged}/let", _written(spark, rest, f"{staged}/let")
 
 
-def untouched(spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: int) -> set[str]:
-    """Of these keys, as the quarantine names them, those that aren't among the touched ones that are staged."""
+def untouched(
+    spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: int
+) -> set[str]:
+    """Of these keys, as the quarantine names them, those that aren't among the touched ones that
+    are staged.
+    """
     if not keys or not touched:
         return set(keys)
     stage_named(rows, keys, f"{staged}/untouched")
     texts = {tuple(json.loads(key)[column] for column, _ in rows.key): key for key in keys}
     bases = [f"b{k}" for k in range(len(rows.key))]
-    held = spark.read.parquet(f"{staged}/untouched").withColumns({base: F.col(f"k{base[1:]}") for base in bases})
+    held = spark.read.parquet(f"{staged}/untouched").withColumns(
+        {base: F.col(f"k{base[1:]}") for base in bases}
+    )
     left = held.join(_keys(spark, rows, f"{staged}/touched"), bases, "left_anti")
-    return {texts[tuple(row)] for row in left.select(*(f"t{k}" for k in range(len(bases)))).collect()}
+    return {
+        texts[tuple(row)] for row in left.select(*(f"t{k}" for k in range(len(bases)))).collect()
+    }
 
 
 def _keys(spark: SparkSession, rows: RepairRows, folder: str) -> DataFrame:
-    return spark.read.parquet(folder).select(*(F.col(f"k{k}").alias(f"b{k}") for k in range(len(rows.key))))
+    return spark.read.parquet(folder).select(
+        *(F.col(f"k{k}").alias(f"b{k}") for k in range(len(rows.key)))
+    )

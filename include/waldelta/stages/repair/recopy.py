@@ -1,4 +1,6 @@
-"""Recopy: copy tables again whose source changed in a way that the stream doesn't tell, or leave that to a sync."""
+"""Recopy: copy tables again whose source changed in a way that the stream doesn't tell, or leave
+that to a sync.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult
-from waldelta.pipeline.targets.lifecycle import Due, Standing, due, never_copied, read_standings, record_killed
+from waldelta.pipeline.targets.lifecycle import (
+    Due,
+    Standing,
+    due,
+    never_copied,
+    read_standings,
+    record_killed,
+)
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.quantities import counted
@@ -32,10 +41,11 @@ def recopy(
 ) -> dict[str, WaldeltaError]:
     """Take up every target that waits for a new copy; returns what went wrong, by table.
 
-    Those whose drift this run has found (``drifted``) are repaired, however large, if that is exact and cheaper.
-    Where a sync follows, large tables are left to it: they are named in ``result.needs_sync``, and as a failure too when
-    the copy before failed, so that the run is red until one succeeds. Each run tries a copy of its own once. Published
-    tables that were never copied are the initial sync's: they are named in ``result.never_copied``.
+    Those whose drift this run has found (``drifted``) are repaired, however large, if that is exact
+    and cheaper. Where a sync follows, large tables are left to it: they are named in
+    ``result.needs_sync``, and as a failure too when the copy before failed, so that the run is red
+    until one succeeds. Each run tries a copy of its own once. Published tables that were never
+    copied are the initial sync's: they are named in ``result.never_copied``.
     """
     standings = read_standings(job, published)
     if record_killed(job, standings):
@@ -45,16 +55,23 @@ def recopy(
     failures: dict[str, WaldeltaError] = {}
     result.needs_sync, result.not_applied = [], []  # this may be the stage's second try
     for copy in due(standings, Due.WAIT):
-        result.warnings.append(f"{copy.table_name} is being copied, and its changes wait until that is done")
+        result.warnings.append(
+            f"{copy.table_name} is being copied, and its changes wait until that is done"
+        )
         result.not_applied.append(copy.table_name)
     for copy in pending:
         if copy.table_name in busy:
             failures[copy.table_name] = busy[copy.table_name]
             continue
         try:
-            if (drift := (drifted or {}).get(copy.table_name)) and _repair(spark, job, result, copy, drift):
+            if (drift := (drifted or {}).get(copy.table_name)) and _repair(
+                spark, job, result, copy, drift
+            ):
                 continue
-            if job.hand_over and sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20:
+            if (
+                job.hand_over
+                and sizes.get(copy.table_name, 0) > job.pipeline.target.copy_within_run_mb << 20
+            ):
                 _hand_over(job, result, copy)
             else:
                 _copy(spark, job, result, copy)
@@ -66,7 +83,9 @@ def recopy(
     return failures
 
 
-def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, drift: Repair) -> bool:
+def _repair(
+    spark: SparkSession, job: Job, result: RunResult, copy: Standing, drift: Repair
+) -> bool:
     """Whether the drift is mended; why not is told, and a copy mends it."""
     from waldelta.stages.repair.repair import repair
 
@@ -82,8 +101,8 @@ def _repair(spark: SparkSession, job: Job, result: RunResult, copy: Standing, dr
         result.end_lsn = str(done.drained.end)
     result.add_repair(done.cut)
     result.warnings.append(
-        f"{_told(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')} entered, {done.left:,} left, "
-        f"{done.reread:,} that changed meanwhile were read again"
+        f"{_told(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')} entered,"
+        f" {done.left:,} left, {done.reread:,} that changed meanwhile were read again"
     )
     tell_anew(job, [copy.table_name])
     return True
@@ -94,8 +113,12 @@ def _hand_over(job: Job, result: RunResult, copy: Standing) -> None:
     result.needs_sync.append(name)
     result.not_applied.append(name)
     if copy.failed:
-        raise StateError(f"{name} gets no changes since its last copy {copy.failed}: {dag} is to copy it again")
-    result.warnings.append(f"{_told(copy)}: {dag} is to copy it again, and its changes wait until then")
+        raise StateError(
+            f"{name} gets no changes since its last copy {copy.failed}: {dag} is to copy it again"
+        )
+    result.warnings.append(
+        f"{_told(copy)}: {dag} is to copy it again, and its changes wait until then"
+    )
 
 
 def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> None:
@@ -105,7 +128,8 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
     if not done:
         result.not_applied.append(copy.table_name)
         result.warnings.append(
-            f"{_told(copy)}: another run has copied it meanwhile, and the next one applies what changed since"
+            f"{_told(copy)}: another run has copied it meanwhile, and the next one applies what"
+            " changed since"
         )
         return
     (copied,) = done
@@ -115,11 +139,16 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
     if copied.skipped is not None:
         how = str(copied.skipped)
     if copied.diff is not None:
-        how = f"compared with its source, {copied.diff.written:,} of {counted(copied.rows, 'row')} differed"
+        how = (
+            f"compared with its source, {copied.diff.written:,} of {counted(copied.rows, 'row')}"
+            " differed"
+        )
     result.warnings.append(f"{_told(copy)}: it was {how}")
     tell_anew(job, [copy.table_name])
 
 
 def _told(copy: Standing) -> str:
     # A reason that the ledger holds begins with the table's name.
-    return copy.why if copy.why.startswith(f"{copy.table_name}") else f"{copy.table_name}: {copy.why}"
+    return (
+        copy.why if copy.why.startswith(f"{copy.table_name}") else f"{copy.table_name}: {copy.why}"
+    )

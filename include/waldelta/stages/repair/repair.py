@@ -1,15 +1,22 @@
-"""Repair: mend a drifted target by the rows that enter it and leave it, in one MERGE, instead of copying it again.
+"""Repair: mend a drifted target by the rows that enter it and leave it, in one MERGE, instead of
+copying it again.
 
 1. Land what waits, then settle the publications and take a snapshot, as for a copy.
-2. Land on until everything that the snapshot sees is in the change log. Each key of the table that is touched there,
-   after what the target holds, is to be read again: such rows can't be judged by comparing filters. So is each key in
+2. Land on until everything that the snapshot sees is in the change log. Each key of the table that
+   is touched there,
+   after what the target holds, is to be read again: such rows can't be judged by comparing filters.
+   So is each key in
    quarantine, which the target lacks whatever its filter says.
-3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and those of touched keys.
+3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and
+   those of touched keys.
 4. Find the rows in the target that its filter doesn't admit any more.
-5. Enter a new generation into the ledger, with the snapshot, commit, enter that it is done: the stream goes on from there as
-   after a copy. Killed in between, the next run finds out which it was (waldelta.stages.sync.unfinished_repairs).
+5. Enter a new generation into the ledger, with the snapshot, commit, enter that it is done: the
+   stream goes on from there as
+   after a copy. Killed in between, the next run finds out which it was
+   (waldelta.stages.sync.unfinished_repairs).
 
-Why that is exact: waldelta.pipeline.drift.repair_plan. Whatever it can't be exact for is left to a copy, before anything is changed.
+Why that is exact: waldelta.pipeline.drift.repair_plan. Whatever it can't be exact for is left to a
+copy, before anything is changed.
 """
 
 from __future__ import annotations
@@ -24,7 +31,15 @@ from typing import TYPE_CHECKING
 from waldelta.changes.merge.commits import commit_untouched, read_commit, take_over_target
 from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.changes.stage.folders import staged_in
-from waldelta.errors import ApplyError, ConfigError, LateWriter, LockHeld, NeedsSync, StateError, WaldeltaError
+from waldelta.errors import (
+    ApplyError,
+    ConfigError,
+    LateWriter,
+    LockHeld,
+    NeedsSync,
+    StateError,
+    WaldeltaError,
+)
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.quarantine import (
@@ -85,7 +100,12 @@ from waldelta.stages.repair._repair_rows import (
 )
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
-from waldelta.stages.sync.unfinished_repairs import carry_over, end_repair, record_repaired, repair_tag
+from waldelta.stages.sync.unfinished_repairs import (
+    carry_over,
+    end_repair,
+    record_repaired,
+    repair_tag,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +115,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did: rows that entered and left the target by its rule, and touched ones that were read again.
+    """What a repair did: rows that entered and left the target by its rule, and touched ones that
+    were read again.
 
     ``kept`` rows of these fail their gate still and stay in quarantine.
     """
@@ -111,11 +132,13 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Rows that an operator wants to be read again: those of ``keys``, as the quarantine names them, or (None) those in quarantine.
+    """Rows that an operator wants to be read again: those of ``keys``, as the quarantine names
+    them, or (None) those in quarantine.
 
-    The latter are judged again, but for accepted ones: those of the ids ``accepted``, or all. ``reason`` goes into the ledger, ``by``
-    is who asked for it, ``why`` the reason that they gave for what they accept.
-    ``compared`` is the target's version in which all rows but these were found equal to the source's.
+    The latter are judged again, but for accepted ones: those of the ids ``accepted``, or all.
+    ``reason`` goes into the ledger, ``by`` is who asked for it, ``why`` the reason that they gave
+    for what they accept. ``compared`` is the target's version in which all rows but these were
+    found equal to the source's.
     """
 
     reason: str
@@ -127,19 +150,25 @@ class Again:
     why: str | None = None
 
     def accepts(self, watched: Mapping[str, IncompleteRow]) -> frozenset[str]:
-        """The keys of the rows that are written whatever their gate says; raises ConfigError when one isn't in quarantine any more."""
+        """The keys of the rows that are written whatever their gate says; raises ConfigError when
+        one isn't in quarantine any more.
+        """
         if lost := self.accepted - {row.id for row in watched.values()}:
             raise ConfigError(
-                f"not open in quarantine: {', '.join(sorted(lost))}: quarantine says which rows there are"
+                f"not open in quarantine: {', '.join(sorted(lost))}: quarantine says which rows"
+                " there are"
             )
-        return frozenset(key for key, row in watched.items() if self.accepts_all or row.id in self.accepted)
+        return frozenset(
+            key for key, row in watched.items() if self.accepts_all or row.id in self.accepted
+        )
 
 
 def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     """Mend a target that is marked ``needs_sync`` because of this drift, under its lock.
 
-    Raises NeedsSync when only a whole copy is exact, or costs no more; other WaldeltaErrors when it didn't succeed. The table
-    is in need of a copy then, and nothing was fed twice: a copy makes it whole.
+    Raises NeedsSync when only a whole copy is exact, or costs no more; other WaldeltaErrors when it
+    didn't succeed. The table is in need of a copy then, and nothing was fed twice: a copy makes it
+    whole.
     """
     if (why := obstacle(drifted)) is not None:
         raise NeedsSync(why)
@@ -155,11 +184,14 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
 
 
 def reread_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
-    """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE; quarantined ones with them.
+    """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE;
+    quarantined ones with them.
 
-    Quarantined rows that fail their gate still stay where they are. Raises, before anything is changed: NeedsSync when only a whole
-    copy is exact, StateError or QualityFailed when other rows would come along that are kept out of the target on purpose. Other WaldeltaErrors when it didn't succeed: target and rows are as they were
-    then, or, when the MERGE was committed after all, put right.
+    Quarantined rows that fail their gate still stay where they are. Raises, before anything is
+    changed: NeedsSync when only a whole copy is exact, StateError or QualityFailed when other rows
+    would come along that are kept out of the target on purpose. Other WaldeltaErrors when it didn't
+    succeed: target and rows are as they were then, or, when the MERGE was committed after all, put
+    right.
     """
     if (why := obstacle(fed)) is not None:
         raise NeedsSync(why)
@@ -169,17 +201,25 @@ def reread_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Rep
 
 
 def _named_repair(
-    spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None = None
+    spark: SparkSession,
+    job: Job,
+    drifted: Repair,
+    check: Callable[[], None],
+    again: Again | None = None,
 ) -> Repaired:
     try:
         return _repair(spark, job, drifted, check, again)
     except WaldeltaError:
         raise
     except Exception as err:
-        raise named_error(err) or ApplyError(f"{drifted.state.table_name}: {first_line(err)}") from err
+        raise named_error(err) or ApplyError(
+            f"{drifted.state.table_name}: {first_line(err)}"
+        ) from err
 
 
-def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None) -> Repaired:
+def _repair(
+    spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], None], again: Again | None
+) -> Repaired:
     name, publications = drifted.state.table_name, job.pipeline.source.publication_names
     generation = next_generation(job.ledger.table_rows(name))
     check()
@@ -198,14 +238,18 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
     with staged_in(spark, staged):
-        with SnapshotHolder(job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}") as holder:
+        with SnapshotHolder(
+            job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
+        ) as holder:
             check_settled(holder, settled)
             fed, storage = fed_as_of(holder, job, TableId.parse(name))
             membership = read_version_as_of(holder, settled, fed.table.relation_ids)
             drifted = _as_seen(job, drifted, fed, storage)
             with job.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
-                rows = replace(rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named))
+                rows = replace(
+                    rows, unheld=unheld_keys(connection, [column for column, _ in rows.key], named)
+                )
                 size = check_cost(connection, rows)
             drained = drained.before(land_through(spark, job, holder.lsn))
             counted = {
@@ -214,19 +258,24 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
             }
             touched = sum(counted.values())
             if is_dear(touched, size):
-                raise NeedsSync(f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more")
+                raise NeedsSync(
+                    f"{touched:,} of its rows changed meanwhile, so that a whole copy costs no more"
+                )
             folders = [folder for folder, count in counted.items() if count]
             stage_rows(spark, job, rows, holder, staged, folders)
             check_unaltered(job, fed, membership)
         # Touched ones are as the source has them from now on.
-        left_out = untouched(spark, rows, held.discarded.keys(), staged, counted[f"{staged}/touched"])
+        left_out = untouched(
+            spark, rows, held.discarded.keys(), staged, counted[f"{staged}/touched"]
+        )
         net = f"{staged}/net", stage_net(spark, job, drifted, rows, staged, folders)
         carried = [held.discarded[key] for key in sorted(left_out)]
         if again is not None:
             waiting = f"{staged}/touched" if counted[f"{staged}/touched"] else None
             if waiting and left_out != held.discarded.keys():
                 raise StateError(
-                    f"{name}: changes wait of rows that were discarded, which would come along: let a run apply them first"
+                    f"{name}: changes wait of rows that were discarded, which would come along: let"
+                    " a run apply them first"
                 )
             still = _judge(spark, job, drifted.state, rows, staged, held=held, waiting=waiting)
             if still:
@@ -235,18 +284,24 @@ def _repair(spark: SparkSession, job: Job, drifted: Repair, check: Callable[[], 
         state = _synced_state(job, drifted, own, (holder, storage), generation)
         if again is not None and again.compared is not None:
             state = mirrored_at(state, again.compared)
-        carried = [replace(row, at=now(), generation=generation) for row in (*carried, *held.messages)]
+        carried = [
+            replace(row, at=now(), generation=generation) for row in (*carried, *held.messages)
+        ]
         cut = _commit(spark, job, rows, state, net, (check, again, carried))
     _, counts = net
     kept = sum(row.status == QUARANTINED for row in carried)
-    return Repaired(cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained, kept)
+    return Repaired(
+        cut, holder.lsn, counts.get(ENTERS, 0), counts.get(LEAVES, 0), touched, drained, kept
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the quarantine holds of a target: by key, rows to be read again and discarded rows; messages that can't be read.
+    """What the quarantine holds of a target: by key, rows to be read again and discarded rows;
+    messages that can't be read.
 
-    ``accepted`` are the keys of those rows to be read again that are written whatever their gate says.
+    ``accepted`` are the keys of those rows to be read again that are written whatever their gate
+    says.
     """
 
     watched: dict[str, IncompleteRow]
@@ -256,12 +311,16 @@ class _Held:
 
 
 def _read_held(quarantine: Quarantine, state: TableState, again: Again | None) -> _Held:
-    """Raises StateError when rows are kept out of the target that an order by keys would bring along."""
+    """Raises StateError when rows are kept out of the target that an order by keys would bring
+    along.
+    """
     told = quarantine.rows(state.table_name, state.generation)
     watched, messages = watched_rows(told), tuple(message_rows(told))
     # One that is named by other columns is of another time.
     discarded = {
-        key: row for key, row in discarded_rows(told).items() if json.loads(key).keys() == {*state.key_columns}
+        key: row
+        for key, row in discarded_rows(told).items()
+        if json.loads(key).keys() == {*state.key_columns}
     }
     if again is None:
         return _Held(watched, discarded, messages)
@@ -272,12 +331,15 @@ def _read_held(quarantine: Quarantine, state: TableState, again: Again | None) -
 
 
 def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
-    """Rows that aren't as the source has them all come along: nobody knows later that a target lacks them."""
+    """Rows that aren't as the source has them all come along: nobody knows later that a target
+    lacks them.
+    """
     if kept_out := sum(row.is_kept_out for row in watched):
         raise StateError(
-            f"{name}: {counted(kept_out, 'row is', 'rows are')} kept out of it on purpose, set aside by a gate or discarded, and would come along: decide "
-            "on them first (quarantine --retry judges them again, --accept takes them as the source has them, --discard leaves out "
-            "those that it lacks)"
+            f"{name}: {counted(kept_out, 'row is', 'rows are')} kept out of it on purpose, set"
+            " aside by a gate or discarded, and would come along: decide on them first (quarantine"
+            " --retry judges them again, --accept takes them as the source has them, --discard"
+            " leaves out those that it lacks)"
         )
 
 
@@ -293,7 +355,8 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
 ) -> dict[str, StillFails]:
     """The rows in quarantine that fail their gate still, by key.
 
-    Changes that wait are read along with them: what an ordinary run would keep out must not enter by that.
+    Changes that wait are read along with them: what an ordinary run would keep out must not enter
+    by that.
     """
     judged = {key: row for key, row in held.watched.items() if key not in held.accepted}
     gate = read_gates(job, [state]).get(state.table_name)
@@ -309,7 +372,8 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
 def _decided(
     job: Job, again: Again, held: _Held, still: Mapping[str, StillFails], as_of: Lsn
 ) -> Iterator[IncompleteRow]:
-    """The records of rows that stay in quarantine, with the values that they failed by now, and of accepted ones.
+    """The records of rows that stay in quarantine, with the values that they failed by now, and of
+    accepted ones.
 
     A discarded row that fails still stays discarded.
     """
@@ -317,13 +381,28 @@ def _decided(
         row = held.watched[key]
         if row.status == QUARANTINED:
             row = replace(
-                row, run_id=job.run_id, columns=[], sent=found.sent, lsn=as_of.value, commit_ts=None, reason=found.reason, by=again.by
-            )  # fmt: skip
+                row,
+                run_id=job.run_id,
+                columns=[],
+                sent=found.sent,
+                lsn=as_of.value,
+                commit_ts=None,
+                reason=found.reason,
+                by=again.by,
+            )
         yield row
     for key in sorted(held.accepted):
         row = held.watched[key]
         yield IncompleteRow(
-            row.at, job.run_id, ACCEPTED, row.table_name, row.generation, row.batch, key, reason=again.why, by=again.by
+            row.at,
+            job.run_id,
+            ACCEPTED,
+            row.table_name,
+            row.generation,
+            row.batch,
+            key,
+            reason=again.why,
+            by=again.by,
         )
 
 
@@ -340,16 +419,19 @@ def _as_seen(job: Job, drifted: Repair, fed: Target, storage: StorageState | Non
     if (why := obstacle(seen)) is not None:
         raise NeedsSync(why)
     then, leaves = drifted.table, {leaf.oid for leaf in table.leaves}
-    altered = (table.row_filter, fed.feed.where) != (then.row_filter, drifted.where) or was_interrupted(
-        then.entries, table.entries
-    )
+    altered = (table.row_filter, fed.feed.where) != (
+        then.row_filter,
+        drifted.where,
+    ) or was_interrupted(then.entries, table.entries)
     if altered or leaves != {leaf.oid for leaf in then.leaves}:
         raise NeedsSync("what is published of it changed once more meanwhile")
     if told := unsent_changes(state, storage):
         raise NeedsSync("; ".join(told))
     if _leaves(drifted.storage) != _leaves(storage):
         raise NeedsSync("a partition was written anew, or emptied, once more meanwhile")
-    present = column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name))
+    present = column_states(
+        table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
+    )
     if {c.name: c.spark_type for c in present} != {c.name: c.spark_type for c in state.columns}:
         raise NeedsSync("its columns have other types in the lake now")
     return seen
@@ -360,7 +442,9 @@ def _leaves(storage: StorageState | None) -> list[FileState]:
 
 
 def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) -> int:
-    """Write the keys of all changes behind what the target holds; raises NeedsSync for changes that aren't of rows alone."""
+    """Write the keys of all changes behind what the target holds; raises NeedsSync for changes that
+    aren't of rows alone.
+    """
     state, identity = drifted.state, job.slot_identity()
     after, last = Watermarks(job, identity).of(state), job.change_log(identity).last_batch()
     return 0 if last is None else stage_changed(spark, job, state, (after, last), folder)
@@ -373,7 +457,9 @@ def _synced_state(
     seen: tuple[SnapshotHolder, StorageState | None],
     generation: int,
 ) -> TableState:
-    """The new generation's row in the ledger: as after a copy from that snapshot, but for what it took."""
+    """The new generation's row in the ledger: as after a copy from that snapshot, but for what it
+    took.
+    """
     state, table, (holder, storage) = drifted.state, drifted.table, seen
     return replace(
         state,
@@ -382,7 +468,9 @@ def _synced_state(
         snapshot=holder.snapshot,
         snapshot_lsn=holder.lsn.value,
         relation_ids=list(table.relation_ids),
-        columns=column_states(table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)),
+        columns=column_states(
+            table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
+        ),
         row_filter=table.row_filter,
         storage=storage,
         target_filter=to_text(own),
@@ -403,25 +491,43 @@ def _commit(
     net: tuple[str, dict[str, int]],
     told: tuple[Callable[[], None], Again | None, Sequence[IncompleteRow]],
 ) -> TargetCut:
-    """Commit the net changes between two rows of the ledger: whoever finds only the first asks the target (repair_end).
+    """Commit the net changes between two rows of the ledger: whoever finds only the first asks the
+    target (repair_end).
 
-    Last of ``told`` are the quarantine's rows of the new generation, messages that can't be read among them.
+    Last of ``told`` are the quarantine's rows of the new generation, messages that can't be read
+    among them.
     """
     (_, counts), (check, again, carried), name = net, told, state.table_name
     marked = job.table_states()[name]
     reason = marked.reason if again is None else again.reason
     check()
-    first = replace(state, at=now(), run_id=job.run_id, status=COPYING, reason=reason, rows=0, bytes=0, seconds=0.0)
+    first = replace(
+        state,
+        at=now(),
+        run_id=job.run_id,
+        status=COPYING,
+        reason=reason,
+        rows=0,
+        bytes=0,
+        seconds=0.0,
+    )
     begun = job.ledger.append_state(first, marked)
     carry_over(job, begun, carried)
     fault_point("repair.begun")
     try:
-        cut = _merge(spark, job, rows, begun, net, check) if counts else commit_untouched(spark, job, begun)
+        cut = (
+            _merge(spark, job, rows, begun, net, check)
+            if counts
+            else commit_untouched(spark, job, begun)
+        )
         fault_point("repair.merged")
         check()
         present = job.table_states()[name]
         if (present.generation, present.status) != (begun.generation, COPYING):
-            raise LateWriter(f"{name} left the publications while it was repaired: sync it again once it is published")
+            raise LateWriter(
+                f"{name} left the publications while it was repaired: sync it again once it is"
+                " published"
+            )
         record_repaired(spark, job, begun, cut, again.by if again is not None else None)
     except (LateWriter, LockHeld):
         raise
@@ -437,7 +543,11 @@ def _end(spark: SparkSession, job: Job, begun: TableState, check: Callable[[], N
         check()
         end_repair(spark, job, begun)
     except Exception as err:
-        log.warning("table=%s the next run finds out what became of its repair: %s", begun.table_name, first_line(err))
+        log.warning(
+            "table=%s the next run finds out what became of its repair: %s",
+            begun.table_name,
+            first_line(err),
+        )
 
 
 def _merge(
@@ -455,6 +565,13 @@ def _merge(
     if not (reread_only and merge_rows_here(job, begun.table_name, rows, folder, tag, check)):
         # Whoever committed meanwhile may have copied the target again.
         check()
-        merge_rows(spark, uri_of(job, begun.table_name), rows.copy, [column for column, _ in rows.key], folder, tag)
+        merge_rows(
+            spark,
+            uri_of(job, begun.table_name),
+            rows.copy,
+            [column for column, _ in rows.key],
+            folder,
+            tag,
+        )
     # A touched key that the target never had isn't a change that was skipped.
     return replace(read_commit(job, begun, tag), skipped=0)

@@ -1,1 +1,3 @@
-"""Stage setup: creates or alters publications and slots, after preflight found nothing against it."""
+"""Stage setup: creates or alters publications and slots, after preflight found nothing against
+it.
+"""

@@ -1,7 +1,9 @@
-"""Publications that are younger than what waits in the slot: before PostgreSQL 18 such changes can't be decoded by their names.
+"""Publications that are younger than what waits in the slot: before PostgreSQL 18 such changes
+can't be decoded by their names.
 
-pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 passes over one that isn't there yet; before,
-peek and get fail for good. So a copy of the slot is read first, which goes with a session of its own: the server's own answer.
+pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 passes over one
+that isn't there yet; before, peek and get fail for good. So a copy of the slot is read first, which
+goes with a session of its own: the server's own answer.
 """
 
 from __future__ import annotations
@@ -34,9 +36,14 @@ TRIAL_S = 20
 
 
 def judge_younger(
-    primary: Connection, conn: Connection, job: Job, managed: Sequence[PublicationState], facts: Facts
+    primary: Connection,
+    conn: Connection,
+    job: Job,
+    managed: Sequence[PublicationState],
+    facts: Facts,
 ) -> Iterator[Finding]:
-    """What to tell of publications that setup would make, or a DBA made, behind changes that wait in the slot.
+    """What to tell of publications that setup would make, or a DBA made, behind changes that wait
+    in the slot.
 
     ``conn`` leads to the server that has the slot; ``primary`` knows which transactions are open.
     """
@@ -45,9 +52,10 @@ def judge_younger(
         return
     for name in sorted(p.name for p in managed if p.name not in facts.actual):
         yield problem(
-            f"publication {name!r} would be younger than slot {slot.name!r}: before PostgreSQL 18 changes that "
-            "wait in the slot could not be decoded any more; take it out and add its tables to a publication that this slot "
-            "reads already, or run teardown, setup and resync"
+            f"publication {name!r} would be younger than slot {slot.name!r}: before PostgreSQL 18"
+            " changes that wait in the slot could not be decoded any more; take it out and add its"
+            " tables to a publication that this slot reads already, or run teardown, setup and"
+            " resync"
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
     if is_readable and not slot.invalidation_reason:
@@ -55,7 +63,9 @@ def judge_younger(
 
 
 def read_younger(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:
-    """Those of these publications that may be newer than the slot, or were altered since it was made."""
+    """Those of these publications that may be newer than the slot, or were altered since it was
+    made.
+    """
     rows = fetch(conn, _YOUNG, {"publications": list(publications), "slot": slot})
     return [row.name for row in rows]
 
@@ -71,16 +81,18 @@ def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator
             return
     for row in fetch(primary, _OLDER, {"publications": names}):
         yield warning(
-            f"publication {row.name!r} is younger than transactions that are still open ({', '.join(row.older)}): what they "
-            "wrote before couldn't be decoded; wait until they have ended and a run without it has consumed them"
+            f"publication {row.name!r} is younger than transactions that are still open"
+            f" ({', '.join(row.older)}): what they wrote before couldn't be decoded; wait until"
+            " they have ended and a run without it has consumed them"
         )
 
 
 def _try(job: Job, names: Sequence[str]) -> Finding | None:
     """What decoding by these publications says.
 
-    In a session of its own: setup tries again on its connections when a table was locked, and before PostgreSQL 15.15, 16.11 and 17.7
-    a second decode in a session in which one has failed may crash the server.
+    In a session of its own: setup tries again on its connections when a table was locked, and
+    before PostgreSQL 15.15, 16.11 and 17.7 a second decode in a session in which one has failed may
+    crash the server.
     """
     source = job.pipeline.source
     try:
@@ -91,14 +103,17 @@ def _try(job: Job, names: Sequence[str]) -> Finding | None:
     except (psycopg.Error, SourceUnreachable) as err:
         log.info("slot=%s can't be tried: %s", source.slot, err)
         return warning(
-            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in slot {source.slot!r}, which couldn't be "
-            f"tried ({str(err).splitlines()[0]}): if a run stops with PublicationGone, its message says the way out"
+            f"publication {', '.join(map(repr, names))} may be younger than changes that wait in"
+            f" slot {source.slot!r}, which couldn't be tried ({str(err).splitlines()[0]}): if a run"
+            " stops with PublicationGone, its message says the way out"
         )
     return None
 
 
 def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
-    """Decode what waits in the slot by these publications, in a copy; raises PublicationGone and psycopg.Error."""
+    """Decode what waits in the slot by these publications, in a copy; raises PublicationGone and
+    psycopg.Error.
+    """
     asked = source.model_copy(
         update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
                 "publications": [entry for entry in source.publications if entry.name in names]}
@@ -107,7 +122,9 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
         ((flushed,),) = cursor.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
         cursor.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
         try:
-            cursor.execute(call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode())
+            cursor.execute(
+                call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode()
+            )
         except psycopg.errors.UndefinedObject as err:
             raise peek_error(source.slot, str(err)) from None
 
@@ -119,12 +136,16 @@ def _copied(cursor: psycopg.Cursor[Any], slot: str, name: str) -> Iterator[None]
     try:
         yield
     finally:  # after an error the server has dropped it already
-        drop = "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s"
+        drop = (
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name"
+            " = %s"
+        )
         cursor.execute(drop, (name,))
 
 
-# A row that is older than every transaction whose catalogs the slot needs was there when all that waits was written. ALTER PUBLICATION
-# makes rows young too, so that is no more than a reason to try.
+# A row that is older than every transaction whose catalogs the slot needs was there when all that
+# waits was written. ALTER PUBLICATION makes rows young too, so that is no more than a reason to
+# try.
 _YOUNG = """
 select p.pubname as name
 from pg_publication p
@@ -142,7 +163,8 @@ from (
                from pg_locks l
                left join pg_prepared_xacts x on x.transaction::text = l.transactionid::text
                left join pg_stat_activity a on a.pid = l.pid
-               where l.locktype = 'transactionid' and l.granted and age(l.transactionid) > age(p.xmin)
+               where l.locktype = 'transactionid' and l.granted
+                 and age(l.transactionid) > age(p.xmin)
                  and coalesce(x.database, a.datname) = current_database()
            ) as older
     from pg_publication p

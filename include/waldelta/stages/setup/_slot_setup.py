@@ -1,4 +1,6 @@
-"""The slot in set-up and teardown: whose it is, by the lake's bookkeeping and the server, and its making or adoption."""
+"""The slot in set-up and teardown: whose it is, by the lake's bookkeeping and the server, and its
+making or adoption.
+"""
 
 from __future__ import annotations
 
@@ -42,40 +44,57 @@ def _begun_or_ended(done: Sequence[SlotMove]) -> list[SlotMove]:
 
 def made_here(moves: Sequence[SlotMove]) -> bool:
     """Whether the slot's present life began with its creation by this pipeline."""
-    return next((m.event != "adopted" for m in reversed(moves) if m.event in ("creating", "created", "adopted")), False)
+    return next(
+        (
+            m.event != "adopted"
+            for m in reversed(moves)
+            if m.event in ("creating", "created", "adopted")
+        ),
+        False,
+    )
 
 
 def beyond(job: Job, slot: SlotState) -> Lsn | None:
-    """The furthest this pipeline ever moved the slot in its present life, when it stands beyond that; else None.
+    """The furthest this pipeline ever moved the slot in its present life, when it stands beyond
+    that; else None.
 
-    Every move is recorded before it is made. So it isn't shown to be ours then: it may be another one, made under this name.
+    Every move is recorded before it is made. So it isn't shown to be ours then: it may be another
+    one, made under this name.
     """
     lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
-    furthest = Lsn(job.ledger.furthest_lsn(slot.name, lives[-1].incarnation)) if lives else slot.confirmed_flush_lsn
+    furthest = (
+        Lsn(job.ledger.furthest_lsn(slot.name, lives[-1].incarnation))
+        if lives
+        else slot.confirmed_flush_lsn
+    )
     return furthest if slot.confirmed_flush_lsn > furthest else None
 
 
 def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
-    """Raises SourceChanged when the connection leads to another server than the one where the slot lives.
+    """Raises SourceChanged when the connection leads to another server than the one where the slot
+    lives.
 
-    One of its name there is another deployment's, with publications that this pipeline's file fits as well, and wherever it stands:
-    positions of two servers can't be compared.
+    One of its name there is another deployment's, with publications that this pipeline's file fits
+    as well, and wherever it stands: positions of two servers can't be compared.
     """
     if not moves or moves[-1].event == "dropped":
         return
     life, found = moves[-1], read_system_identifier(conn)
     if life.system_identifier != found:
         raise SourceChanged(
-            f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now leads to system {found}; nothing "
-            "was dropped: point the connection back; if that server is gone for good, run resync first, which moves the pipeline "
-            "here, or drop by hand what nobody here needs"
+            f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now"
+            f" leads to system {found}; nothing was dropped: point the connection back; if that"
+            " server is gone for good, run resync first, which moves the pipeline here, or drop by"
+            " hand what nobody here needs"
         )
 
 
 def end_life(conn: Connection, job: Job) -> bool:
-    """End the slot's present life: drop it where it is shown to be this pipeline's, and record that; whether it was dropped.
+    """End the slot's present life: drop it where it is shown to be this pipeline's, and record
+    that; whether it was dropped.
 
-    Raises SlotForeign and SlotInUse, and changes nothing then; LateWriter when another run has set it up anew meanwhile.
+    Raises SlotForeign and SlotInUse, and changes nothing then; LateWriter when another run has set
+    it up anew meanwhile.
     """
     name, dropped = job.pipeline.source.slot, False
     done = job.ledger.slot_lives(name)
@@ -86,23 +105,38 @@ def end_life(conn: Connection, job: Job) -> bool:
         check_ours(found)
         dropped = beyond(job, found) is None and drop_slot(conn, name)
     fault_point("setup.dropped")
-    job.ledger.append_life(replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), done[-1])
+    job.ledger.append_life(
+        replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), done[-1]
+    )
     return dropped
 
 
-def slot_that_stays(slot: SlotState | None, moves: Sequence[SlotMove], furthest: Lsn | None = None) -> list[str]:
-    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think it gone."""
+def slot_that_stays(
+    slot: SlotState | None, moves: Sequence[SlotMove], furthest: Lsn | None = None
+) -> list[str]:
+    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think
+    it gone.
+    """
     if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_servers_own:
         return []
     if furthest is not None:
-        why = f"it stands beyond {furthest}, the furthest this pipeline ever moved it, so it may be somebody else's"
+        why = (
+            f"it stands beyond {furthest}, the furthest this pipeline ever moved it, so it may be"
+            " somebody else's"
+        )
     elif moves and not made_here(moves):
-        why = "it existed before setup, or the lake's bookkeeping was lost and setup took it for another's"
+        why = (
+            "it existed before setup, or the lake's bookkeeping was lost and setup took it for"
+            " another's"
+        )
     else:
-        why = "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta removed?)"
+        why = (
+            "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta"
+            " removed?)"
+        )
     line = (
-        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why}; unless somebody else "
-        f"reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
+        f"slot {slot.name} stays and holds back {size(slot.retained_bytes)} of WAL, growing: {why};"
+        f" unless somebody else reads it, drop it: select pg_drop_replication_slot('{slot.name}')"
     )
     return [line]
 
@@ -113,45 +147,60 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
     if kept is None:
         return []
     line = (
-        f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch (docs/consume.md); once that was "
-        f"looked at, drop it: select pg_drop_replication_slot('{kept}')"
+        f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch"
+        " (docs/consume.md); once that was looked at, drop it: select"
+        f" pg_drop_replication_slot('{kept}')"
     )
     return [line]
 
 
 def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
-    """What the bookkeeping says against using the slot: it is gone, another server's, or somebody else's."""
+    """What the bookkeeping says against using the slot: it is gone, another server's, or somebody
+    else's.
+    """
     moves, name = slot_life(job), job.pipeline.source.slot
     alive = bool(moves) and moves[-1].event in ("created", "adopted")
     if alive and slot is None:
         yield problem(
-            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes since then are lost to "
-            "the lake; run resync, which makes the slot anew and mends the targets"
+            f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and is gone: changes"
+            " since then are lost to the lake; run resync, which makes the slot anew and mends the"
+            " targets"
         )
     if alive and slot is not None and slot.system_identifier != moves[-1].system_identifier:
         yield problem(
-            f"slot {name!r} was set up on system {moves[-1].system_identifier}, the connection now leads to system "
-            f"{slot.system_identifier}: point the connection back, or run resync"
+            f"slot {name!r} was set up on system {moves[-1].system_identifier}, the connection now"
+            f" leads to system {slot.system_identifier}: point the connection back, or run resync"
         )
     if alive or slot is None or _is_half_made(moves, slot):
         return
     if slot.decoded and not job.pipeline.source.adopt_slot and not _was_ours(job, slot):
         yield problem(
-            f"slot {name!r} existed before, and somebody has read it: whoever reads it now and then would lose what this "
-            "pipeline consumes; name another slot, or, when nobody else needs it, write source.adopt_slot: true or drop it: "
-            f"select pg_drop_replication_slot('{name}')"
+            f"slot {name!r} existed before, and somebody has read it: whoever reads it now and then"
+            " would lose what this pipeline consumes; name another slot, or, when nobody else"
+            " needs it, write source.adopt_slot: true or drop it: select"
+            f" pg_drop_replication_slot('{name}')"
         )
         return
-    yield warning(f"slot {name!r} existed before: it is read from where it stands, and teardown will leave it")
+    yield warning(
+        f"slot {name!r} existed before: it is read from where it stands, and teardown will leave it"
+    )
 
 
 def _is_half_made(moves: Sequence[SlotMove], slot: SlotState) -> bool:
-    """Whether a setup that died between creating the slot and recording it has made it; nobody has read it since."""
-    return bool(moves) and moves[-1].event == "creating" and slot.confirmed_flush_lsn.value >= moves[-1].lsn
+    """Whether a setup that died between creating the slot and recording it has made it; nobody has
+    read it since.
+    """
+    return (
+        bool(moves)
+        and moves[-1].event == "creating"
+        and slot.confirmed_flush_lsn.value >= moves[-1].lsn
+    )
 
 
 def _was_ours(job: Job, slot: SlotState) -> bool:
-    """Whether the slot stands where this lake's last life of it could have left it: nobody else moved it."""
+    """Whether the slot stands where this lake's last life of it could have left it: nobody else
+    moved it.
+    """
     lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
     if not lives or lives[-1].system_identifier != slot.system_identifier:
         return False
@@ -160,16 +209,24 @@ def _was_ours(job: Job, slot: SlotState) -> bool:
 
 
 def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
-    """What an existing slot's failover property is to be altered to; None when it stays as it is."""
-    return source.failover if slot is not None and source.failover not in (None, slot.failover) else None
+    """What an existing slot's failover property is to be altered to; None when it stays as it
+    is.
+    """
+    return (
+        source.failover
+        if slot is not None and source.failover not in (None, slot.failover)
+        else None
+    )
 
 
 def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bool = False) -> None:
-    """Create the slot, or adopt the one that exists, and record it; nothing when that was done before.
+    """Create the slot, or adopt the one that exists, and record it; nothing when that was done
+    before.
 
-    One that the script for a DBA made (``scripted``) counts as created here.
-    ``conn`` leads to the server that is to have it: the primary, or a standby, which is waited for until it has the publications.
-    Raises LateWriter when another run, taking this one for dead, does the same: what that one recorded stays.
+    One that the script for a DBA made (``scripted``) counts as created here. ``conn`` leads to the
+    server that is to have it: the primary, or a standby, which is waited for until it has the
+    publications. Raises LateWriter when another run, taking this one for dead, does the same: what
+    that one recorded stays.
     """
     name = job.pipeline.source.slot
     done, slot = job.ledger.slot_lives(name), read_slot(conn, name)
@@ -178,10 +235,16 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         return
     wait_replayed(primary, conn)
     position = slot_position(conn, job, primary)
-    system, timeline, flushed = position.system_identifier, position.timeline, position.flush_lsn.value
+    system, timeline, flushed = (
+        position.system_identifier,
+        position.timeline,
+        position.flush_lsn.value,
+    )
     if slot is not None:
         if not slot.confirmed_flush_lsn.value:
-            raise SlotForeign(f"slot {name!r} is being created by somebody else at this moment: run setup again")
+            raise SlotForeign(
+                f"slot {name!r} is being created by somebody else at this moment: run setup again"
+            )
         is_ours = scripted or _is_half_made(moves, slot)
         _record(job, replace(slot, timeline=timeline), "created" if is_ours else "adopted", last)
         return
@@ -192,7 +255,9 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
     try:
         source = job.pipeline.source
         if conn is primary:
-            slot = create_slot(conn, name, two_phase=source.options.two_phase, failover=bool(source.failover))
+            slot = create_slot(
+                conn, name, two_phase=source.options.two_phase, failover=bool(source.failover)
+            )
         else:
             slot = _create_on_standby(primary, conn, source)
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
@@ -200,7 +265,9 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         job.ledger.append_life(replace(creating, at=now(), event="dropped"), creating)
         if isinstance(err, WaldeltaError):
             raise
-        raise SlotForeign(f"slot {name!r} was created by somebody else at this moment: run setup again") from err
+        raise SlotForeign(
+            f"slot {name!r} was created by somebody else at this moment: run setup again"
+        ) from err
     fault_point("setup.created")
     _record(job, replace(slot, timeline=timeline), "created", creating)
 
@@ -208,17 +275,21 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
 def _create_on_standby(primary: Connection, conn: Connection, source: Source) -> SlotState:
     with snapshots_logged(primary):
         try:
-            return create_slot(conn, source.slot, two_phase=source.options.two_phase, primary=primary)
+            return create_slot(
+                conn, source.slot, two_phase=source.options.two_phase, primary=primary
+            )
         except TransactionsStillOpen:
-            # On a busy primary some always are, also while the standby isn't connected, and that is what has to be told then.
+            # On a busy primary some always are, also while the standby isn't connected, and that is
+            # what has to be told then.
             wait_replayed(primary, conn, AWAY_TIMEOUT_S)
             raise
 
 
 def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> None:
     incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
-    # Batches of an earlier life stay in the change log, and the new one begins behind them. A run of that life that is about to
-    # commit took the number after the highest, be it its first; it finds out at its next step.
+    # Batches of an earlier life stay in the change log, and the new one begins behind them. A run
+    # of that life that is about to commit took the number after the highest, be it its first; it
+    # finds out at its next step.
     log_holds = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
     moves = job.ledger.slot_moves()
     # The log may have been lost.
@@ -226,14 +297,26 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
     had_life = any(move.event in ("created", "adopted") for move in moves)
     behind = highest + 1 if highest or had_life else 0
     job.ledger.append_life(
-        SlotMove(now(), job.run_id, event, slot.name, slot.system_identifier, slot.timeline, incarnation, lsn, behind),
+        SlotMove(
+            now(),
+            job.run_id,
+            event,
+            slot.name,
+            slot.system_identifier,
+            slot.timeline,
+            incarnation,
+            lsn,
+            behind,
+        ),
         after,
     )
     log.info("slot=%s %s at lsn=%s", slot.name, event, incarnation)
 
 
 def _incarnation(job: Job, slot: SlotState) -> str:
-    """Where the slot's life begins; numbered when one began there before: a slot adopted again need not have moved."""
+    """Where the slot's life begins; numbered when one began there before: a slot adopted again need
+    not have moved.
+    """
     began = str(slot.confirmed_flush_lsn)
     lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}
     earlier = sum(life == began or life.startswith(f"{began}.") for life in lives)

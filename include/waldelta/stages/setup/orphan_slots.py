@@ -1,7 +1,8 @@
-"""Orphans: slots on the source that no pipeline file names. Each holds back WAL until somebody drops it.
+"""Orphans: slots on the source that no pipeline file names. Each holds back WAL until somebody
+drops it.
 
-A slot has no comment; the publications that setup made have one, which names their slot. So the source itself tells what
-waldelta left there, also when pipeline file and lake are gone.
+A slot has no comment; the publications that setup made have one, which names their slot. So the
+source itself tells what waldelta left there, also when pipeline file and lake are gone.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A slot that no pipeline file names, and the publications whose marks name it (without what they publish).
+    """A slot that no pipeline file names, and the publications whose marks name it (without what
+    they publish).
 
-    ``pipeline`` is whose file made them; None for a slot that no mark names, which may be anybody's.
+    ``pipeline`` is whose file made them; None for a slot that no mark names, which may be
+    anybody's.
     """
 
     slot: SlotState
@@ -37,35 +40,53 @@ class Orphan:
     def describe(self) -> str:
         """What it is, what it holds back, and how to get rid of it; one line."""
         slot = self.slot
-        since = f", not read since {slot.inactive_since:%Y-%m-%d %H:%M} UTC" if slot.inactive_since else ""
+        since = (
+            f", not read since {slot.inactive_since:%Y-%m-%d %H:%M} UTC"
+            if slot.inactive_since
+            else ""
+        )
         where = " on the standby" if slot.in_recovery else ""
         held = f"slot {slot.name}{where} holds back {size(slot.retained_bytes)} of WAL{since}"
         if slot.active:
             return f"{held}: in use by pid {slot.active_pid} ({slot.active_by or 'no name'})"
         if self.pipeline is None:
             return (
-                f"{held}: no publication says whose it is (a subscription, another program, or a pipeline whose publications "
-                f"are a DBA's): ask before you run select pg_drop_replication_slot('{slot.name}'){where and ' there'}"
+                f"{held}: no publication says whose it is (a subscription, another program, or a"
+                " pipeline whose publications are a DBA's): ask before you run select"
+                f" pg_drop_replication_slot('{slot.name}'){where and ' there'}"
             )
         with_it = ", ".join(publication.name for publication in self.publications)
         return (
-            f"{held}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop {slot.name} drops it and publication "
-            f"{with_it}, and its lake needs a new initial sync should it come back"
+            f"{held}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop {slot.name}"
+            f" drops it and publication {with_it}, and its lake needs a new initial sync should it"
+            " come back"
         )
 
 
-def find_orphans(conn: Connection, named: Collection[str], slot_conn: Connection | None = None) -> list[Orphan]:
-    """The slots that pgoutput feeds from this database and that aren't among those ``named`` by pipeline files.
+def find_orphans(
+    conn: Connection, named: Collection[str], slot_conn: Connection | None = None
+) -> list[Orphan]:
+    """The slots that pgoutput feeds from this database and that aren't among those ``named`` by
+    pipeline files.
 
-    Nor what a mismatch of theirs left: a run names that. ``slot_conn`` leads to a standby whose slots count too: it has slots of
-    its own, and the primary's publications. What PostgreSQL keeps there of the primary's slots isn't among them.
+    Nor what a mismatch of theirs left: a run names that. ``slot_conn`` leads to a standby whose
+    slots count too: it has slots of its own, and the primary's publications. What PostgreSQL keeps
+    there of the primary's slots isn't among them.
     """
     kept = {name_of_kept(name) for name in named}
-    marks = [(p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None]
+    marks = [
+        (p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None
+    ]
     found: list[Orphan] = []
     for server in _servers(conn, slot_conn):
-        names = [name for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall() if name not in kept.union(named)]
-        found += [_orphan(slot, marks) for name in names if (slot := read_slot(server, name)) is not None]
+        names = [
+            name
+            for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall()
+            if name not in kept.union(named)
+        ]
+        found += [
+            _orphan(slot, marks) for name in names if (slot := read_slot(server, name)) is not None
+        ]
     return found
 
 
@@ -76,31 +97,35 @@ def drop_orphans(
     chosen: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
-    """Drop these slots and the publications that only they read; says what was dropped, and what stays.
+    """Drop these slots and the publications that only they read; says what was dropped, and what
+    stays.
 
-    ``slot_conn`` leads to the standby that was asked too, if any. A publication stays when a slot of that name is on the other
-    server, whatever that is.
+    ``slot_conn`` leads to the standby that was asked too, if any. A publication stays when a slot
+    of that name is on the other server, whatever that is.
 
-    Raises ConfigError for a slot that isn't an orphan of waldelta's, or of which there are two, PrivilegeMissing for another
-    role's publications, before anything is dropped; LockHeld when a run is at work on it.
+    Raises ConfigError for a slot that isn't an orphan of waldelta's, or of which there are two,
+    PrivilegeMissing for another role's publications, before anything is dropped; LockHeld when a
+    run is at work on it.
     """
     every = list(orphans)
     known = {orphan.slot.name: orphan for orphan in every}
     for name in chosen:
         if sum(orphan.slot.name == name for orphan in every) > 1:
             raise ConfigError(
-                f"the primary and the standby both have a slot {name!r}, and which of them is wanted isn't known here: nothing "
-                f"was dropped; run select pg_drop_replication_slot('{name}') on the one where nobody reads it, then this again "
-                "for the other"
+                f"the primary and the standby both have a slot {name!r}, and which of them is"
+                " wanted isn't known here: nothing was dropped; run select"
+                f" pg_drop_replication_slot('{name}') on the one where nobody reads it, then this"
+                " again for the other"
             )
         if name not in known or known[name].pipeline is None:
             raise ConfigError(
-                f"slot {name!r} is none that waldelta made and no pipeline file names: nothing was dropped; "
-                "teardown --orphans lists them"
+                f"slot {name!r} is none that waldelta made and no pipeline file names: nothing was"
+                " dropped; teardown --orphans lists them"
             )
         if foreign := [p.name for p in known[name].publications if not p.owned]:
             raise PrivilegeMissing(
-                f"publication {', '.join(foreign)} belongs to another role, nothing was dropped: let its owner run this"
+                f"publication {', '.join(foreign)} belongs to another role, nothing was dropped:"
+                " let its owner run this"
             )
     dropped: list[str] = []
     for name in chosen:
@@ -111,10 +136,17 @@ def drop_orphans(
             dropped.append(f"slot {name}")
             left = [slot for server in servers if (slot := read_slot(server, name)) is not None]
             if any(not slot.is_servers_own for slot in left):
-                dropped += [f"publication {p.name} stays: another server has a slot {name} too" for p in made]
+                dropped += [
+                    f"publication {p.name} stays: another server has a slot {name} too"
+                    for p in made
+                ]
                 continue
             run_statements(
-                conn, [plan_drop(p.name, f"publication {p.name} was read by slot {name} alone") for p in made]
+                conn,
+                [
+                    plan_drop(p.name, f"publication {p.name} was read by slot {name} alone")
+                    for p in made
+                ],
             )
             dropped += [f"publication {p.name}" for p in made]
     return dropped

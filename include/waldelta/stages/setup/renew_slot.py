@@ -1,7 +1,9 @@
-"""Resync, the PostgreSQL side: a pipeline whose slot is broken for good gets a new one; spark_jobs.resync mends the targets then.
+"""Resync, the PostgreSQL side: a pipeline whose slot is broken for good gets a new one;
+spark_jobs.resync mends the targets then.
 
-Order of effects: the gap is recorded, the slot's life ends (the slot is dropped, where it is ours), publications and slot are
-set up anew, which begins another life. Killed anywhere in between, the next resync, or setup, goes on.
+Order of effects: the gap is recorded, the slot's life ends (the slot is dropped, where it is ours),
+publications and slot are set up anew, which begins another life. Killed anywhere in between, the
+next resync, or setup, goes on.
 """
 
 from __future__ import annotations
@@ -34,15 +36,21 @@ Connection = psycopg.Connection[Any]
 
 
 def renew_slot(
-    job: Job, translate: Translate = resolvable, *, accept_server: str | None = None, broken: SlotError | None = None
+    job: Job,
+    translate: Translate = resolvable,
+    *,
+    accept_server: str | None = None,
+    broken: SlotError | None = None,
 ) -> Gap | None:
-    """Make the slot anew, and whatever of the publications is missing, when the stream can't go on; returns the gap.
+    """Make the slot anew, and whatever of the publications is missing, when the stream can't go on;
+    returns the gap.
 
-    None, and nothing is done, while the slot is fine, as far as can be seen without reading it: ``broken`` is what reading it
-    found. Raises before anything is changed: SlotMissing when the pipeline was
-    never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one that somebody reads, PreflightFailed, and
-    SourceChanged for a server that isn't, or doesn't go on from, the one that the lake was fed by, unless ``accept_server``
-    names it ("system identifier/timeline").
+    None, and nothing is done, while the slot is fine, as far as can be seen without reading it:
+    ``broken`` is what reading it found. Raises before anything is changed: SlotMissing when the
+    pipeline was never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one
+    that somebody reads, PreflightFailed, and SourceChanged for a server that isn't, or doesn't go
+    on from, the one that the lake was fed by, unless ``accept_server`` names it ("system
+    identifier/timeline").
     """
     check_writable(job.pipeline.target.root)
     with (
@@ -70,18 +78,24 @@ def renew_slot(
         plan = carry_out(connection, job, lock, translate, renew=True)
         for text in plan.warnings:
             log.warning("%s", text)
-        log.info("slot=%s made anew behind the gap %s", job.pipeline.source.slot, describe(gap) if gap else "")
+        log.info(
+            "slot=%s made anew behind the gap %s",
+            job.pipeline.source.slot,
+            describe(gap) if gap else "",
+        )
         return gap
 
 
 def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | None) -> None:
-    """Targets are about to become what this server holds, which may be a clone, or somebody's test."""
+    """Targets are about to become what this server holds, which may be a clone, or somebody's
+    test.
+    """
     server = read_position(connection)
     found = f"{server.system_identifier}/{server.timeline}"
     if accepted != found:
         raise SourceChanged(
-            f"{err}. A resync makes the targets what this server holds: only if it is the one that is meant, run it with "
-            f"--accept-server {found} (in Airflow: the param accept_server)"
+            f"{err}. A resync makes the targets what this server holds: only if it is the one that"
+            f" is meant, run it with --accept-server {found} (in Airflow: the param accept_server)"
         ) from err
 
 
@@ -100,7 +114,9 @@ def _broken(connection: Connection, job: Job) -> SlotError | None:
 
 
 def _check_droppable(connection: Connection, job: Job) -> None:
-    """Raises SlotForeign when a slot is there that this pipeline isn't shown to have made: only its owner may drop it."""
+    """Raises SlotForeign when a slot is there that this pipeline isn't shown to have made: only its
+    owner may drop it.
+    """
     name = job.pipeline.source.slot
     slot, moves = read_slot(connection, name), slot_life(job)
     if slot is None:
@@ -108,12 +124,14 @@ def _check_droppable(connection: Connection, job: Job) -> None:
     check_ours(slot)
     if not made_here(moves) or slot.system_identifier != moves[-1].system_identifier:
         raise SlotForeign(
-            f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once nobody else needs it, drop it "
-            f"(select pg_drop_replication_slot('{name}')) and run resync again"
+            f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once"
+            f" nobody else needs it, drop it (select pg_drop_replication_slot('{name}')) and run"
+            " resync again"
         )
     if (furthest := beyond(job, slot)) is not None:
         raise SlotForeign(
-            f"slot {name!r} stands at {slot.confirmed_flush_lsn}, beyond {furthest}, the furthest this pipeline ever moved it, so "
-            "it may be somebody else's, made under the name of one that was dropped: find out who made or moved it; once nobody "
-            f"else needs it, drop it (select pg_drop_replication_slot('{name}')) and run resync again"
+            f"slot {name!r} stands at {slot.confirmed_flush_lsn}, beyond {furthest}, the furthest"
+            " this pipeline ever moved it, so it may be somebody else's, made under the name of"
+            " one that was dropped: find out who made or moved it; once nobody else needs it, drop"
+            f" it (select pg_drop_replication_slot('{name}')) and run resync again"
         )

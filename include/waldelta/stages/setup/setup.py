@@ -1,8 +1,9 @@
 """Set-up and teardown: publications first, then the slot, by the difference to what exists.
 
-``plan_setup`` changes nothing; ``apply_setup`` refuses before it changes anything, puts all publications in order in
-one transaction, and creates the slot afterwards: peek and get fail for good when a publication they name did not yet
-exist at the WAL position they decode. Each step can die and be run again.
+``plan_setup`` changes nothing; ``apply_setup`` refuses before it changes anything, puts all
+publications in order in one transaction, and creates the slot afterwards: peek and get fail for
+good when a publication they name did not yet exist at the WAL position they decode. Each step can
+die and be run again.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ from waldelta.stages.setup.facts.publications import (
 )
 from waldelta.stages.setup.facts.source_facts import Facts, read_facts
 from waldelta.stages.setup.preflight.expectations import judge_suites
-from waldelta.stages.setup.preflight.source import MIN_VERSION, judge, judge_filters, privileges_needed
+from waldelta.stages.setup.preflight.source import (
+    MIN_VERSION,
+    judge,
+    judge_filters,
+    privileges_needed,
+)
 from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.target_filters import Translate, judge_wheres, resolvable
 from waldelta.stages.setup.preflight.targets import plan_targets
@@ -85,7 +91,8 @@ class SetupPlan:
     two_phase: bool = False
     # Where the slot is to be made, when that isn't the primary: the standby's connection.
     read_from: str | None = None
-    # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it stays as it is).
+    # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it
+    # stays as it is).
     failover: bool = False
     alter_failover: bool | None = None
     # Whether the slot that exists was made for this pipeline, by the script for a DBA.
@@ -107,7 +114,9 @@ class SetupPlan:
         return tuple(f.text for f in self.findings if f.severity == "warning")
 
     def reported(self, *, for_dba: bool = False) -> list[Finding]:
-        """The findings with one for all that the role lacks; ``for_dba``: without what the plan's SQL takes care of."""
+        """The findings with one for all that the role lacks; ``for_dba``: without what the plan's
+        SQL takes care of.
+        """
         return gathered(self.findings, self.role, for_dba=for_dba)
 
     @property
@@ -116,10 +125,11 @@ class SetupPlan:
         return not self.statements and not self.create_slot and self.alter_failover is None
 
     def as_sql(self) -> str:
-        """The plan as a script that a DBA can run with psql -f, which ends at the first error; empty when nothing is to be done.
+        """The plan as a script that a DBA can run with psql -f, which ends at the first error;
+        empty when nothing is to be done.
 
-        Only for plans without other problems than missing privileges (``require_for_dba``): a DBA may do anything, also
-        what makes the application's statements fail.
+        Only for plans without other problems than missing privileges (``require_for_dba``): a DBA
+        may do anything, also what makes the application's statements fail.
         """
         lines: list[str] = []
         if self.statements:
@@ -131,32 +141,60 @@ class SetupPlan:
             lines.append("commit;")
             if self.create_slot and self.read_from is not None:
                 # The same file is for the standby, too, which can't write what the primary has.
-                lines = ["select not pg_is_in_recovery() as on_primary \\gset", "\\if :on_primary", *lines, "\\endif"]
+                lines = [
+                    "select not pg_is_in_recovery() as on_primary \\gset",
+                    "\\if :on_primary",
+                    *lines,
+                    "\\endif",
+                ]
         if self.create_slot:
             flags = f"{self.two_phase}, {self.failover}" if self.failover else f"{self.two_phase}"
-            create = f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false, {flags.lower()})"
+            create = (
+                f"select pg_create_logical_replication_slot('{self.slot}', '{PLUGIN}', false,"
+                f" {flags.lower()})"
+            )
             if self.read_from is None:
                 lines += ["-- after the publications, never in their transaction", f"{create};"]
             else:
                 where = _on_one_line(repr(self.read_from))
                 lines += [
-                    f"-- after the publications, once they are replayed there: on the standby of connection {where}, which waits",
-                    "-- for what is to be run on the primary meanwhile, again if need be: select pg_log_standby_snapshot()",
-                    # A slot that a primary made by mistake would be read by nobody, and hold its WAL.
+                    (
+                        "-- after the publications, once they are replayed there: on the standby"
+                        f" of connection {where}, which waits"
+                    ),
+                    (
+                        "-- for what is to be run on the primary meanwhile, again if need be:"
+                        " select pg_log_standby_snapshot()"
+                    ),
+                    # A slot that a primary made by mistake would be read by nobody, and hold its
+                    # WAL.
                     f"{create} where pg_is_in_recovery();",
                 ]
         if self.alter_failover is not None:
             command = alter_failover_command(self.slot, failover=self.alter_failover).as_string()
-            lines.append(f"-- in a psql with 'replication=database' in its connection string: {command}")
-        # By default psql goes on after an error: the slot would be made without its publications, and hold WAL for nobody.
+            lines.append(
+                f"-- in a psql with 'replication=database' in its connection string: {command}"
+            )
+        # By default psql goes on after an error: the slot would be made without its publications,
+        # and hold WAL for nobody.
         return "\n".join([STOP_ON_ERROR, *lines]) if lines else ""
 
     def describe(self) -> str:
         """Findings and plan for people."""
         found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
-        script = self.as_sql() or "nothing to do: publications and slot are as the pipeline file wants them"
+        script = (
+            self.as_sql()
+            or "nothing to do: publications and slot are as the pipeline file wants them"
+        )
         fed = ["targets:", *(f"  - {line}" for line in self.fed)] if self.fed else []
-        return "\n".join([*(["preflight:", *found] if found else ["preflight: no findings"]), *fed, "plan:", script])
+        return "\n".join(
+            [
+                *(["preflight:", *found] if found else ["preflight: no findings"]),
+                *fed,
+                "plan:",
+                script,
+            ]
+        )
 
     def require(self) -> None:
         """Raises PreflightFailed with every problem."""
@@ -165,7 +203,9 @@ class SetupPlan:
 
     def require_for_dba(self) -> None:
         """Raises PreflightFailed with the problems that no privilege takes away."""
-        problems = tuple(f.text for f in self.findings if f.severity == "problem" and f.lacks is None)
+        problems = tuple(
+            f.text for f in self.findings if f.severity == "problem" and f.lacks is None
+        )
         if problems:
             raise PreflightFailed(problems)
 
@@ -175,26 +215,39 @@ def _on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def plan_setup(conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False) -> SetupPlan:
-    """Look at everything and say what set-up would do; changes nothing and raises only when the server can't be asked, or
-    TableBusy when a table of the publications stays locked against readers.
+def plan_setup(
+    conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False
+) -> SetupPlan:
+    """Look at everything and say what set-up would do; changes nothing and raises only when the
+    server can't be asked, or TableBusy when a table of the publications stays locked against
+    readers.
 
-    ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that there is will be replaced.
+    ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that
+    there is will be replaced.
     """
-    with job.connect_slot("check", conn) as slot_conn, limited(conn, "lock_timeout", LOCK_TIMEOUT_MS / 1000):
-        # Sizes and filters are read under their tables' locks, and whoever carries the plan out keeps runs from landing meanwhile.
+    with (
+        job.connect_slot("check", conn) as slot_conn,
+        limited(conn, "lock_timeout", LOCK_TIMEOUT_MS / 1000),
+    ):
+        # Sizes and filters are read under their tables' locks, and whoever carries the plan out
+        # keeps runs from landing meanwhile.
         plan = partial(_plan_setup, conn, slot_conn, job, translate, renew=renew)
         return _with_lock_retry(conn, plan, partial(lock_holders, conn, BARRED, waiting=True))
 
 
-def _plan_setup(conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool) -> SetupPlan:
+def _plan_setup(
+    conn: Connection, slot_conn: Connection, job: Job, translate: Translate, *, renew: bool
+) -> SetupPlan:
     pipeline = job.pipeline
     actual = read_marked(conn) | read_publications(conn, pipeline.source.publication_names)
     held = read_slot(slot_conn, pipeline.source.slot)
     slot = None if renew else held
     facts = read_facts(conn, pipeline, actual, slot, slot_conn)
     if renew and held is not None:
-        facts = replace(facts, slot_server=replace(facts.slot_server, used_slots=facts.slot_server.used_slots - 1))
+        facts = replace(
+            facts,
+            slot_server=replace(facts.slot_server, used_slots=facts.slot_server.used_slots - 1),
+        )
     findings: list[Finding] = []
     in_force: dict[str, PublicationState] = {}
     for entry in pipeline.source.publications:
@@ -250,8 +303,11 @@ def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -
 def carry_out(
     conn: Connection, job: Job, lock: AdvisoryLock, translate: Translate, *, renew: bool = False
 ) -> SetupPlan:
-    """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the slot anew."""
-    # One that lost the lock may still be waiting for the slot that it makes, which has no position until then.
+    """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the
+    slot anew.
+    """
+    # One that lost the lock may still be waiting for the slot that it makes, which has no position
+    # until then.
     with job.connect_slot("fence", conn) as connection:
         end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, translate, renew=renew)
@@ -260,7 +316,8 @@ def carry_out(
         with job.connect_slot("setup", conn) as slot_conn:
             lock.check()
             end_life(slot_conn, job)
-    # Before the publications change for others: whoever dies in between has at most recorded too much.
+    # Before the publications change for others: whoever dies in between has at most recorded too
+    # much.
     with entries_kept(conn, job) if plan.statements else nullcontext():
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
     _record_removed(conn, job)  # what a DBA changed by hand
@@ -277,10 +334,12 @@ def carry_out(
 
 @private_files()
 def teardown(conn: Connection, job: Job) -> list[str]:
-    """Drop the slot and the publications that this pipeline made, and nothing else; says what was dropped.
+    """Drop the slot and the publications that this pipeline made, and nothing else; says what was
+    dropped.
 
-    A slot that existed before, publications without this pipeline's mark and the lake stay. A slot that stays holds WAL,
-    so the last line says why it does and how to drop it. Raises SourceChanged on another server than the slot's.
+    A slot that existed before, publications without this pipeline's mark and the lake stay. A slot
+    that stays holds WAL, so the last line says why it does and how to drop it. Raises SourceChanged
+    on another server than the slot's.
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
@@ -290,14 +349,18 @@ def teardown(conn: Connection, job: Job) -> list[str]:
         ours = [p for p in read_marked(conn).values() if _is_ours(job, p)]
         if not_owned := [p.name for p in ours if not p.owned]:
             raise PrivilegeMissing(
-                f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped: let its owner run "
-                "drop publication, then run teardown again"
+                f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped:"
+                " let its owner run drop publication, then run teardown again"
             )
         # The slot goes first: once the publications are gone, it could not be read any more.
         if end_life(slot_conn, job):
             dropped.append(f"slot {slot}")
         run_statements(
-            conn, [plan_drop(p.name, f"publication {p.name} was made by this pipeline: dropping it") for p in ours]
+            conn,
+            [
+                plan_drop(p.name, f"publication {p.name} was made by this pipeline: dropping it")
+                for p in ours
+            ],
         )
         dropped += [f"publication {p.name}" for p in ours]
         left = read_slot(slot_conn, slot)
@@ -307,7 +370,9 @@ def teardown(conn: Connection, job: Job) -> list[str]:
 
 
 def run_statements(
-    conn: Connection, statements: Sequence[Statement], before_commit: Callable[[], None] = lambda: None
+    conn: Connection,
+    statements: Sequence[Statement],
+    before_commit: Callable[[], None] = lambda: None,
 ) -> None:
     """Run a plan's statements in one transaction; raises TableBusy when a table stays locked."""
     if not statements:
@@ -325,22 +390,33 @@ def run_statements(
         _with_lock_retry(conn, run)
     except psycopg.errors.InsufficientPrivilege as err:
         raise PrivilegeMissing(
-            f"PostgreSQL refused: {err.diag.message_primary}; nothing was changed: grant what it asks for, or let the "
-            "owner run the SQL that setup --sql prints"
+            f"PostgreSQL refused: {err.diag.message_primary}; nothing was changed: grant what it"
+            " asks for, or let the owner run the SQL that setup --sql prints"
         ) from err
     except psycopg.Error as err:
-        raise SourceError(f"PostgreSQL refused: {err}; no publication was changed: correct the pipeline file") from err
+        raise SourceError(
+            f"PostgreSQL refused: {err}; no publication was changed: correct the pipeline file"
+        ) from err
 
 
-# --- publications -------------------------------------------------------------------------------------------------
+# --- publications
+# ------------------------------------------------------------------------------------------------
 
 
-def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tuple[PublicationState, list[Finding]]:
-    """What is wanted of a publication, as PostgreSQL prints it, and what PostgreSQL says against it."""
+def _wanted(
+    conn: Connection, job: Job, entry: Publication, facts: Facts
+) -> tuple[PublicationState, list[Finding]]:
+    """What is wanted of a publication, as PostgreSQL prints it, and what PostgreSQL says against
+    it.
+    """
     wanted = wanted_publication(job.pipeline.pipeline, entry, job.pipeline.source.slot)
     if unreadable := judge_filters(entry):
-        # Only text that could be read is ever sent; the rest of the entry is judged without its filters.
-        return replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)), unreadable
+        # Only text that could be read is ever sent; the rest of the entry is judged without its
+        # filters.
+        return (
+            replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)),
+            unreadable,
+        )
     if facts.server.in_recovery or facts.server.version < MIN_VERSION:
         return wanted, []
     known = facts.actual.get(entry.name)
@@ -348,7 +424,9 @@ def _wanted(conn: Connection, job: Job, entry: Publication, facts: Facts) -> tup
     trial = partial(try_publications, conn, tried, known)
     state, problems = _with_lock_retry(conn, trial, timeout_ms=trial_timeout_ms(conn))
     absent = [t for t in wanted.tables if t.id not in facts.tables]
-    return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [problem(text) for text in problems]
+    return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [
+        problem(text) for text in problems
+    ]
 
 
 def _with_lock_retry(
@@ -368,8 +446,9 @@ def _with_lock_retry(
     except psycopg.errors.LockNotAvailable as err:
         holders = read_holders() if read_holders is not None else lock_holders(conn, _IN_THE_WAY)
         raise TableBusy(
-            f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of {timeout_ms or LOCK_TIMEOUT_MS} ms; "
-            f"nothing was changed. Locks that stand in the way:\n{holders}\nwait until they end, and run setup again"
+            f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of"
+            f" {timeout_ms or LOCK_TIMEOUT_MS} ms; nothing was changed. Locks that stand in the"
+            f" way:\n{holders}\nwait until they end, and run setup again"
         ) from err
 
 
@@ -387,31 +466,44 @@ def _is_ours(job: Job, publication: PublicationState) -> bool:
     return mark is not None and mark.pipeline == job.pipeline.pipeline
 
 
-def _is_scripted(conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]) -> bool:
-    """Whether a slot that nobody has read was made behind this pipeline's publications, whose comments name it.
+def _is_scripted(
+    conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]
+) -> bool:
+    """Whether a slot that nobody has read was made behind this pipeline's publications, whose
+    comments name it.
 
-    The script for a DBA makes them in that order. One that was there before the publications is somebody's own. So is one that
-    came after a setup of this pipeline, which makes the publications too and has a row in the ledger for the slot.
+    The script for a DBA makes them in that order. One that was there before the publications is
+    somebody's own. So is one that came after a setup of this pipeline, which makes the publications
+    too and has a row in the ledger for the slot.
     """
     if job.ledger.slot_lives(slot.name):
         return False
     names = [entry.name for entry in job.pipeline.source.publications if entry.manage]
     marks = [Mark.parse(actual[name].comment) if name in actual else None for name in names]
-    is_named = all(m is not None and (m.pipeline, m.slot) == (job.pipeline.pipeline, slot.name) for m in marks)
+    is_named = all(
+        m is not None and (m.pipeline, m.slot) == (job.pipeline.pipeline, slot.name) for m in marks
+    )
     is_unread = slot.plugin == PLUGIN and slot.in_this_database and not slot.decoded
     return bool(names) and is_named and is_unread and not read_younger(conn, slot.name, names)
 
 
 def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Finding]:
     listed = {e.name for e in job.pipeline.source.publications}
-    for name in sorted(p.name for p in actual.values() if _is_ours(job, p) and p.name not in listed):
+    for name in sorted(
+        p.name for p in actual.values() if _is_ours(job, p) and p.name not in listed
+    ):
         yield warning(
-            f"publication {name!r} was made by this pipeline and is no longer in its file: it stays; once the slot has "
-            "been read past this change, drop it by hand"
+            f"publication {name!r} was made by this pipeline and is no longer in its file: it"
+            " stays; once the slot has been read past this change, drop it by hand"
         )
 
 
-# CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with it.
+# CREATE and ALTER PUBLICATION take ShareUpdateExclusive on their tables; these modes conflict with
+# it.
 _IN_THE_WAY = (
-    "ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock",
-)  # fmt: skip
+    "ShareUpdateExclusiveLock",
+    "ShareLock",
+    "ShareRowExclusiveLock",
+    "ExclusiveLock",
+    "AccessExclusiveLock",
+)

@@ -1,4 +1,6 @@
-"""Held snapshot: a copy's snapshot until all its rows are read, and what that cost the source. A part of sync."""
+"""Held snapshot: a copy's snapshot until all its rows are read, and what that cost the source. A
+part of sync.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder
 
 @dataclass
 class HeldSnapshot:
-    """A snapshot that is held since ``began``; ``beside`` is what goes on on the holder's connection as long. ``bill`` is told at the end."""
+    """A snapshot that is held since ``began``; ``beside`` is what goes on on the holder's
+    connection as long. ``bill`` is told at the end.
+    """
 
     job: Job
     holder: SnapshotHolder

@@ -19,7 +19,9 @@ _EVERY_S = 5.0
 
 
 @contextmanager
-def progress(holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]) -> Iterator[None]:
+def progress(
+    holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]
+) -> Iterator[None]:
     """Log how far the copy is, as the server sees its readers: works wherever Spark's tasks run."""
 
     def watch(ended: threading.Event) -> None:
@@ -37,9 +39,18 @@ def progress(holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence
         yield
 
 
-def describe_progress(tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]) -> str:
-    """How much is read; Spark starts its tasks in order, so those before ``started`` that aren't active are done."""
+def describe_progress(
+    tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]
+) -> str:
+    """How much is read; Spark starts its tasks in order, so those before ``started`` that aren't
+    active are done.
+    """
     sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
     done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
-    reading = f", reading {len(active)} ({counted(sum(active.values()), 'row')} so far)" if active else ""
-    return f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of {counted(len(tasks), 'task')} done{reading}"
+    reading = (
+        f", reading {len(active)} ({counted(sum(active.values()), 'row')} so far)" if active else ""
+    )
+    return (
+        f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of"
+        f" {counted(len(tasks), 'task')} done{reading}"
+    )

@@ -1,7 +1,9 @@
-"""Snapshot diff: bring a target to what a snapshot of its source shows by the rows that differ, in one MERGE.
+"""Snapshot diff: bring a target to what a snapshot of its source shows by the rows that differ, in
+one MERGE.
 
-In the place of a copy, for a target that holds most of these rows already: equal rows are not written again and keep their
-metadata columns. It is as exact as a copy whatever the target held before, since every row of both sides is compared.
+In the place of a copy, for a target that holds most of these rows already: equal rows are not
+written again and keep their metadata columns. It is as exact as a copy whatever the target held
+before, since every row of both sides is compared.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class RowDiff:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The state of a target's last complete copy, in whatever life of the slot; None: it has had none."""
+    """The state of a target's last complete copy, in whatever life of the slot; None: it has had
+    none.
+    """
 
     state: TableState | None
 
@@ -72,7 +76,8 @@ class Former:
 class CopiedRows:
     """A copy and its rows, as they are read, once, and as the target would store them.
 
-    ``all_read`` is to be called when nothing reads them from the source again, whatever Spark does anew: it ends the snapshot.
+    ``all_read`` is to be called when nothing reads them from the source again, whatever Spark does
+    anew: it ends the snapshot.
     """
 
     copy: TableCopy
@@ -81,10 +86,13 @@ class CopiedRows:
     all_read: Callable[[], object]
 
 
-def obstacle(former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+def obstacle(
+    former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]
+) -> str | None:
     """Why only a copy of the whole table is exact; None when a diff is.
 
-    ``held`` and ``wanted`` are Spark types by column: the target's, and those that a copy would write.
+    ``held`` and ``wanted`` are Spark types by column: the target's, and those that a copy would
+    write.
     """
     if former.state is None:
         return "it was never copied completely"
@@ -105,10 +113,12 @@ def mend_target(
     copied: CopiedRows,
     attempt: int,
 ) -> RowDiff | str:
-    """Compare a copy's rows with the target, by key, and merge what differs; or say why only a whole copy is exact.
+    """Compare a copy's rows with the target, by key, and merge what differs; or say why only a
+    whole copy is exact.
 
-    ``state`` is the generation that this begins. ``attempt`` is the transaction's version. Raises the error that a task named,
-    LateWriter, SnapshotLost when somebody has changed the target since it was read.
+    ``state`` is the generation that this begins. ``attempt`` is the transaction's version. Raises
+    the error that a task named, LateWriter, SnapshotLost when somebody has changed the target since
+    it was read.
     """
     uri = uri_of(job, state.table_name)
     compared = read_untouched(job, state).version
@@ -126,7 +136,11 @@ def mend_target(
         if done is not None:
             total = spark.read.format("delta").load(uri).count()
             return RowDiff(
-                done.version, done.inserted, done.updated, done.deleted, total - done.inserted - done.updated
+                done.version,
+                done.inserted,
+                done.updated,
+                done.deleted,
+                total - done.inserted - done.updated,
             )
         why = "its target has rows with the same key"
     log.warning("table=%s is copied as a whole: %s", state.table_name, why)
@@ -134,15 +148,25 @@ def mend_target(
 
 
 def _mend(
-    spark: SparkSession, job: Job, state: TableState, copied: CopiedRows, held: DataFrame, attempt: int
+    spark: SparkSession,
+    job: Job,
+    state: TableState,
+    copied: CopiedRows,
+    held: DataFrame,
+    attempt: int,
 ) -> TargetCut | None:
     """Stage and merge the differences; None when the target has a key twice."""
     copy = copied.copy
     found = differences(copy, copied.rows.toDF(*staged_names(copy)), held)
-    folder = staging_folder(job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id)
+    folder = staging_folder(
+        job.pipeline.target.root, state.table_name, state.generation, attempt, job.run_id
+    )
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
-        counts = {row["action"]: row["count"] for row in spark.read.parquet(folder).groupBy("action").count().collect()}
+        counts = {
+            row["action"]: row["count"]
+            for row in spark.read.parquet(folder).groupBy("action").count().collect()
+        }
         if TWICE in counts:
             return None  # a whole copy reads them again
         copied.all_read()
@@ -163,7 +187,9 @@ def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFr
     held = [F.col(quote(name)).alias(f"t{i}") for i, name in enumerate(names)]
     if copy.lsn is not None:
         held.append(F.col(RAW).alias("t_raw"))
-    target = target.select(*held).withColumn("copies", F.count("*").over(Window.partitionBy(*(f"t{i}" for i in key))))
+    target = target.select(*held).withColumn(
+        "copies", F.count("*").over(Window.partitionBy(*(f"t{i}" for i in key)))
+    )
     joined = source.withColumn("given", F.lit(True)).join(
         target, [F.col(f"c{i}") == F.col(f"t{i}") for i in key], "full_outer"
     )
@@ -175,7 +201,9 @@ def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFr
         .when(differs, ACTION_UPDATE)
     )
     bases = [F.coalesce(f"t{i}", f"c{i}").alias(f"b{k}") for k, i in enumerate(key)]
-    return joined.select(action.alias("action"), *bases, *staged_names(copy)).where("action is not null")
+    return joined.select(action.alias("action"), *bases, *staged_names(copy)).where(
+        "action is not null"
+    )
 
 
 def _differing(copy: TableCopy) -> list[str]:

@@ -1,4 +1,6 @@
-"""Write copy: a copy's rows into its target, by the way that fits: tasks that write files, Spark, or only the rows that differ."""
+"""Write copy: a copy's rows into its target, by the way that fits: tasks that write files, Spark,
+or only the rows that differ.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyRows:
-    """The rows of a copy, who reads them and in how many tasks, and under which names they are committed.
+    """The rows of a copy, who reads them and in how many tasks, and under which names they are
+    committed.
 
-    ``all_read`` is called as soon as nothing reads any more. Not where Spark replaces the target: in that one statement it may read a
-    task's rows again until it commits.
+    ``all_read`` is called as soon as nothing reads any more. Not where Spark replaces the target:
+    in that one statement it may read a task's rows again until it commits.
     """
 
     # The target's: one table may feed several, and ``copy`` is of what feeds it.
@@ -61,9 +64,14 @@ class CopyRows:
 def write_copy(
     spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
 ) -> tuple[Written, int | None, RowDiff | str | None]:
-    """Put the rows into the target: what was written, how many of them are verbatim if that is known, and what differed."""
+    """Put the rows into the target: what was written, how many of them are verbatim if that is
+    known, and what differed.
+    """
     table_id, target = rows.target, job.pipeline.target
-    uri, marks = target_uri(target.root, table_id.schema, table_id.name), target.deletion_vectors_of(str(table_id))
+    uri, marks = (
+        target_uri(target.root, table_id.schema, table_id.name),
+        target.deletion_vectors_of(str(table_id)),
+    )
     mode = target.mode_of(str(table_id))
     is_plain = mode == MIRROR and former is None and not marks
     if mode == MIRROR:  # else once it is known that it isn't refused
@@ -103,7 +111,9 @@ def write_copy(
 
 
 def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Written:
-    """Leave the target's rows as they are, as a new generation that late writers of earlier ones can't commit to."""
+    """Leave the target's rows as they are, as a new generation that late writers of earlier ones
+    can't commit to.
+    """
     take_over_for_copy(spark, job, name, generation)
     version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
     return Written(version, 0, 0)

@@ -1,8 +1,10 @@
-"""Copy files: a copy's rows become the target's files in Spark's tasks, with Arrow, and one commit puts them in the place of others.
+"""Copy files: a copy's rows become the target's files in Spark's tasks, with Arrow, and one commit
+puts them in the place of others.
 
-Rows never become Spark's own: the tasks that read them write them too, so that the JVM's rows, its Parquet and their conversion
-cost nothing. The commit is delta-rs's and carries what Spark's would, the transaction id and the userMetadata. It is a
-compare-and-swap on the version that the table had: whoever commits to it as waldelta meanwhile makes this copy the late one.
+Rows never become Spark's own: the tasks that read them write them too, so that the JVM's rows, its
+Parquet and their conversion cost nothing. The commit is delta-rs's and carries what Spark's would,
+the transaction id and the userMetadata. It is a compare-and-swap on the version that the table had:
+whoever commits to it as waldelta meanwhile makes this copy the late one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from pyarrow.fs import FileSelector
 
 from waldelta.changes.merge.by_driver import CHECKPOINT_INTERVAL, arrow_schema, is_known
 from waldelta.changes.merge.statements import ROWS_PER_FILE
-from waldelta.changes.merge.target_table import VARIANT, TargetColumn, Written, needs_mapping, write_error
+from waldelta.changes.merge.target_table import (
+    VARIANT,
+    TargetColumn,
+    Written,
+    needs_mapping,
+    write_error,
+)
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.lake.delta_log import Commit, DeltaLog
@@ -36,9 +44,15 @@ log = logging.getLogger(__name__)
 
 # Memory holds so much of what was read until it is a row group.
 ROW_GROUP_BYTES = 32 << 20
-_TOLD = pa.schema([
-    ("path", pa.string()), ("size", pa.int64()), ("stats", pa.string()), ("rows", pa.int64()), ("verbatim", pa.int64()),
-])  # fmt: skip
+_TOLD = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("stats", pa.string()),
+        ("rows", pa.int64()),
+        ("verbatim", pa.int64()),
+    ]
+)
 # How often other people's commits may come in between.
 _ATTEMPTS = 10
 # With it delta-rs lists a table's features, without that of a NOT NULL.
@@ -51,7 +65,9 @@ Reader = Callable[[int], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
-    """What a copy wrote; ``verbatim`` are the rows with a value that its column's type can't hold."""
+    """What a copy wrote; ``verbatim`` are the rows with a value that its column's type can't
+    hold.
+    """
 
     written: Written
     verbatim: int
@@ -59,18 +75,23 @@ class CopiedFiles:
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """A target whose files tasks may write, as it was before the copy; travels to the tasks without its ``table``."""
+    """A target whose files tasks may write, as it was before the copy; travels to the tasks without
+    its ``table``.
+    """
 
     uri: str
     storage_options: dict[str, str] | None
     table: DeltaTable
 
 
-def open_target(uri: str, columns: Sequence[TargetColumn], storage_options: dict[str, str] | None) -> CopyTarget | None:
-    """The target with these columns, made when there is none; None when it is to be written by Spark.
+def open_target(
+    uri: str, columns: Sequence[TargetColumn], storage_options: dict[str, str] | None
+) -> CopyTarget | None:
+    """The target with these columns, made when there is none; None when it is to be written by
+    Spark.
 
-    These are tables that Spark alone writes right: with column mapping, variants, deletion vectors or other features; tables
-    whose columns are others; and those that delta-rs can't reach.
+    These are tables that Spark alone writes right: with column mapping, variants, deletion vectors
+    or other features; tables whose columns are others; and those that delta-rs can't reach.
     """
     if needs_mapping(columns) or any(column.spark_type == VARIANT for column in columns):
         return None
@@ -89,7 +110,9 @@ def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) ->
         return DeltaTable(uri, storage_options=storage_options)
     except TableNotFoundError:
         if _NTZ in wanted.to_json():
-            raise DeltaError(f"Spark wouldn't read a table that delta-rs made with {_NTZ} and a NOT NULL") from None
+            raise DeltaError(
+                f"Spark wouldn't read a table that delta-rs made with {_NTZ} and a NOT NULL"
+            ) from None
         if rooted(uri, storage_options).get_file_info(FileSelector("", allow_not_found=True)):
             raise FileExistsError(f"{uri} has files and no Delta log") from None
         with private_files():
@@ -97,8 +120,12 @@ def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) ->
 
 
 def _fits(table: DeltaTable, wanted: Schema) -> bool:
-    """Whether the table's columns are those wanted, and nothing else asks for Spark. It may have fewer NOT NULLs, not more."""
-    held, asked = ({field.name: field for field in schema.fields} for schema in (table.schema(), wanted))
+    """Whether the table's columns are those wanted, and nothing else asks for Spark. It may have
+    fewer NOT NULLs, not more.
+    """
+    held, asked = (
+        {field.name: field for field in schema.fields} for schema in (table.schema(), wanted)
+    )
     if not is_known(table) or held.keys() != asked.keys():
         return False
     if any(held[name].type != field.type for name, field in asked.items()):
@@ -110,17 +137,25 @@ def _fits(table: DeltaTable, wanted: Schema) -> bool:
 
 
 def copy_files(
-    run: Run, target: CopyTarget, tasks: int, reader: Reader, txn: tuple[str, int], metadata: Mapping[str, Any]
+    run: Run,
+    target: CopyTarget,
+    tasks: int,
+    reader: Reader,
+    txn: tuple[str, int],
+    metadata: Mapping[str, Any],
 ) -> CopiedFiles:
-    """Have tasks write what ``reader`` reads, and put it in the place of what the target holds; durable when this returns.
+    """Have tasks write what ``reader`` reads, and put it in the place of what the target holds;
+    durable when this returns.
 
-    ``run`` has tasks done (tasks.run_tasks). Raises the error a task named, LateWriter when somebody else wrote as waldelta
-    meanwhile, TargetNotWritable.
+    ``run`` has tasks done (tasks.run_tasks). Raises the error a task named, LateWriter when
+    somebody else wrote as waldelta meanwhile, TargetNotWritable.
     """
     uri, options, schema = target.uri, target.storage_options, arrow_schema(target.table)
     prefix = new_prefix()
     try:
-        told = run(tasks, _TOLD, lambda number: _write(uri, options, schema, prefix, reader(number)))
+        told = run(
+            tasks, _TOLD, lambda number: _write(uri, options, schema, prefix, reader(number))
+        )
     except WaldeltaError:
         discard(uri, options, prefix)
         raise
@@ -130,19 +165,28 @@ def copy_files(
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with private_files():
-            version = _commit(target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True))
+            version = _commit(
+                target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
+            )
     except LateWriter:
-        # After any other error the commit may be there: its answer was lost, or what follows it failed.
+        # After any other error the commit may be there: its answer was lost, or what follows it
+        # failed.
         discard(uri, options, prefix)
         raise
     except (DeltaError, OSError) as err:
         raise unwritable(uri, err) from None
-    rows, size, verbatim = (sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim"))
+    rows, size, verbatim = (
+        sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
+    )
     return CopiedFiles(Written(version, rows, size), verbatim)
 
 
 def _write(
-    uri: str, storage_options: dict[str, str] | None, schema: pa.Schema, prefix: str, parts: Iterable[pa.RecordBatch]
+    uri: str,
+    storage_options: dict[str, str] | None,
+    schema: pa.Schema,
+    prefix: str,
+    parts: Iterable[pa.RecordBatch],
 ) -> pa.Table:
     """A task: write what it reads as files; tells of each."""
     files, told = rooted(uri, storage_options), []
@@ -161,7 +205,9 @@ def _write(
 
 
 def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """What comes, gathered or cut to row groups of a size that memory can hold, none of more rows than a file has."""
+    """What comes, gathered or cut to row groups of a size that memory can hold, none of more rows
+    than a file has.
+    """
     held: list[pa.RecordBatch] = []
     for part in parts:
         held.append(part)
@@ -189,8 +235,12 @@ def _named(uri: str) -> Iterator[None]:
         raise unwritable(uri, err, "Spark's tasks") from None
 
 
-def _commit(target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tuple[str, int], metadata: str) -> int:
-    """Put the new files in the place of the others, the version that has them; raises LateWriter."""
+def _commit(
+    target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tuple[str, int], metadata: str
+) -> int:
+    """Put the new files in the place of the others, the version that has them; raises
+    LateWriter.
+    """
     table, own = target.table, DeltaLog(target.uri, target.storage_options)
     for _ in range(_ATTEMPTS):
         if (table.transaction_version(txn[0]) or 0) >= txn[1]:
@@ -208,7 +258,8 @@ def _commit(target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tupl
             if not commits:
                 raise unwritable(target.uri, err) from None
             if found is None:
-                # Other people's rows go with all others that the copy replaces, as those that came before it.
+                # Other people's rows go with all others that the copy replaces, as those that came
+                # before it.
                 later = DeltaTable(target.uri, storage_options=target.storage_options)
                 if not _fits(later, table.schema()):
                     raise LateWriter(_LATE.format(uri=target.uri)) from err
@@ -223,12 +274,16 @@ def _commit(target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tupl
 
 
 def _among(commits: Iterable[Commit], metadata: str) -> int | None:
-    """The version of our own commit, whose answer was lost; raises LateWriter when another of waldelta's is among them."""
+    """The version of our own commit, whose answer was lost; raises LateWriter when another of
+    waldelta's is among them.
+    """
     for commit in commits:
         if commit.info.get("userMetadata") == metadata:
             return commit.version
         if commit.metadata:
-            raise LateWriter(f"version {commit.version} was committed by another run: run the sync again")
+            raise LateWriter(
+                f"version {commit.version} was committed by another run: run the sync again"
+            )
     return None
 
 

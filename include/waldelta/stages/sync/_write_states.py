@@ -1,8 +1,10 @@
-"""Copy states: a snapshot of the source into a target that keeps more than a mirror does, without losing what it has kept.
+"""Copy states: a snapshot of the source into a target that keeps more than a mirror does, without
+losing what it has kept.
 
-A part of sync. The first copy is the target's content: its rows hold from the snapshot on. Any later one is compared with the
-rows that the target says are there (``live_rows``), and only what differs becomes states, ends of states or changes, as of the
-snapshot. What happened between two of them, and was seen by the snapshot before it was applied, is one change then.
+A part of sync. The first copy is the target's content: its rows hold from the snapshot on. Any
+later one is compared with the rows that the target says are there (``live_rows``), and only what
+differs becomes states, ends of states or changes, as of the snapshot. What happened between two of
+them, and was seen by the snapshot before it was applied, is one change then.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID
-from waldelta.changes.merge.commits import check_alone, commit_equal, read_commit, read_untouched, take_over_for_copy
+from waldelta.changes.merge.commits import (
+    check_alone,
+    commit_equal,
+    read_commit,
+    read_untouched,
+    take_over_for_copy,
+)
 from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
 from waldelta.changes.merge.snapshot_rows import staged_names
 from waldelta.changes.merge.statements import CommitTag, tagged, with_variants
@@ -32,12 +40,29 @@ from waldelta.changes.merge.target_table import (
     write_error,
 )
 from waldelta.changes.stage.folders import staged_in
-from waldelta.config.target_mode import CHANGELOG, HISTORY, MIRROR, TargetMode, check_change, check_key, mode_columns
+from waldelta.config.target_mode import (
+    CHANGELOG,
+    HISTORY,
+    MIRROR,
+    TargetMode,
+    check_change,
+    check_key,
+    mode_columns,
+)
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.lake.ledger.records import SYNCED, TableState
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
-from waldelta.metadata_columns import DELETED, LSN, OF_MODES, OP, SEQ, VALID_FROM, VALID_FROM_LSN, VALID_TO_LSN
+from waldelta.metadata_columns import (
+    DELETED,
+    LSN,
+    OF_MODES,
+    OP,
+    SEQ,
+    VALID_FROM,
+    VALID_FROM_LSN,
+    VALID_TO_LSN,
+)
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.read_table import TableCopy
@@ -60,7 +85,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How a copy is committed: as of which moment, under which transaction and metadata; ``keeps``: what the target holds stays."""
+    """How a copy is committed: as of which moment, under which transaction and metadata; ``keeps``:
+    what the target holds stays.
+    """
 
     moment: Moment
     txn: tuple[str, int]
@@ -69,9 +96,11 @@ class Commit:
 
 
 def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
-    """Whether the target keeps what an earlier copy in its mode, and the changes since, have brought.
+    """Whether the target keeps what an earlier copy in its mode, and the changes since, have
+    brought.
 
-    Raises ModeRefused when its mode needs a key that the table hasn't, or is another one than the target's.
+    Raises ModeRefused when its mode needs a key that the table hasn't, or is another one than the
+    target's.
     """
     mode = job.pipeline.target.mode_of(table)
     check_key(mode, table, key)
@@ -85,20 +114,26 @@ def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
 def prepare_states(
     spark: SparkSession, job: Job, table: str, columns: Sequence[TargetColumn], key: Sequence[str]
 ) -> None:
-    """Create the target, when there is none, with the columns of its mode; a changelog's rows may lack their key, since a TRUNCATE has none."""
+    """Create the target, when there is none, with the columns of its mode; a changelog's rows may
+    lack their key, since a TRUNCATE has none.
+    """
     mode, uri = job.pipeline.target.mode_of(table), uri_of(job, table)
     types = {column.name: column.spark_type for column in columns}
     added = mode_columns(mode, {name: types[name] for name in key})
     is_log = mode == CHANGELOG
     wanted = [TargetColumn(c.name, c.spark_type, c.arrow, c.nullable or is_log) for c in columns]
     # Delta's DDL alone needs these; no Arrow type of them is asked for.
-    wanted += [TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()]
+    wanted += [
+        TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
+    ]
     prepare_target(spark, uri, wanted)
     for name in key if is_log else ():
         spark.sql(f"alter table {path(uri)} alter column {quote(name)} drop not null")
 
 
-def copy_states(spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: Commit) -> Written:
+def copy_states(
+    spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: Commit
+) -> Written:
     """Bring a target to what a snapshot shows, in one commit."""
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
     if not commit.keeps:
@@ -115,11 +150,16 @@ def copy_states(spark: SparkSession, job: Job, begun: TableState, copied: Copied
 
 def _first(mode: TargetMode, copy: TableCopy, moment: Moment) -> list[Column]:
     """The columns of the mode in the rows of a first copy."""
-    types = mode_columns(mode, {name: kind.spark for name, kind in copy.columns if name in copy.key_columns})
+    types = mode_columns(
+        mode, {name: kind.spark for name, kind in copy.columns if name in copy.key_columns}
+    )
     known = {
-        DELETED: F.lit(False), VALID_FROM: F.lit(moment.at), VALID_FROM_LSN: F.lit(moment.lsn.value), OP: F.lit(SNAPSHOT),
+        DELETED: F.lit(False),
+        VALID_FROM: F.lit(moment.at),
+        VALID_FROM_LSN: F.lit(moment.lsn.value),
+        OP: F.lit(SNAPSHOT),
         SEQ: F.lit(-1),
-    }  # fmt: skip
+    }
     return [known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in types.items()]
 
 
@@ -143,22 +183,38 @@ def _add(
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         copied.all_read()
-        counts = {row["action"]: row["count"] for row in spark.read.parquet(folder).groupBy("action").count().collect()}
+        counts = {
+            row["action"]: row["count"]
+            for row in spark.read.parquet(folder).groupBy("action").count().collect()
+        }
         if TWICE in counts:
             raise ModeRefused(
-                f"{table} has a key twice in its target, which keeps rows: move its folder away and sync it again"
+                f"{table} has a key twice in its target, which keeps rows: move its folder away and"
+                " sync it again"
             )
         if not counts:
-            done = commit_equal(spark, job, begun, CommitTag(*txn, job.run_id, verb="resync"), copy.key_columns[0])
+            done = commit_equal(
+                spark, job, begun, CommitTag(*txn, job.run_id, verb="resync"), copy.key_columns[0]
+            )
             check_alone(job, done, compared)
             return Written(done.version, live.count(), 0)
         names = [name for name, _ in copy.columns]
         variants = [i for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
-        kept = Kept(mode, tuple(names), tuple(names.index(name) for name in copy.key_columns), (), tuple(variants))
+        kept = Kept(
+            mode,
+            tuple(names),
+            tuple(names.index(name) for name in copy.key_columns),
+            (),
+            tuple(variants),
+        )
         source = with_variants(parquet(folder), [f"c{i}" for i in variants])
         new = counts.get(ACTION_INSERT, 0) + counts.get(ACTION_UPDATE, 0)
         tag = CommitTag(
-            txn[0], txn[1], job.run_id, counts={STATES: new, ENDS: counts.get(ACTION_DELETE, 0)}, verb="resync"
+            txn[0],
+            txn[1],
+            job.run_id,
+            counts={STATES: new, ENDS: counts.get(ACTION_DELETE, 0)},
+            verb="resync",
         )
         with tagged(spark, tag):
             spark.sql(states_statement(uri, kept, f"({as_states(kept, source, moment)})")).collect()
@@ -170,7 +226,9 @@ def _add(
 
 
 def as_states(kept: Kept, source: str, moment: Moment) -> str:
-    """Differences, as a query of the rows that unfold would make of them, all as of the snapshot."""
+    """Differences, as a query of the rows that unfold would make of them, all as of the
+    snapshot.
+    """
     at = f"timestamp_micros({round(moment.at.timestamp() * 1_000_000):d})"
     lsn = f"{moment.lsn.value:d}L"
     bases = [f"b{k}" for k in range(len(kept.key))]
@@ -180,24 +238,34 @@ def as_states(kept: Kept, source: str, moment: Moment) -> str:
         place = f"-row_number() over (order by {', '.join(bases)}) as {PLACE}"
         keys = {i: f"b{k}" for k, i in enumerate(kept.key)}
         gone = [f"{keys[i]} as c{i}" if i in keys else f"c{i}" for i in range(len(kept.names))]
-        rest = [f"cast(null as bigint) as {XID}", f"false as {MOVED}", *(f"{b} as o{k}" for k, b in enumerate(bases))]
+        rest = [
+            f"cast(null as bigint) as {XID}",
+            f"false as {MOVED}",
+            *(f"{b} as o{k}" for k, b in enumerate(bases)),
+        ]
         return f"select action, {', '.join([*gone, *told, place, *rest])}, raw from {source}"
     ended = [f"cast(null as bigint) as {TO_LSN}", f"cast(null as timestamp) as {TO_TS}"]
     states = (
         f"select action, {', '.join([*bases, *values, *told, *ended])}, raw from {source} "
         f"where action in ('{ACTION_INSERT}', '{ACTION_UPDATE}')"
     )
-    # In a history the state before an update ends too; a soft-deleted row is overwritten by its new one.
-    ends = f"('{ACTION_DELETE}', '{ACTION_UPDATE}')" if kept.mode == HISTORY else f"('{ACTION_DELETE}')"
+    # In a history the state before an update ends too; a soft-deleted row is overwritten by its new
+    # one.
+    ends = (
+        f"('{ACTION_DELETE}', '{ACTION_UPDATE}')"
+        if kept.mode == HISTORY
+        else f"('{ACTION_DELETE}')"
+    )
     until = [f"{lsn} as {TO_LSN}", f"{at} as {TO_TS}"]
     return (
-        f"{states} union all select '{ACTION_DELETE}' as action, {', '.join([*bases, *values, *told, *until])}, raw "
-        f"from {source} where action in {ends}"
+        f"{states} union all select '{ACTION_DELETE}' as action,"
+        f" {', '.join([*bases, *values, *told, *until])}, raw from {source} where action in {ends}"
     )
 
 
 def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> None:
-    """Raises ModeRefused when the target knows of positions that are still to come: states are told apart by them.
+    """Raises ModeRefused when the target knows of positions that are still to come: states are told
+    apart by them.
 
     A state that seems to begin behind its own end would be taken for one that nobody saw, and go.
     """
@@ -206,20 +274,27 @@ def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> 
     newest = max((position for position in row if position is not None), default=0)
     if newest > lsn.value:
         raise ModeRefused(
-            f"the source's positions begin anew: {table} is kept as {mode} and holds {Lsn(newest)}, and the source is at {lsn} "
-            "only (another server, or restored): nothing was changed: move its folder away and sync it"
+            f"the source's positions begin anew: {table} is kept as {mode} and holds {Lsn(newest)},"
+            f" and the source is at {lsn} only (another server, or restored): nothing was changed:"
+            " move its folder away and sync it"
         )
 
 
-def _check_comparable(table: str, copy: TableCopy, held: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+def _check_comparable(
+    table: str, copy: TableCopy, held: Mapping[str, str], wanted: Mapping[str, str]
+) -> None:
     """Raises ModeRefused when old rows and new ones can't stand in one table as they are."""
     if not copy.key_columns:
         raise ModeRefused(
-            f"{table} has no key, so a second copy can't be told from its changelog: move its folder away and sync it again"
+            f"{table} has no key, so a second copy can't be told from its changelog: move its"
+            " folder away and sync it again"
         )
     if dict(held) != dict(wanted):
-        differing = sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name))
+        differing = sorted(
+            name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name)
+        )
         raise ModeRefused(
-            f"{table} keeps rows with other columns, or types, than the source has now ({', '.join(differing)}): alter the "
-            "target's columns to match, or move its folder away, then sync it again"
+            f"{table} keeps rows with other columns, or types, than the source has now"
+            f" ({', '.join(differing)}): alter the target's columns to match, or move its folder"
+            " away, then sync it again"
         )

@@ -1,4 +1,6 @@
-"""A copied table: how much it was, which snapshot the stream is added to, and the ledger's row that says so. A part of sync."""
+"""A copied table: how much it was, which snapshot the stream is added to, and the ledger's row that
+says so. A part of sync.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class SyncResult:
     storage: StorageState | None = None
     target_filter: str | None = None
     bill: SourceBill = field(default_factory=SourceBill)
-    # Of a table that was mended: what differed, and was all that was written. None: it was copied as a whole.
+    # Of a table that was mended: what differed, and was all that was written. None: it was copied
+    # as a whole.
     diff: RowDiff | None = None
     whole: str | None = None  # why it was, though a diff was asked for
     # Rows with a value that its column's type can't hold, where the copy has counted them.
@@ -44,8 +47,12 @@ class SyncResult:
     skipped: SkippedCopy | None = None
 
 
-def synced_state(begun: TableState, copied: SyncResult, fed: Target, pipeline: PipelineFile) -> TableState:
-    """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as the snapshot saw that."""
+def synced_state(
+    begun: TableState, copied: SyncResult, fed: Target, pipeline: PipelineFile
+) -> TableState:
+    """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as
+    the snapshot saw that.
+    """
     table, name = fed.table, begun.table_name
     mode = pipeline.target.mode_of(name)
     state = replace(

@@ -1,7 +1,8 @@
 """Skipped copy: tables whose rows the initial sync doesn't copy (``copy: false``). A part of sync.
 
-As with PostgreSQL's ``copy_data = false``, the target begins empty and gets the changes that the slot sends. An UPDATE or
-DELETE of a row that the target lacks is skipped. Later syncs neither fill nor empty nor replace such a target.
+As with PostgreSQL's ``copy_data = false``, the target begins empty and gets the changes that the
+slot sends. An UPDATE or DELETE of a row that the target lacks is skipped. Later syncs neither fill
+nor empty nor replace such a target.
 """
 
 from __future__ import annotations
@@ -37,12 +38,20 @@ class SkippedCopy:
 
     def __str__(self) -> str:
         if self.former is None:
-            return f"taken without a copy: it gets the changes since {self.lsn}, and lacks all other rows"
-        return f"taken without a copy: it is continued at {self.lsn}, and lacks earlier changes that weren't applied"
+            return (
+                f"taken without a copy: it gets the changes since {self.lsn}, and lacks all other"
+                " rows"
+            )
+        return (
+            f"taken without a copy: it is continued at {self.lsn}, and lacks earlier changes that"
+            " weren't applied"
+        )
 
 
 def skip_copy(job: Job, target: Target, holder: SnapshotHolder) -> SkippedCopy:
-    """Where a target without a copy begins: where the slot does, or, if it was synced in the slot's present life, now."""
+    """Where a target without a copy begins: where the slot does, or, if it was synced in the slot's
+    present life, now.
+    """
     name = str(target.id)
     former = _former(job, name)
     if any(row.status == SYNCED for row in job.table_rows(name)):
@@ -55,7 +64,9 @@ def skip_copy(job: Job, target: Target, holder: SnapshotHolder) -> SkippedCopy:
 
 
 def check_skipped_copy(job: Job, target: Target) -> None:
-    """Raises ConfigError where a sync can't leave the target of a table with ``copy: false`` as it is."""
+    """Raises ConfigError where a sync can't leave the target of a table with ``copy: false`` as it
+    is.
+    """
     name = str(target.id)
     if job.pipeline.target.copies(name):
         return
@@ -64,16 +75,18 @@ def check_skipped_copy(job: Job, target: Target) -> None:
         if job.ledger.table_rows(name) or is_empty(job, name):
             return
         raise ConfigError(
-            f"{name} has copy: false, but its target {uri_of(job, name)} holds rows that no sync of this lake brought: "
-            "move the folder away, or write copy: true, which replaces them"
+            f"{name} has copy: false, but its target {uri_of(job, name)} holds rows that no sync of"
+            " this lake brought: move the folder away, or write copy: true, which replaces them"
         )
     if not _is_same_table(former, target):
         raise ConfigError(
-            f"{name} has copy: false, but the source's table is another one than its target was filled from: {_remedy(name)}"
+            f"{name} has copy: false, but the source's table is another one than its target was"
+            f" filled from: {_remedy(name)}"
         )
     if present is not None and present.status == SYNCED:
         raise ConfigError(
-            f"{name} has copy: false and gets its changes, so that there is nothing to sync: {_remedy(name)}"
+            f"{name} has copy: false and gets its changes, so that there is nothing to sync:"
+            f" {_remedy(name)}"
         )
 
 
@@ -90,15 +103,22 @@ def is_empty(job: Job, name: str) -> bool:
     """Whether a target holds no row, or isn't there."""
     if not _is_there(job, name):
         return True
-    return row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) == 0
+    return (
+        row_count(files_of(DeltaTable(uri_of(job, name), storage_options=job.storage_options))) == 0
+    )
 
 
 def _remedy(name: str) -> str:
-    return f"remove its target's folder and sync --tables {name}, to begin with an empty one, or write copy: true"
+    return (
+        f"remove its target's folder and sync --tables {name}, to begin with an empty one, or write"
+        " copy: true"
+    )
 
 
 def _former(job: Job, name: str) -> TableState | None:
-    """The last state in which the target was complete, of whatever life of the slot, while the target is there."""
+    """The last state in which the target was complete, of whatever life of the slot, while the
+    target is there.
+    """
     complete = [row for row in job.ledger.table_rows(name) if row.status == SYNCED]
     return complete[-1] if complete and _is_there(job, name) else None
 

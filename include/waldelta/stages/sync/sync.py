@@ -1,7 +1,9 @@
-"""Sync: copy published tables into their targets as one snapshot sees them, while the stream goes on.
+"""Sync: copy published tables into their targets as one snapshot sees them, while the stream goes
+on.
 
-Per table: lock, take a snapshot, plan chunks, read them in Spark's tasks, replace the target in one commit, record
-the snapshot in the ledger. Apply then adds every landed change that the snapshot doesn't see.
+Per table: lock, take a snapshot, plan chunks, read them in Spark's tasks, replace the target in one
+commit, record the snapshot in the ledger. Apply then adds every landed change that the snapshot
+doesn't see.
 """
 
 from __future__ import annotations
@@ -35,7 +37,15 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, SYNCED, StorageState, TableState, now
+from waldelta.lake.ledger.records import (
+    COPYING,
+    FAILED,
+    NEEDS_SYNC,
+    SYNCED,
+    StorageState,
+    TableState,
+    now,
+)
 from waldelta.lake.storage import check_writable
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
 from waldelta.pipeline.drift.catalog_state import read_present_tables, stored
@@ -107,7 +117,8 @@ class Attempt:
 class Order:
     """A table to be copied, why, and, where its rows are to be compared first, its copy before.
 
-    ``known`` is what the ledger said of it when it was chosen. Whoever ``insists`` has it copied whatever became of it since.
+    ``known`` is what the ledger said of it when it was chosen. Whoever ``insists`` has it copied
+    whatever became of it since.
     """
 
     table_id: TableId
@@ -117,10 +128,15 @@ class Order:
     insists: bool
 
     def is_done(self, last: TableState | None, incarnation: str) -> bool:
-        """Whether another run has done it meanwhile, of which ``last`` is the ledger's row, in this life of the slot."""
+        """Whether another run has done it meanwhile, of which ``last`` is the ledger's row, in this
+        life of the slot.
+        """
         if self.insists or last is None or (last.status, last.incarnation) != (SYNCED, incarnation):
             return False
-        return self.known is None or (self.known.generation, self.known.status) != (last.generation, SYNCED)
+        return self.known is None or (self.known.generation, self.known.status) != (
+            last.generation,
+            SYNCED,
+        )
 
 
 def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name what isn't as usual
@@ -133,15 +149,17 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     only_due: bool = False,
     old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
 ) -> list[SyncResult]:
-    """Copy these tables, or without names those that were never copied to the end; returns what was copied.
+    """Copy these tables, or without names those that were never copied to the end; returns what was
+    copied.
 
-    ``only_due``: of these, too, only those that get no changes until they are copied, and that no other run copies meanwhile.
-    ``by_diff``: tables that were copied before, in whatever life of the slot, are compared with the snapshot, and only the
-    rows that differ are written, where that is exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun
-    and didn't end, when an earlier life has one: a resync that was killed is gone on with, whoever does so.
-    A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that failed; ConfigError
-    for a table that isn't published, ModeRefused for a named one whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or
-    SlotMissing before anything is copied.
+    ``only_due``: of these, too, only those that get no changes until they are copied, and that no
+    other run copies meanwhile. ``by_diff``: tables that were copied before, in whatever life of the
+    slot, are compared with the snapshot, and only the rows that differ are written, where that is
+    exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun and
+    didn't end, when an earlier life has one: a resync that was killed is gone on with, whoever does
+    so. A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that
+    failed; ConfigError for a table that isn't published, ModeRefused for a named one whose mode
+    doesn't allow it; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
@@ -154,9 +172,15 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         if insists and refused:  # before anything is changed
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
-        settled = settle(connection, job.pipeline.source.publication_names, old_transactions_timeout_s)
+        settled = settle(
+            connection, job.pipeline.source.publication_names, old_transactions_timeout_s
+        )
     allowed = [target for target in wanted if str(target.id) not in refused]
-    log.info("copying %s: %s", counted(len(allowed), "table"), ", ".join(str(found.id) for found in allowed))
+    log.info(
+        "copying %s: %s",
+        counted(len(allowed), "table"),
+        ", ".join(str(found.id) for found in allowed),
+    )
     results: list[SyncResult] = []
     failures: dict[str, WaldeltaError] = dict(refused)
     ledger_lock = threading.Lock()
@@ -164,20 +188,32 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
     def one(wanted: Target) -> None:
         try:
-            order = Order(wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists)
+            order = Order(
+                wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists
+            )
             if (done := _sync_locked(spark, job, order, ledger_lock, settled)) is not None:
                 results.append(done)
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
-        except Exception as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
+        except (
+            Exception
+        ) as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
             log.exception("table=%s", wanted.id)
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
-    # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's settings for itself.
+    # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's
+    # settings for itself.
     kept = [target for target in allowed if job.pipeline.target.mode_of(str(target.id)) != MIRROR]
-    alone = allowed if formers else [t for t in kept if keeps_rows(job, str(t.id), t.table.key_columns)]
+    alone = (
+        allowed if formers else [t for t in kept if keeps_rows(job, str(t.id), t.table.key_columns)]
+    )
     with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
-        list(pool.map(one, sorted((t for t in allowed if t not in alone), key=lambda t: -t.table.size_bytes)))
+        list(
+            pool.map(
+                one,
+                sorted((t for t in allowed if t not in alone), key=lambda t: -t.table.size_bytes),
+            )
+        )
     for target in alone:
         one(target)
     if failures:
@@ -187,20 +223,28 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
 
 def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Former]:
-    """The complete copies, by name, of those of these tables that are to be compared with them; None is one that never had any."""
+    """The complete copies, by name, of those of these tables that are to be compared with them;
+    None is one that never had any.
+    """
     known = job.ledger.table_rows()
     rows = [row for row in known if row.status == SYNCED]
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
-    begun = {name for name, life in lives(job.of_life(known)).items() if not life.copied and life.attempts}
+    begun = {
+        name
+        for name, life in lives(job.of_life(known)).items()
+        if not life.copied and life.attempts
+    }
     incarnation = job.slot_identity().incarnation
     earlier = {row.table_name: row for row in rows if row.incarnation != incarnation}
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
 
 
 def _refused(job: Job, wanted: Sequence[Target]) -> dict[str, WaldeltaError]:
-    """Why these targets can't be synced as the pipeline file says, by name, for those where it is so."""
+    """Why these targets can't be synced as the pipeline file says, by name, for those where it is
+    so.
+    """
     found: dict[str, WaldeltaError] = {}
     for target in wanted:
         try:
@@ -219,19 +263,22 @@ def sync_table(
     settled: Settled,
     former: Former | None = None,
 ) -> tuple[SyncResult, Target]:
-    """Copy what feeds one target from one snapshot of its own and replace the target with it, in one commit.
+    """Copy what feeds one target from one snapshot of its own and replace the target with it, in
+    one commit.
 
-    With its ``former`` copy, only the rows that differ are written, where that is exact. With ``copy: false`` no row is
-    read: the target begins empty, or keeps what it holds.
-    Raises SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is committed
-    then. Published columns, filter and leaves are those that the snapshot sees. SnapshotLost too when it sees
-    publications that were altered after they had ``settled``.
+    With its ``former`` copy, only the rows that differ are written, where that is exact. With
+    ``copy: false`` no row is read: the target begins empty, or keeps what it holds. Raises
+    SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is
+    committed then. Published columns, filter and leaves are those that the snapshot sees.
+    SnapshotLost too when it sees publications that were altered after they had ``settled``.
     """
     began = time.monotonic()
     target = job.pipeline.target
     with (
         named_loss(job.conninfo),
-        SnapshotHolder(job.conninfo, f"waldelta snapshot {job.pipeline.source.slot} {table_id}") as holder,
+        SnapshotHolder(
+            job.conninfo, f"waldelta snapshot {job.pipeline.source.slot} {table_id}"
+        ) as holder,
     ):
         taken_at = read_clock(holder.connection)
         check_settled(holder, settled)
@@ -248,53 +295,99 @@ def sync_table(
         size = bytes_per_task(table.size_bytes)
         skipped = None if target.copies(str(table_id)) else skip_copy(job, fed, holder)
         tasks = plan_tasks(plan_chunks(leaves, size), size) if skipped is None else []
-        log.info("table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d", table_id, attempt.generation,
-                 holder.snapshot, holder.lsn, sum(map(len, tasks)), table.size_bytes)  # fmt: skip
+        log.info(
+            "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
+            table_id,
+            attempt.generation,
+            holder.snapshot,
+            holder.lsn,
+            sum(map(len, tasks)),
+            table.size_bytes,
+        )
         reader = _reader(job.conninfo, copy, tasks, holder.pid)
         metadata = {
-            "verb": "sync", "run_id": job.run_id, "table": str(table_id), "generation": attempt.generation,
-            "attempt": attempt.number, "snapshot": holder.snapshot, "lsn": str(holder.lsn),
-        }  # fmt: skip
-        # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours then, and a LateWriter.
+            "verb": "sync",
+            "run_id": job.run_id,
+            "table": str(table_id),
+            "generation": attempt.generation,
+            "attempt": attempt.number,
+            "snapshot": holder.snapshot,
+            "lsn": str(holder.lsn),
+        }
+        # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours
+        # then, and a LateWriter.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
         fault_point("sync.planned")
         with ExitStack() as beside:
             beside.enter_context(progress(holder, table_id, tasks))
             held = HeldSnapshot(job, holder, began, beside)
             rows = CopyRows(
-                table_id, copy, columns, max(1, len(tasks)), reader, txn, metadata, Moment(holder.lsn, taken_at),
-                held.end, keeps,
-            )  # fmt: skip
+                table_id,
+                copy,
+                columns,
+                max(1, len(tasks)),
+                reader,
+                txn,
+                metadata,
+                Moment(holder.lsn, taken_at),
+                held.end,
+                keeps,
+            )
             if skipped is None or skipped.former is None:
                 compared = former if skipped is None else None
                 written, verbatim, diff = write_copy(spark, job, rows, attempt.generation, compared)
             else:
-                written, verbatim, diff = keep_target(spark, job, str(table_id), attempt.generation), None, None
+                written, verbatim, diff = (
+                    keep_target(spark, job, str(table_id), attempt.generation),
+                    None,
+                    None,
+                )
             held.end()
         check_unaltered(job, fed, membership)
         begins = holder if skipped is None else skipped
         seconds = time.monotonic() - began
-        log.info("table=%s copied rows=%d bytes=%d seconds=%.1f", table_id, written.rows, written.bytes, seconds)
+        log.info(
+            "table=%s copied rows=%d bytes=%d seconds=%.1f",
+            table_id,
+            written.rows,
+            written.bytes,
+            seconds,
+        )
         return (
             SyncResult(
-                table_id, attempt.generation, written.version, begins.snapshot, begins.lsn, written.rows, written.bytes,
-                seconds, attempt.number, table.relation_ids, storage, to_text(where),
+                table_id,
+                attempt.generation,
+                written.version,
+                begins.snapshot,
+                begins.lsn,
+                written.rows,
+                written.bytes,
+                seconds,
+                attempt.number,
+                table.relation_ids,
+                storage,
+                to_text(where),
                 held.bill,
-                diff if isinstance(diff, RowDiff) else None, diff if isinstance(diff, str) else None, verbatim, skipped,
+                diff if isinstance(diff, RowDiff) else None,
+                diff if isinstance(diff, str) else None,
+                verbatim,
+                skipped,
             ),
             fed,
-        )  # fmt: skip
+        )
 
 
 def _sync_locked(
     spark: SparkSession, job: Job, order: Order, ledger_lock: threading.Lock, settled: Settled
 ) -> SyncResult | None:
-    """Copy a table as its next generation under its target's lock, starting again when its snapshot is lost.
+    """Copy a table as its next generation under its target's lock, starting again when its snapshot
+    is lost.
 
     None: another run has done that since it was chosen.
     """
     name = str(order.table_id)
-    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what this copy lacks.
+    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what
+    # this copy lacks.
     identity = job.slot_identity()
     life = identity.incarnation
     with target_lock(job, order.table_id) as lock:
@@ -303,8 +396,14 @@ def _sync_locked(
         if order.is_done(last, life):
             log.info("table=%s was copied by another run meanwhile: it is left as it is", name)
             return None
-        reason = last.reason if order.reason is None and last and last.status == NEEDS_SYNC else order.reason
-        row = TableState(now(), job.run_id, name, next_generation(rows), COPYING, reason=reason, incarnation=life)
+        reason = (
+            last.reason
+            if order.reason is None and last and last.status == NEEDS_SYNC
+            else order.reason
+        )
+        row = TableState(
+            now(), job.run_id, name, next_generation(rows), COPYING, reason=reason, incarnation=life
+        )
         lock.check()
         begun = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
@@ -322,14 +421,21 @@ def _sync_locked(
         return result
 
 
-def _append(job: Job, ledger_lock: threading.Lock, row: TableState, after: TableState | None) -> TableState:
+def _append(
+    job: Job, ledger_lock: threading.Lock, row: TableState, after: TableState | None
+) -> TableState:
     # One writer at a time: appends to one Delta table from several threads would only collide.
     with ledger_lock:
         return job.ledger.append_state(replace(row, at=now()), after)
 
 
 def _copy(
-    spark: SparkSession, job: Job, order: Order, generation: int, settled: Settled, lock: AdvisoryLock
+    spark: SparkSession,
+    job: Job,
+    order: Order,
+    generation: int,
+    settled: Settled,
+    lock: AdvisoryLock,
 ) -> tuple[SyncResult, Target]:
     for attempt in _attempts(str(order.table_id)):
         with attempt:
@@ -338,12 +444,18 @@ def _copy(
             if number > 1:
                 with job.connect("sync") as connection:
                     settled = settle_again(connection, settled)
-            copied = sync_table(spark, job, order.table_id, Attempt(generation, number), settled, order.former)
+            copied = sync_table(
+                spark, job, order.table_id, Attempt(generation, number), settled, order.former
+            )
     return copied
 
 
 def _record_failure(
-    job: Job, ledger_lock: threading.Lock, last: TableState | None, begun: TableState, err: Exception
+    job: Job,
+    ledger_lock: threading.Lock,
+    last: TableState | None,
+    begun: TableState,
+    err: Exception,
 ) -> None:
     """Say how the copy ended that ``begun`` says has begun; ``last`` is the row of before it."""
     if last and _is_as_it_was(last, begun.incarnation, err):
@@ -355,27 +467,41 @@ def _record_failure(
 
 
 def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> bool:
-    """Whether a copy was refused before it changed a target that was fed until then: its changes go on."""
-    return isinstance(err, ModeRefused) and last.status == SYNCED and last.incarnation == incarnation
+    """Whether a copy was refused before it changed a target that was fed until then: its changes go
+    on.
+    """
+    return (
+        isinstance(err, ModeRefused) and last.status == SYNCED and last.incarnation == incarnation
+    )
 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:
-    """Whoever sees that a table isn't published says so in the ledger: changes of that time are in no copy begun before."""
+    """Whoever sees that a table isn't published says so in the ledger: changes of that time are in
+    no copy begun before.
+    """
     state = job.ledger.table_rows(name)[-1]
     if (state.generation, state.status) != (generation, COPYING):
-        raise LateWriter(f"{name} left the publications while it was copied: sync it again once it is published")
+        raise LateWriter(
+            f"{name} left the publications while it was copied: sync it again once it is published"
+        )
 
 
 def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:
     with job.connect("sync") as connection:
         if check_source(connection, job).timeline != identity.timeline:
-            raise LateWriter(f"{name} was copied from the server of before a failover: sync it again")
+            raise LateWriter(
+                f"{name} was copied from the server of before a failover: sync it again"
+            )
 
 
 def _attempts(name: str) -> tenacity.Retrying:
     def again(err: BaseException) -> bool:
         # Without Spark no attempt of this process can do better.
-        return isinstance(err, WaldeltaError) and err.retryable and not isinstance(err, SparkUnreachable)
+        return (
+            isinstance(err, WaldeltaError)
+            and err.retryable
+            and not isinstance(err, SparkUnreachable)
+        )
 
     def tell(state: tenacity.RetryCallState) -> None:
         err = state.outcome.exception() if state.outcome else None
@@ -390,13 +516,19 @@ def _attempts(name: str) -> tenacity.Retrying:
     )
 
 
-def _reader(conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int) -> Reader:
-    """Reads a task's rows, where Spark runs the task; only this closure carries the connection string."""
+def _reader(
+    conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
+) -> Reader:
+    """Reads a task's rows, where Spark runs the task; only this closure carries the connection
+    string.
+    """
 
     def read(number: int) -> Iterator[pa.RecordBatch]:
         # A partition root without leaves has one task with nothing to read.
         for chunks in tasks[number : number + 1]:
-            yield from read_chunks(conninfo, copy, chunks, reader_name(holder_pid, number, copy.table))
+            yield from read_chunks(
+                conninfo, copy, chunks, reader_name(holder_pid, number, copy.table)
+            )
 
     return read
 
@@ -404,7 +536,8 @@ def _reader(conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], ho
 def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
         raise NotPrimary(
-            f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions out: copy from the primary"
+            f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions"
+            " out: copy from the primary"
         )
 
 
@@ -416,14 +549,26 @@ def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]
 
 
 def _choose(
-    spark: SparkSession, targets: Sequence[Target], job: Job, names: Sequence[str] | None, *, insists: bool
+    spark: SparkSession,
+    targets: Sequence[Target],
+    job: Job,
+    names: Sequence[str] | None,
+    *,
+    insists: bool,
 ) -> list[Target]:
-    """The targets of these names; who doesn't insist on them gets those that are due a copy, of all where none is named."""
+    """The targets of these names; who doesn't insist on them gets those that are due a copy, of all
+    where none is named.
+    """
     named, published = None if names is None else _named(names), {target.id for target in targets}
     # Who doesn't insist may come late: what the pipeline had once isn't a wrong name.
-    if unknown := sorted((named or set()) - published - (set() if insists else _named(job.ledger.table_states()))):
+    if unknown := sorted(
+        (named or set()) - published - (set() if insists else _named(job.ledger.table_states()))
+    ):
         known = ", ".join(sorted(map(str, published))) or "none"
-        raise ConfigError(f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have: {known}")
+        raise ConfigError(
+            f"not published: {', '.join(map(str, unknown))}; the pipeline's publications have:"
+            f" {known}"
+        )
     chosen = [target for target in targets if named is None or target.id in named]
     if insists:
         return chosen
@@ -439,15 +584,23 @@ def _named(names: Iterable[str]) -> set[TableId]:
         raise ConfigError(str(err)) from None
 
 
-def fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Target, StorageState | None]:
+def fed_as_of(
+    holder: SnapshotHolder, job: Job, table_id: TableId
+) -> tuple[Target, StorageState | None]:
     """The target, and how the rows that feed it are stored, as the snapshot sees them."""
     try:
         target = read_target(holder.connection, job.pipeline, table_id)
-        present = read_present_tables(holder.connection, [target.table.oid] if target is not None else [])
+        present = read_present_tables(
+            holder.connection, [target.table.oid] if target is not None else []
+        )
     except psycopg.Error as err:
-        raise SnapshotLost(f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})") from None
+        raise SnapshotLost(
+            f"{table_id}: the catalog can't be read in the snapshot ({first_line(err)})"
+        ) from None
     if target is None:
-        raise StateError(f"{table_id} isn't published any more: run setup, or sync without naming it")
+        raise StateError(
+            f"{table_id} isn't published any more: run setup, or sync without naming it"
+        )
     if target.problem is not None:
         raise ConfigError(target.problem)
     now = present.get(target.table.oid)
@@ -456,7 +609,8 @@ def fed_as_of(holder: SnapshotHolder, job: Job, table_id: TableId) -> tuple[Targ
 
 
 def check_unaltered(job: Job, copied: Target, membership: str) -> None:
-    """Chunks name columns; whether these, and what is published, are still the same is asked once, when all are read.
+    """Chunks name columns; whether these, and what is published, are still the same is asked once,
+    when all are read.
 
     Raises SnapshotLost when they aren't.
     """
@@ -464,7 +618,12 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
         _check_primary(connection, job)
         found = read_target(connection, job.pipeline, copied.id, catalogs=True)
         present = found.table if found is not None else None
-        same = read_version(connection, job.pipeline.source.publication_names, copied.table.relation_ids) == membership
+        same = (
+            read_version(
+                connection, job.pipeline.source.publication_names, copied.table.relation_ids
+            )
+            == membership
+        )
     then = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in copied.table.columns}
     if (
         present is None
@@ -473,15 +632,21 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
     ):
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
     if not same:
-        raise SnapshotLost(f"{copied.id} was published in another way while it was copied: its copy starts again")
+        raise SnapshotLost(
+            f"{copied.id} was published in another way while it was copied: its copy starts again"
+        )
 
 
 def _target_filter(job: Job, fed: Target) -> RowFilter | None:
-    """Analysed on a connection of its own: the snapshot's may only read. Whether it can be translated is asked first."""
+    """Analysed on a connection of its own: the snapshot's may only read. Whether it can be
+    translated is asked first.
+    """
     if fed.feed.where is None:
         return None
     name, table = str(fed.id), fed.table
     with job.connect("sync") as connection:
         where = read_target_filter(connection, name, fed.feed.where, table)
-    plan_routing(where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name)))
+    plan_routing(
+        where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name))
+    )
     return where

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def count_verbatim(spark: SparkSession, job: Job, table: str, version: int) -> int:
-    """Rows of a target's version with something in ``_wd_raw``: reads that column alone, which is nearly always null."""
+    """Rows of a target's version with something in ``_wd_raw``: reads that column alone, which is
+    nearly always null.
+    """
     if not job.pipeline.target.metadata_columns:
         return 0
     frame = spark.read.format("delta").option("versionAsOf", version).load(uri_of(job, table))

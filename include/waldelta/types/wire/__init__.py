@@ -1,1 +1,3 @@
-"""PostgreSQL's binary formats, turned into the texts of the output functions: one file per family."""
+"""PostgreSQL's binary formats, turned into the texts of the output functions: one file per
+family.
+"""

@@ -23,8 +23,18 @@ _LEAST4, _MOST4, _LEAST8, _MOST8 = -(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 
 def _date(values: Messages, valid: Mask) -> ArrowArray:
     days = i4(values.bytes, sized(values, valid, 4))
     held = (days + _EPOCH_DAY >= _FIRST_DAY) & (days + _EPOCH_DAY < _BEYOND_DAY)
-    plain = pa.array(np.where(held, days + _EPOCH_DAY, 0).astype(np.int32)).cast(pa.date32()).cast(pa.string())
-    return _with_odd_ones(plain, valid, held, days, lambda day: _infinite(day, _LEAST4, _MOST4) or _far(day, 0, "date"))
+    plain = (
+        pa.array(np.where(held, days + _EPOCH_DAY, 0).astype(np.int32))
+        .cast(pa.date32())
+        .cast(pa.string())
+    )
+    return _with_odd_ones(
+        plain,
+        valid,
+        held,
+        days,
+        lambda day: _infinite(day, _LEAST4, _MOST4) or _far(day, 0, "date"),
+    )
 
 
 def _timestamp(zone: str) -> Converter:
@@ -32,11 +42,18 @@ def _timestamp(zone: str) -> Converter:
         at = i8(values.bytes, sized(values, valid, 8))
         day = at // _DAY_US + _EPOCH_DAY
         held = (day >= _FIRST_DAY) & (day < _BEYOND_DAY)
-        unix = pa.array(np.where(held, at + _EPOCH_DAY * _DAY_US, 0)).cast(pa.timestamp("us")).cast(pa.string())
+        unix = (
+            pa.array(np.where(held, at + _EPOCH_DAY * _DAY_US, 0))
+            .cast(pa.timestamp("us"))
+            .cast(pa.string())
+        )
         plain = joined(unix, zone)
 
         def odd(us: int) -> str:
-            return _infinite(us, _LEAST8, _MOST8) or _far(us // _DAY_US, us % _DAY_US, "timestamp") + zone
+            return (
+                _infinite(us, _LEAST8, _MOST8)
+                or _far(us // _DAY_US, us % _DAY_US, "timestamp") + zone
+            )
 
         def suffixed(us: int) -> str:
             text = odd(us)
@@ -97,7 +114,13 @@ def _seconds(us: Positions) -> ArrowArray:
 def _clock(us: Positions) -> ArrowArray:
     """Microseconds of a day as HH:MM:SS."""
     minutes = us // (60 * _SECOND_US)
-    return joined(digits(minutes // 60, 2), ":", digits(minutes % 60, 2), ":", _seconds(us % (60 * _SECOND_US)))
+    return joined(
+        digits(minutes // 60, 2),
+        ":",
+        digits(minutes % 60, 2),
+        ":",
+        _seconds(us % (60 * _SECOND_US)),
+    )
 
 
 def _times(values: Messages, valid: Mask, size: int) -> Positions:
@@ -118,7 +141,9 @@ def _timetz(values: Messages, valid: Mask) -> ArrowArray:
     refuse(values, away >= 16 * 3600, "no time zone")
     minutes, seconds = away // 60 % 60, away % 60
     zone = joined(pc.if_else(pa.array(west <= 0), "+", "-"), digits(away // 3600, 2))
-    zone = pc.if_else(pa.array((minutes > 0) | (seconds > 0)), joined(zone, ":", digits(minutes, 2)), zone)
+    zone = pc.if_else(
+        pa.array((minutes > 0) | (seconds > 0)), joined(zone, ":", digits(minutes, 2)), zone
+    )
     zone = pc.if_else(pa.array(seconds > 0), joined(zone, ":", digits(seconds, 2)), zone)
     return masked(joined(clock, zone), valid)
 
@@ -130,7 +155,11 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
         i8(values.bytes, start), i4(values.bytes, start + 8), i4(values.bytes, start + 12)
     )  # fmt: skip
     sign = np.where(months < 0, -1, 1)
-    parts = [("year", sign * (np.abs(months) // 12)), ("mon", sign * (np.abs(months) % 12)), ("day", days)]
+    parts = [
+        ("year", sign * (np.abs(months) // 12)),
+        ("mon", sign * (np.abs(months) % 12)),
+        ("day", days),
+    ]
     text = pa.array([""] * len(valid), pa.string())
     after_minus = np.zeros(len(valid), np.bool_)
     for unit, number in parts:
@@ -142,8 +171,13 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
         )
         text = pc.if_else(pa.array(number != 0), joined(text, told), text)
         after_minus = np.where(number != 0, number < 0, after_minus)
-    span = np.where(us < 0, np.negative(us), us).view(np.uint64)  # the least one's negative is itself
-    minutes, rest = (span // (60 * _SECOND_US)).astype(np.int64), (span % (60 * _SECOND_US)).astype(np.int64)
+    span = np.where(us < 0, np.negative(us), us).view(
+        np.uint64
+    )  # the least one's negative is itself
+    minutes, rest = (
+        (span // (60 * _SECOND_US)).astype(np.int64),
+        (span % (60 * _SECOND_US)).astype(np.int64),
+    )
     hours = pa.array(minutes // 60).cast(pa.string())
     hours = pc.if_else(pa.array(minutes // 60 < 10), joined("0", hours), hours)
     clock = joined(
@@ -153,12 +187,21 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
     )  # fmt: skip
     text = pc.if_else(pc.or_(pc.equal(text, ""), pa.array(us != 0)), joined(text, clock), text)
     for infinite, most8, most4 in (("infinity", _MOST8, _MOST4), ("-infinity", _LEAST8, _LEAST4)):
-        text = pc.if_else(pa.array((us == most8) & (days == most4) & (months == most4)), infinite, text)
+        text = pc.if_else(
+            pa.array((us == most8) & (days == most4) & (months == most4)), infinite, text
+        )
     return masked(text, valid)
 
 
 CONVERTERS: dict[str, Converter] = {
-    "date": _date, "timestamp": _timestamp(""), "timestamptz": _timestamp("+00"), "time": _time, "timetz": _timetz,
+    "date": _date,
+    "timestamp": _timestamp(""),
+    "timestamptz": _timestamp("+00"),
+    "time": _time,
+    "timetz": _timetz,
     "interval": _interval,
-}  # fmt: skip
-EXACT: dict[str, Converter] = {"timestamp": _exact_timestamp(""), "timestamptz": _exact_timestamp("+00")}
+}
+EXACT: dict[str, Converter] = {
+    "timestamp": _exact_timestamp(""),
+    "timestamptz": _exact_timestamp("+00"),
+}

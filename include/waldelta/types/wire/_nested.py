@@ -1,7 +1,9 @@
-"""Arrays, ranges and multiranges in binary format: the values within are read all at once, by their own type's reader.
+"""Arrays, ranges and multiranges in binary format: the values within are read all at once, by their
+own type's reader.
 
-Each value within stands behind its length, so where it begins follows from those before it: all outer values go forward
-together, by one inner value at a time; when few are left, as behind a very long array, each goes on alone.
+Each value within stands behind its length, so where it begins follows from those before it: all
+outer values go forward together, by one inner value at a time; when few are left, as behind a very
+long array, each goes on alone.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _NULL = -1
 
 
 def array_text(values: Messages, valid: Mask, read: Read, delimiter: str) -> ArrowArray:
-    """One-dimensional arrays that count from 1 are joined at once; each other one is printed by itself."""
+    """One-dimensional arrays that count from 1 are joined at once; each other one is printed by
+    itself.
+    """
     source, start = values.bytes, values.start
     dimensions = np.where(valid, i4(source, start), 0)
     wrong = (values.end - start < 12) | (dimensions < 0) | (dimensions > _MOST_DIMENSIONS)
@@ -37,7 +41,11 @@ def array_text(values: Messages, valid: Mask, read: Read, delimiter: str) -> Arr
         here = dimensions > k
         size = i4(source, start + 12 + 8 * k)
         # No element is shorter than its length.
-        refuse(values, here & ((size < 0) | (count * size > values.end - start)), "more elements than bytes")
+        refuse(
+            values,
+            here & ((size < 0) | (count * size > values.end - start)),
+            "more elements than bytes",
+        )
         count = np.where(here, count * size, count)
         is_odd |= here & (i4(source, start + 16 + 8 * k) != 1)
     starts, ends = _walk(values, valid, start + 12 + 8 * dimensions, count)
@@ -49,7 +57,9 @@ def array_text(values: Messages, valid: Mask, read: Read, delimiter: str) -> Arr
         own = _elements(read(elements.slice(first, int(count[row])), True), delimiter).to_pylist()
         shape = [_pair(values, int(row), k) for k in range(int(dimensions[row]))]
         text = pc.replace_with_mask(
-            text, pa.array(np.arange(len(valid)) == row), pa.array([_printed(own, shape, delimiter)])
+            text,
+            pa.array(np.arange(len(valid)) == row),
+            pa.array([_printed(own, shape, delimiter)]),
         )
     return masked(text, valid)
 
@@ -63,7 +73,9 @@ def _printed(texts: list[str], shape: list[tuple[int, int]], delimiter: str) -> 
     if not texts:
         return "{}"
     for size, _ in reversed(shape):
-        texts = ["{" + delimiter.join(texts[k : k + size]) + "}" for k in range(0, len(texts), size)]
+        texts = [
+            "{" + delimiter.join(texts[k : k + size]) + "}" for k in range(0, len(texts), size)
+        ]
     bounds = "".join(f"[{lower}:{lower + size - 1}]" for size, lower in shape)
     return f"{bounds}={texts[0]}" if any(lower != 1 for _, lower in shape) else texts[0]
 
@@ -85,12 +97,18 @@ def _quoted(texts: ArrowArray, special: str, escaped: str, replacement: str) -> 
     needs = pc.match_substring_regex(texts, special)
     if not pc.any(needs).as_py():
         return texts
-    return pc.if_else(needs, joined('"', pc.replace_substring_regex(texts, escaped, replacement), '"'), texts)
+    return pc.if_else(
+        needs, joined('"', pc.replace_substring_regex(texts, escaped, replacement), '"'), texts
+    )
 
 
-def _joined(texts: ArrowArray, count: Positions, delimiter: str, opening: str, closing: str) -> ArrowArray:
+def _joined(
+    texts: ArrowArray, count: Positions, delimiter: str, opening: str, closing: str
+) -> ArrowArray:
     bounds = pa.array(np.concatenate([[0], np.cumsum(count)]).astype(np.int32))
-    return joined(opening, pc.binary_join(pa.ListArray.from_arrays(bounds, texts), delimiter), closing)
+    return joined(
+        opening, pc.binary_join(pa.ListArray.from_arrays(bounds, texts), delimiter), closing
+    )
 
 
 def _copied(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
@@ -99,8 +117,12 @@ def _copied(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
     return copy_out(values, starts, np.where(present, ends, starts), present).cast(pa.binary())
 
 
-def _walk(values: Messages, valid: Mask, first: Positions, count: Positions) -> tuple[Positions, Positions]:
-    """Where the inner values begin and end, one outer value's behind the other's; a null ends before it begins."""
+def _walk(
+    values: Messages, valid: Mask, first: Positions, count: Positions
+) -> tuple[Positions, Positions]:
+    """Where the inner values begin and end, one outer value's behind the other's; a null ends
+    before it begins.
+    """
     offsets = np.concatenate([[0], np.cumsum(count)])
     starts, ends = np.zeros(offsets[-1], np.int64), np.zeros(offsets[-1], np.int64)
     at, step = first.copy(), 0
@@ -119,13 +141,19 @@ def _walk(values: Messages, valid: Mask, first: Positions, count: Positions) -> 
         active = active[count[active] > step]
     for row in active:
         at[row] = _walk_alone(
-            values, int(row), int(at[row]), slice(int(offsets[row]) + step, int(offsets[row + 1])), (starts, ends)
+            values,
+            int(row),
+            int(at[row]),
+            slice(int(offsets[row]) + step, int(offsets[row + 1])),
+            (starts, ends),
         )
     refuse(values, valid & (at != values.end), "bytes left over")
     return starts, ends
 
 
-def _walk_alone(values: Messages, row: int, at: int, places: slice, found: tuple[Positions, Positions]) -> int:
+def _walk_alone(
+    values: Messages, row: int, at: int, places: slice, found: tuple[Positions, Positions]
+) -> int:
     starts, ends = found
     data, base, limit = values.at(row), int(values.start[row]), int(values.end[row])
     for place in range(places.start, places.stop):
@@ -139,7 +167,9 @@ def _walk_alone(values: Messages, row: int, at: int, places: slice, found: tuple
     return at
 
 
-def _refuse_nulls(values: Messages, starts: Positions, ends: Positions, count: Positions, detail: str) -> None:
+def _refuse_nulls(
+    values: Messages, starts: Positions, ends: Positions, count: Positions, detail: str
+) -> None:
     rows = np.arange(len(count))
     refuse(values, np.isin(rows, np.repeat(rows, count)[ends < starts]), detail)
 

@@ -15,11 +15,15 @@ _HEADER = 4  # family, bits of the mask, whether it is a cidr, bytes of the addr
 
 
 def _address(values: Messages, valid: Mask, *, is_cidr: bool) -> ArrowArray:
-    """IPv4 all at once; distinct IPv6 addresses one by one, for each is shortened where its own zeros are."""
+    """IPv4 all at once; distinct IPv6 addresses one by one, for each is shortened where its own
+    zeros are.
+    """
     source, start = values.bytes, values.start
     family, bits, size = (u1(source, start + k).astype(np.int64) for k in (0, 1, 3))
     width = np.select([family == kind for kind in _BYTES], list(_BYTES.values()), -1)
-    wrong = (width < 0) | (size != width) | (values.end - start != _HEADER + width) | (bits > 8 * width)
+    wrong = (
+        (width < 0) | (size != width) | (values.end - start != _HEADER + width) | (bits > 8 * width)
+    )
     refuse(values, valid & wrong, "no network address")
     is_4 = valid & (family == _IPV4)
     parts = [pa.array(u1(source, start + _HEADER + k)).cast(pa.string()) for k in range(4)]
@@ -29,14 +33,18 @@ def _address(values: Messages, valid: Mask, *, is_cidr: bool) -> ArrowArray:
         words = source[(start[is_6] + _HEADER)[:, None] + np.arange(16)]
         distinct, which = np.unique(words, axis=0, return_inverse=True)
         printed = pa.array([_ipv6(address.tobytes()) for address in distinct], pa.string())
-        text = pc.replace_with_mask(text, pa.array(valid & ~is_4), printed.take(pa.array(which.reshape(-1))))
+        text = pc.replace_with_mask(
+            text, pa.array(valid & ~is_4), printed.take(pa.array(which.reshape(-1)))
+        )
     masked_text = joined(text, "/", pa.array(bits).cast(pa.string()))
     text = masked_text if is_cidr else pc.if_else(pa.array(bits == 8 * width), text, masked_text)
     return masked(text, valid)
 
 
 def _ipv6(address: bytes) -> str:
-    """As pg_inet_net_ntop: the first longest run of zeros is left out, an IPv4 address within stays one."""
+    """As pg_inet_net_ntop: the first longest run of zeros is left out, an IPv4 address within stays
+    one.
+    """
     words = [int.from_bytes(address[k : k + 2], "big") for k in range(0, 16, 2)]
     best, length = -1, 1
     for first in range(8):
@@ -63,7 +71,11 @@ def _cidr(values: Messages, valid: Mask) -> ArrowArray:
 def _hardware(size: int) -> Converter:
     def convert(values: Messages, valid: Mask) -> ArrowArray:
         start = sized(values, valid, size)
-        data = values.bytes[np.where(valid, start, 0)[:, None] + np.arange(size)] if valid.any() else None
+        data = (
+            values.bytes[np.where(valid, start, 0)[:, None] + np.arange(size)]
+            if valid.any()
+            else None
+        )
         if data is None:
             return pa.nulls(len(valid), pa.string())
         characters = np.full((len(valid), 3 * size), ord(":"), np.uint8)
@@ -73,4 +85,9 @@ def _hardware(size: int) -> Converter:
     return convert
 
 
-CONVERTERS: dict[str, Converter] = {"inet": _inet, "cidr": _cidr, "macaddr": _hardware(6), "macaddr8": _hardware(8)}
+CONVERTERS: dict[str, Converter] = {
+    "inet": _inet,
+    "cidr": _cidr,
+    "macaddr": _hardware(6),
+    "macaddr8": _hardware(8),
+}

@@ -42,7 +42,9 @@ def _float(size: int) -> Converter:
         if size == 8:
             number = pa.array(i8(values.bytes, start).view(np.float64), mask=~valid)
         else:
-            number = pa.array(u4(values.bytes, start).astype(np.uint32).view(np.float32), mask=~valid)
+            number = pa.array(
+                u4(values.bytes, start).astype(np.uint32).view(np.float32), mask=~valid
+            )
         # Arrow prints the shortest digits that read back to the same bits.
         return number.cast(pa.string())
 
@@ -53,7 +55,12 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     """Values alike in their number of digits and in scale are printed together."""
     source, start = values.bytes, values.start
     wrong = valid & (values.end - start < 8)
-    count, weight, sign, scale = u2(source, start), i2(source, start + 2), u2(source, start + 4), u2(source, start + 6)
+    count, weight, sign, scale = (
+        u2(source, start),
+        i2(source, start + 2),
+        u2(source, start + 4),
+        u2(source, start + 6),
+    )
     wrong |= valid & (values.end - start != 8 + 2 * count)
     refuse(values, wrong, "numeric of a wrong size")
     # The four numbers as one, so that finding those alike is one sort of integers.
@@ -66,7 +73,11 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     for k in range(len(kinds)):
         row = rows[first[k]]
         chosen = order[bounds[k] : bounds[k + 1]]
-        parts.append(_printed(source, start[chosen] + 8, *(int(of[row]) for of in (count, weight, sign, scale))))
+        parts.append(
+            _printed(
+                source, start[chosen] + 8, *(int(of[row]) for of in (count, weight, sign, scale))
+            )
+        )
     if not parts:
         return pa.nulls(len(valid), pa.string())
     places = np.empty(len(valid), np.int64)
@@ -74,8 +85,12 @@ def _numeric(values: Messages, valid: Mask) -> ArrowArray:
     return pa.concat_arrays(parts).take(pa.array(places, mask=~valid))
 
 
-def _printed(source: np.ndarray, at: Positions, n: int, weight: int, sign: int, scale: int) -> ArrowArray:
-    """Numerics of one shape: base-10000 digits, the first of which stands for 10000 to the power of ``weight``."""
+def _printed(
+    source: np.ndarray, at: Positions, n: int, weight: int, sign: int, scale: int
+) -> ArrowArray:
+    """Numerics of one shape: base-10000 digits, the first of which stands for 10000 to the power of
+    ``weight``.
+    """
     if sign in _SPECIAL:
         return pa.array([_SPECIAL[sign]] * len(at), pa.string())
     whole, fraction = max(weight + 1, 0), -(-scale // 4)
@@ -93,7 +108,9 @@ def _printed(source: np.ndarray, at: Positions, n: int, weight: int, sign: int, 
 
 
 def float_text(number: np.floating) -> str:
-    """One float as float8out and float4out print it: the shortest digits, an exponent outside 1e-4 to 1e15 (1e6)."""
+    """One float as float8out and float4out print it: the shortest digits, an exponent outside 1e-4
+    to 1e15 (1e6).
+    """
     if np.isnan(number):
         return "NaN"
     if np.isinf(number):
@@ -110,21 +127,31 @@ def _exact_float(size: int) -> Converter:
 
     def convert(values: Messages, valid: Mask) -> ArrowArray:
         start = sized(values, valid, size)
-        bits = i8(values.bytes, start).view(np.float64) if size == 8 else u4(values.bytes, start).astype(np.uint32)
+        bits = (
+            i8(values.bytes, start).view(np.float64)
+            if size == 8
+            else u4(values.bytes, start).astype(np.uint32)
+        )
         numbers = bits if size == 8 else bits.view(np.float32)
-        return pa.array([float_text(n) if v else None for n, v in zip(numbers, valid, strict=True)], pa.string())
+        return pa.array(
+            [float_text(n) if v else None for n, v in zip(numbers, valid, strict=True)], pa.string()
+        )
 
     return convert
 
 
 def _unsigned8(values: Messages, valid: Mask) -> ArrowArray:
-    return pa.array(i8(values.bytes, sized(values, valid, 8)).view(np.uint64), mask=~valid).cast(pa.string())
+    return pa.array(i8(values.bytes, sized(values, valid, 8)).view(np.uint64), mask=~valid).cast(
+        pa.string()
+    )
 
 
 def _money(values: Messages, valid: Mask) -> ArrowArray:
     """Cents, with lc_monetary C."""
     cents = i8(values.bytes, sized(values, valid, 8))
-    amount = np.where(cents < 0, np.negative(cents), cents).view(np.uint64)  # the least one's negative is itself
+    amount = np.where(cents < 0, np.negative(cents), cents).view(
+        np.uint64
+    )  # the least one's negative is itself
     whole, part = (amount // 100).astype(np.int64), (amount % 100).astype(np.int64)
     groups = [digits(whole // 1000**k % 1000, 3) for k in range(5, -1, -1)]
     grouped = pc.binary_join_element_wise(*groups, ",")
@@ -141,11 +168,22 @@ def _lsn(values: Messages, valid: Mask) -> ArrowArray:
 
 def _hexadecimal(numbers: Positions) -> ArrowArray:
     nibbles = numbers[:, None] >> np.arange(28, -1, -4) & 15
-    return _or_zero(pc.utf8_ltrim(fixed(np.frombuffer(b"0123456789ABCDEF", np.uint8)[nibbles]), "0"))
+    return _or_zero(
+        pc.utf8_ltrim(fixed(np.frombuffer(b"0123456789ABCDEF", np.uint8)[nibbles]), "0")
+    )
 
 
 CONVERTERS: dict[str, Converter] = {
-    "bool": _boolean, "int2": _integer(2), "int4": _integer(4), "int8": _integer(8), "numeric": _numeric, "money": _money,
-    "float4": _float(4), "float8": _float(8), "pg_lsn": _lsn, "xid8": _unsigned8, **dict.fromkeys(("oid", "xid", "cid"), _oid),
-}  # fmt: skip
+    "bool": _boolean,
+    "int2": _integer(2),
+    "int4": _integer(4),
+    "int8": _integer(8),
+    "numeric": _numeric,
+    "money": _money,
+    "float4": _float(4),
+    "float8": _float(8),
+    "pg_lsn": _lsn,
+    "xid8": _unsigned8,
+    **dict.fromkeys(("oid", "xid", "cid"), _oid),
+}
 EXACT: dict[str, Converter] = {"float4": _exact_float(4), "float8": _exact_float(8)}

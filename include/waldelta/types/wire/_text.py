@@ -17,7 +17,9 @@ def _same(values: Messages, valid: Mask) -> ArrowArray:
 
 def _versioned(values: Messages, valid: Mask) -> ArrowArray:
     versions = u1(values.bytes, values.start)
-    refuse(values, valid & ((versions != 1) | (values.start == values.end)), "of an unknown version")
+    refuse(
+        values, valid & ((versions != 1) | (values.start == values.end)), "of an unknown version"
+    )
     return cut(values, valid, 1)
 
 
@@ -48,7 +50,11 @@ def _bits(values: Messages, valid: Mask) -> ArrowArray:
     count = np.where(valid, u4(values.bytes, values.start), 0)
     refuse(values, valid & ((size < 4) | (size - 4 != -(-count // 8))), "bits of a wrong size")
     packed = cut(values, valid, 4)
-    data = np.frombuffer(packed.buffers()[2], np.uint8) if packed.buffers()[2] is not None else np.zeros(0, np.uint8)
+    data = (
+        np.frombuffer(packed.buffers()[2], np.uint8)
+        if packed.buffers()[2] is not None
+        else np.zeros(0, np.uint8)
+    )
     sizes = np.where(valid, size - 4, 0)
     unpacked = np.unpackbits(data[: sizes.sum()]) + np.uint8(ord("0"))
     # Of each value's bits the filling at its end is left out.

@@ -1,4 +1,6 @@
-"""What readers of binary values share: sizes checked, bytes cut out, rows of characters made strings."""
+"""What readers of binary values share: sizes checked, bytes cut out, rows of characters made
+strings.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
 
 def strings(data: np.ndarray, offsets: Positions, valid: Mask) -> ArrowArray:
     """Bytes and where each value begins and ends, as binary."""
-    buffers: list[pa.Buffer | None] = [validity(valid), arrow_buffer(offsets.astype(np.int32)), arrow_buffer(data)]
+    buffers: list[pa.Buffer | None] = [
+        validity(valid),
+        arrow_buffer(offsets.astype(np.int32)),
+        arrow_buffer(data),
+    ]
     return pa.Array.from_buffers(pa.binary(), len(valid), buffers)
 
 
@@ -62,7 +68,9 @@ def fixed(characters: np.ndarray) -> ArrowArray:
     """Rows of characters, all of one width, as strings."""
     count, width = characters.shape
     offsets = arrow_buffer(np.arange(count + 1, dtype=np.int32) * np.int32(width))
-    return pa.Array.from_buffers(pa.string(), count, [None, offsets, arrow_buffer(characters.reshape(-1))])
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, offsets, arrow_buffer(characters.reshape(-1))]
+    )
 
 
 def digits(numbers: Positions, width: int) -> ArrowArray:
@@ -83,7 +91,9 @@ def masked(texts: ArrowArray, valid: Mask) -> ArrowArray:
 
 
 def one_by_one(read: Callable[[bytes], str]) -> Converter:
-    """For rare types: each distinct value by itself; whatever its bytes do to ``read`` is a DecodeError."""
+    """For rare types: each distinct value by itself; whatever its bytes do to ``read`` is a
+    DecodeError.
+    """
 
     def convert(values: Messages, valid: Mask) -> ArrowArray:
         known: dict[bytes, str] = {}
@@ -97,7 +107,9 @@ def one_by_one(read: Callable[[bytes], str]) -> Converter:
                 try:
                     known[data] = read(data)
                 except (ValueError, IndexError, struct.error, OverflowError) as err:
-                    raise values.error(row, "value", int(values.start[row]), str(err) or "cut off") from None
+                    raise values.error(
+                        row, "value", int(values.start[row]), str(err) or "cut off"
+                    ) from None
             found.append(known[data])
         return pa.array(found, pa.string())
 

@@ -1,8 +1,10 @@
-"""Values in PostgreSQL's binary format, turned into the text that the output functions print; whole columns at once.
+"""Values in PostgreSQL's binary format, turned into the text that the output functions print; whole
+columns at once.
 
-Events carry text (docs/decisions/0004), and one reading of text serves both formats. Only where a value has no place in its
-type in the lake does its text have to be PostgreSQL's to the letter; elsewhere it has to read back as the same value.
-The families' readers are in ``waldelta.types.wire``.
+Events carry text (docs/decisions/0004), and one reading of text serves both formats. Only where a
+value has no place in its type in the lake does its text have to be PostgreSQL's to the letter;
+elsewhere it has to read back as the same value. The families' readers are in
+``waldelta.types.wire``.
 """
 
 from __future__ import annotations
@@ -21,27 +23,41 @@ from waldelta.types.wire._nested import Read, array_text, multirange_text, range
 from waldelta.types.wire._values import Converter, read_with
 
 _SCALARS: dict[str, Converter] = {
-    **text.CONVERTERS, **number.CONVERTERS, **moment.CONVERTERS, **network.CONVERTERS, **geometry.CONVERTERS
-}  # fmt: skip
+    **text.CONVERTERS,
+    **number.CONVERTERS,
+    **moment.CONVERTERS,
+    **network.CONVERTERS,
+    **geometry.CONVERTERS,
+}
 # To the letter, where the others only read back as the same value.
 _EXACT: dict[str, Converter] = {**number.EXACT, **moment.EXACT}
 _RANGES = {
-    "int4range": "int4", "int8range": "int8", "numrange": "numeric", "tsrange": "timestamp", "tstzrange": "timestamptz",
+    "int4range": "int4",
+    "int8range": "int8",
+    "numrange": "numeric",
+    "tsrange": "timestamp",
+    "tstzrange": "timestamptz",
     "daterange": "date",
-}  # fmt: skip
+}
 _MULTIRANGES = {name.replace("range", "multirange"): name for name in _RANGES}
 _VECTORS = {"int2vector": "int2", "oidvector": "oid"}
 _ARRAY = "[]"
 
 
 def wire_name(pg_type: PgType) -> str:
-    """The name by which text_of() knows a type: a domain's base type, ``enum`` for every enum, ``int4[]`` for an array."""
+    """The name by which text_of() knows a type: a domain's base type, ``enum`` for every enum,
+    ``int4[]`` for an array.
+    """
     base = pg_type.base or pg_type
     if base.kind == "enum":
         return "enum"
     if base.element is not None and base.kind == "array":
         return wire_name(base.element) + _ARRAY
-    return base.type_name if base.type_schema == "pg_catalog" else f"{base.type_schema}.{base.type_name}"
+    return (
+        base.type_name
+        if base.type_schema == "pg_catalog"
+        else f"{base.type_schema}.{base.type_name}"
+    )
 
 
 def has_wire_format(pg_type: PgType) -> bool:
@@ -52,11 +68,17 @@ def has_wire_format(pg_type: PgType) -> bool:
 def text_of(values: ArrowArray, type_name: str, *, is_exact: bool = False) -> ArrowArray:
     """The texts of binary values, as binary; nulls stay null. ``type_name`` is wire_name()'s.
 
-    ``is_exact``: to the letter, for columns that stay text in the lake. Raises DecodeError for a type without a reader and for values that aren't of the type's size or form.
+    ``is_exact``: to the letter, for columns that stay text in the lake. Raises DecodeError for a
+    type without a reader and for values that aren't of the type's size or form.
     """
     convert = _converter(type_name, is_exact=is_exact)
     if convert is None:
-        raise DecodeError("row", "value", 0, f"type {type_name} came in binary format: set options.binary to false")
+        raise DecodeError(
+            "row",
+            "value",
+            0,
+            f"type {type_name} came in binary format: set options.binary to false",
+        )
     return read_with(convert, values, type_name)
 
 
@@ -65,7 +87,9 @@ def _converter(name: str, *, is_exact: bool) -> Converter | None:
         element = name.removesuffix(_ARRAY)
         delimiter = ";" if element == "box" else ","
         return _nested(
-            element, lambda values, valid, read: array_text(values, valid, read, delimiter), is_exact=is_exact
+            element,
+            lambda values, valid, read: array_text(values, valid, read, delimiter),
+            is_exact=is_exact,
         )
     if name in _VECTORS:
         return _nested(_VECTORS[name], vector_text)

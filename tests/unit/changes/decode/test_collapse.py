@@ -20,16 +20,26 @@ CASES = yaml.safe_load((Path(__file__).parents[3] / "cases" / "collapse.yml").re
 def events_table(events) -> pa.Table:
     rows = [
         {
-            "ord": place, "op": ord(op), "o0": old, "c0": new, "c1": value, "c2": None if toast == "~" else toast,
-            "u2": toast == "~", "lsn": place, "commit_ts": None,
+            "ord": place,
+            "op": ord(op),
+            "o0": old,
+            "c0": new,
+            "c1": value,
+            "c2": None if toast == "~" else toast,
+            "u2": toast == "~",
+            "lsn": place,
+            "commit_ts": None,
         }
         for place, (op, old, new, value, toast) in enumerate(events)
-    ]  # fmt: skip
+    ]
     return pa.Table.from_pylist(rows, schema=event_schema(SHAPE, TYPES))
 
 
 def net_rows(net: pa.Table) -> list[tuple]:
-    return [(r["action"], r["b0"], r["c0"], r["c1"], "~" if r["u2"] else r["c2"]) for r in net.to_pylist()]
+    return [
+        (r["action"], r["b0"], r["c0"], r["c1"], "~" if r["u2"] else r["c2"])
+        for r in net.to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
@@ -37,11 +47,15 @@ def test_collapse_cases(case):
     """Each case's events become exactly its net changes, in the schema that the merge expects."""
     empty = case.get("base_is_empty", False)
     net = collapse(
-        events_table(case["events"]), SHAPE, base_is_empty=empty if isinstance(empty, bool) else np.array(empty)
+        events_table(case["events"]),
+        SHAPE,
+        base_is_empty=empty if isinstance(empty, bool) else np.array(empty),
     )
     assert net.schema.equals(net_schema(SHAPE, TYPES))
     by_text = repr
-    assert sorted(net_rows(net), key=by_text) == sorted((tuple(row) for row in case["net"]), key=by_text)
+    assert sorted(net_rows(net), key=by_text) == sorted(
+        (tuple(row) for row in case["net"]), key=by_text
+    )
 
 
 def apply_one_by_one(target: dict, events) -> dict:
@@ -75,7 +89,9 @@ def apply_net(target: dict, net: pa.Table) -> dict:
 
 
 def random_events(rng: random.Random, target: dict, count: int) -> list:
-    """A consistent stream: inserts of free keys, moves onto free keys, updates and deletes of rows that are there."""
+    """A consistent stream: inserts of free keys, moves onto free keys, updates and deletes of rows
+    that are there.
+    """
     live, events = set(target), []
     for number in range(count):
         free = [key for key in range(12) if key not in live]
@@ -99,12 +115,16 @@ def random_events(rng: random.Random, target: dict, count: int) -> list:
 
 
 def test_random_batches_equal_a_plain_simulation():
-    """Whatever a consistent source does, collapse and merge leave what applying every change alone leaves."""
+    """Whatever a consistent source does, collapse and merge leave what applying every change alone
+    leaves.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     for _ in range(400):
-        target = {key: (f"b{key}", f"bt{key}") for key in rng.sample(range(12), rng.randrange(0, 8))}
+        target = {
+            key: (f"b{key}", f"bt{key}") for key in rng.sample(range(12), rng.randrange(0, 8))
+        }
         events = random_events(rng, target, rng.randrange(1, 25))
         if not events:
             continue
@@ -119,7 +139,9 @@ def test_updates_of_rows_the_target_lacks_are_skipped():
 
 
 def test_random_batches_with_rows_that_never_arrived():
-    """Changes of rows that the batch itself shows to be missing are nothing to the rows that are there."""
+    """Changes of rows that the batch itself shows to be missing are nothing to the rows that are
+    there.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -128,11 +150,26 @@ def test_random_batches_with_rows_that_never_arrived():
         held: dict = {}
         for number in range(rng.randrange(1, 25)):
             op, old, new = rng.choice("IUUMD"), rng.randrange(6), rng.randrange(6)
-            event = {"I": ("I", None, new, f"i{number}", f"t{number}"), "D": ("D", old, None, None, None)}.get(
-                op, ("U", old, new if op == "M" else old, f"u{number}", rng.choice(["~", f"t{number}"]))
+            event = {
+                "I": ("I", None, new, f"i{number}", f"t{number}"),
+                "D": ("D", old, None, None, None),
+            }.get(
+                op,
+                (
+                    "U",
+                    old,
+                    new if op == "M" else old,
+                    f"u{number}",
+                    rng.choice(["~", f"t{number}"]),
+                ),
             )
             # A row that is in the way would stop the subscriber.
-            if event[0] != "D" and event[2] in held and event[1] != event[2] and (op == "I" or old in held):
+            if (
+                event[0] != "D"
+                and event[2] in held
+                and event[1] != event[2]
+                and (op == "I" or old in held)
+            ):
                 continue
             held = apply_one_by_one(held, [event])
             events.append(event)
@@ -142,7 +179,9 @@ def test_random_batches_with_rows_that_never_arrived():
 
 
 def test_a_second_application_changes_nothing():
-    """Net changes without moves can be merged twice, as after a crash between merge and watermark."""
+    """Net changes without moves can be merged twice, as after a crash between merge and
+    watermark.
+    """
     events = [("I", None, 1, "a", "x"), ("U", 2, 2, "b", "~"), ("D", 3, None, None, None)]
     net = collapse(events_table(events), SHAPE)
     once = apply_net({2: ("o", "t"), 3: ("o", "t")}, net)
@@ -178,5 +217,7 @@ def test_keys_of_several_columns():
         {"ord": 1, "op": ord("U"), "o0": 1, "o1": "b", "c0": 1, "c1": "b", "c2": "y"},
         {"ord": 2, "op": ord("U"), "o0": 1, "o1": "a", "c0": 1, "c1": "a", "c2": "z"},
     ]
-    table = pa.Table.from_pylist([{**r, "lsn": 0, "commit_ts": None} for r in rows], schema=event_schema(shape, types))
+    table = pa.Table.from_pylist(
+        [{**r, "lsn": 0, "commit_ts": None} for r in rows], schema=event_schema(shape, types)
+    )
     assert sorted(collapse(table, shape)["c2"].to_pylist()) == ["y", "z"]

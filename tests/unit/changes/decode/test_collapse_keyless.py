@@ -1,4 +1,6 @@
-"""Collapse of tables without a key: tables of cases, and random batches against a plain simulation of a multiset."""
+"""Collapse of tables without a key: tables of cases, and random batches against a plain simulation
+of a multiset.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,28 @@ A, B, C, N = (b"a", b"1"), (b"b", b"1"), (b"c", None), (None, None)
 def events_table(events) -> pa.Table:
     rows = [
         {
-            "ord": place, "op": ord(op), "o0": old and old[0], "o1": old and old[1], "c0": new and new[0],
-            "c1": new and new[1], "lsn": place, "commit_ts": None,
+            "ord": place,
+            "op": ord(op),
+            "o0": old and old[0],
+            "o1": old and old[1],
+            "c0": new and new[0],
+            "c1": new and new[1],
+            "lsn": place,
+            "commit_ts": None,
         }
         for place, (op, old, new) in enumerate(events)
-    ]  # fmt: skip
+    ]
     return pa.Table.from_pylist(rows, schema=event_schema(SHAPE, TYPES))
 
 
 def net_rows(events, **options) -> list[tuple]:
     """Action, old row, new row; the old one only where the action has one."""
-    has = {"insert": (False, True), "update": (True, True), "delete": (True, False), "skip": (False, False)}
+    has = {
+        "insert": (False, True),
+        "update": (True, True),
+        "delete": (True, False),
+        "skip": (False, False),
+    }
     found = []
     for row in collapse_copies(events_table(events), SHAPE, **options).sort_by("place").to_pylist():
         base, final = (row["b0"], row["b1"]), (row["c0"], row["c1"])
@@ -42,19 +55,19 @@ def net_rows(events, **options) -> list[tuple]:
 @pytest.mark.parametrize(
     ("events", "net"),
     [
-        pytest.param([("I", None, A), ("I", None, A)], [("insert", None, A)] * 2, id="equal rows are rows of their own"),
-        pytest.param([("I", None, A), ("D", A, None)], [], id="a row inserted and deleted leaves no trace"),
+        pytest.param([("I", None, A), ("I", None, A)], [("insert", None, A)] * 2, id="equal rows are rows of their own"),  # noqa: E501
+        pytest.param([("I", None, A), ("D", A, None)], [], id="a row inserted and deleted leaves no trace"),  # noqa: E501
         pytest.param([("D", A, None), ("I", None, A)], [("delete", A, None), ("insert", None, A)],
                      id="a delete before the insert takes one of the target's"),
         pytest.param([("I", None, A), ("D", A, None), ("D", A, None)], [("delete", A, None)],
                      id="the second delete takes one of the target's"),
-        pytest.param([("U", A, B), ("U", B, C)], [("update", A, C)], id="updates of one row are one update"),
+        pytest.param([("U", A, B), ("U", B, C)], [("update", A, C)], id="updates of one row are one update"),  # noqa: E501
         pytest.param([("U", A, A)], [("update", A, A)], id="an update to an equal row"),
         pytest.param([("I", None, A), ("U", A, A), ("U", A, B)], [("insert", None, B)],
                      id="an inserted row is updated twice"),
-        pytest.param([("U", A, B), ("D", B, None), ("D", B, None)], [("delete", A, None), ("delete", B, None)],
+        pytest.param([("U", A, B), ("D", B, None), ("D", B, None)], [("delete", A, None), ("delete", B, None)],  # noqa: E501
                      id="a delete takes the row that the update left, the next the target's"),
-        pytest.param([("I", None, N), ("D", N, None), ("D", (b"", None), None)], [("delete", (b"", None), None)],
+        pytest.param([("I", None, N), ("D", N, None), ("D", (b"", None), None)], [("delete", (b"", None), None)],  # noqa: E501
                      id="nulls are equal, and not equal to the empty text"),
     ],
 )  # fmt: skip
@@ -66,7 +79,11 @@ def test_cases(events, net):
 def test_after_a_truncate_only_new_rows_count():
     """Changes of rows that were truncated are skipped."""
     events = [("U", A, B), ("I", None, A), ("D", C, None)]
-    assert net_rows(events, base_is_empty=True) == [("skip", None, None), ("insert", None, A), ("skip", None, None)]
+    assert net_rows(events, base_is_empty=True) == [
+        ("skip", None, None),
+        ("insert", None, A),
+        ("skip", None, None),
+    ]
     of_one_leaf = np.array([True, True, False])
     assert net_rows(events, base_is_empty=of_one_leaf) == [
         ("skip", None, None),
@@ -89,7 +106,9 @@ def apply_one_by_one(target: Counter, events) -> Counter:
 
 
 def apply_net(target: Counter, net: list[tuple]) -> Counter:
-    """What the rewrite does: copies are taken from the target as it was, in the order of their place."""
+    """What the rewrite does: copies are taken from the target as it was, in the order of their
+    place.
+    """
     taken, added = Counter(), Counter()
     for action, base, final in net:
         if action == "insert":
@@ -117,7 +136,9 @@ def random_events(rng: random.Random, target: Counter, count: int, *, of_missing
 
 @pytest.mark.parametrize("of_missing", [False, True], ids=["consistent", "deletes of missing rows"])
 def test_random_batches_equal_a_plain_simulation(of_missing):
-    """Whatever the source does to copies, collapse and rewrite leave what applying every change alone leaves."""
+    """Whatever the source does to copies, collapse and rewrite leave what applying every change
+    alone leaves.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -125,4 +146,8 @@ def test_random_batches_equal_a_plain_simulation(of_missing):
         target = Counter({row: rng.randrange(3) for row in [A, B, C, N]})
         events = random_events(rng, target, rng.randrange(1, 30), of_missing=of_missing)
         if events:
-            assert apply_net(target, net_rows(events)) == apply_one_by_one(target, events), (seed, target, events)
+            assert apply_net(target, net_rows(events)) == apply_one_by_one(target, events), (
+                seed,
+                target,
+                events,
+            )

@@ -1,4 +1,6 @@
-"""Columns of more bytes than the offsets of one Arrow array can count: the limits made small, the result is the same."""
+"""Columns of more bytes than the offsets of one Arrow array can count: the limits made small, the
+result is the same.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ from waldelta.pgoutput.transactions import Segments
 from waldelta.postgres.type_catalog import PgType
 from waldelta.types.type_map import target_type
 
-TYPES = tuple(target_type(PgType(*of)) for of in ((25, -1, "text"), (25, -1, "text"), (1082, -1, "date")))
+TYPES = tuple(
+    target_type(PgType(*of)) for of in ((25, -1, "text"), (25, -1, "text"), (1082, -1, "date"))
+)
 DATES = [b"2000-01-01", b"infinity", b"-infinity", b"2024-02-29", None]
 
 
 def plan_of(key):
     shape = EventShape(3, key, () if not key else (1,))
-    return DecodePlan(shape, ("k", "v", "d"), TYPES, (), (), (None,) * 3, Snapshot(0, 0), Segments(0, 1))
+    return DecodePlan(
+        shape, ("k", "v", "d"), TYPES, (), (), (None,) * 3, Snapshot(0, 0), Segments(0, 1)
+    )
 
 
 def events_of(rng, plan):
@@ -28,7 +34,8 @@ def events_of(rng, plan):
     rows = []
     for place in range(rng.randrange(1, 60)):
         old, new = (
-            [rng.choice([b"a", b"b", b"c"]), rng.randbytes(2).hex().encode(), rng.choice(DATES)] for _ in range(2)
+            [rng.choice([b"a", b"b", b"c"]), rng.randbytes(2).hex().encode(), rng.choice(DATES)]
+            for _ in range(2)
         )
         op = rng.choice("IUD")
         identity = [new[i] if op == "U" and plan.shape.key else old[i] for i in plan.shape.identity]
@@ -37,13 +44,18 @@ def events_of(rng, plan):
         row |= {name: op == "U" and rng.random() < 0.5 for name in plan.shape.flags}
         rows.append({"ord": place, "op": ord(op), "lsn": place, "commit_ts": place} | row)
     rng.shuffle(rows)
-    batches = [pa.RecordBatch.from_pylist(rows[k : k + 7], plan.event_schema) for k in range(0, len(rows), 7)]
+    batches = [
+        pa.RecordBatch.from_pylist(rows[k : k + 7], plan.event_schema)
+        for k in range(0, len(rows), 7)
+    ]
     return pa.Table.from_batches(batches, plan.event_schema)
 
 
 @pytest.mark.parametrize("key", [(0,), ()], ids=["with a key", "without"])
 def test_the_result_is_the_same(monkeypatch, key):
-    """Gathered with wide offsets, read in pieces, verbatim values included; types are the plan's all the same."""
+    """Gathered with wide offsets, read in pieces, verbatim values included; types are the plan's
+    all the same.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng, plan = random.Random(seed), plan_of(key)

@@ -1,4 +1,6 @@
-"""From messages as the server sends them to events in commit order: streamed, prepared, and described by which Relation."""
+"""From messages as the server sends them to events in commit order: streamed, prepared, and
+described by which Relation.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ def aborted(xid, subxid):
 
 
 def prepared(xid, *messages, gid="g"):
-    messages = (enc.begin_prepare(140, 150, TS, xid, gid), *messages, enc.prepare(140, 150, TS, xid, gid))
+    messages = (
+        enc.begin_prepare(140, 150, TS, xid, gid),
+        *messages,
+        enc.prepare(140, 150, TS, xid, gid),
+    )
     return [(xid, m) for m in messages]
 
 
@@ -69,7 +75,9 @@ def change_log(*batches):
         xids, data = zip(*messages, strict=True)
         enveloped = Envelope(1000, 4).add(np.arange(len(data)), np.array(xids), enc.messages(*data))
         parts.append(
-            pa.table(enveloped.columns, schema=enveloped.schema).append_column("batch", pa.array([number] * len(data)))
+            pa.table(enveloped.columns, schema=enveloped.schema).append_column(
+                "batch", pa.array([number] * len(data))
+            )
         )
     return pa.concat_tables(parts)
 
@@ -87,10 +95,16 @@ def plan_of(log, after=0, names=("id", "v")):
     versions = tuple(read_versions(stream, [T]))
     # As planned for a column that is found by its name alone.
     positions = tuple(
-        tuple([c.name for c in v.relation.columns].index(name) if name in [c.name for c in v.relation.columns] else None
-              for name in names)
+        tuple(
+            (
+                [c.name for c in v.relation.columns].index(name)
+                if name in [c.name for c in v.relation.columns]
+                else None
+            )
+            for name in names
+        )
         for v in versions
-    )  # fmt: skip
+    )
     return DecodePlan(
         EventShape(2, (0,)),
         names,
@@ -107,8 +121,17 @@ def plan_of(log, after=0, names=("id", "v")):
 def events(log, after=0, names=("id", "v")):
     """Decoded events in commit order: key, value, commit position."""
     plan = plan_of(log, after, names)
-    rows = log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS))).select(CHANGE_COLUMNS).combine_chunks()
-    found = [event for part in rows.to_batches() for table in decode(part, plan) for event in table.to_pylist()]
+    rows = (
+        log.filter(pa.compute.is_in(log["kind"], pa.array(ROW_KINDS)))
+        .select(CHANGE_COLUMNS)
+        .combine_chunks()
+    )
+    found = [
+        event
+        for part in rows.to_batches()
+        for table in decode(part, plan)
+        for event in table.to_pylist()
+    ]
     ordered = sorted(found, key=lambda event: event["ord"])
     return [(int(event["c0"]), event["c1"].decode(), event["lsn"]) for event in ordered]
 
@@ -151,13 +174,25 @@ def test_a_change_of_columns_within_a_streamed_transaction_is_its_own():
         + commit(7)
         + plain(10, enc.insert(T, ["c", "5"]), lsn=600)
     )
-    assert events(log) == [(1, "x", 100), (3, "x", 100), (2, "a", 500), (4, "b", 500), (5, "c", 600)]
+    assert events(log) == [
+        (1, "x", 100),
+        (3, "x", 100),
+        (2, "a", 500),
+        (4, "b", 500),
+        (5, "c", 600),
+    ]
 
 
 def test_a_change_of_columns_that_was_rolled_back_is_forgotten():
     """In a savepoint: the relation comes again. In a whole transaction: others never hear of it."""
     log = change_log(
-        chunk(7, described(xid=7), row(1, 7), described(BOTH_WAYS, xid=8), enc.insert(T, ["a", "2"], xid=8))
+        chunk(
+            7,
+            described(xid=7),
+            row(1, 7),
+            described(BOTH_WAYS, xid=8),
+            enc.insert(T, ["a", "2"], xid=8),
+        )
         + aborted(7, 8)
         + chunk(7, described(xid=7), row(3, 7))
         + commit(7)
@@ -172,8 +207,12 @@ def test_a_change_of_columns_that_was_rolled_back_is_forgotten():
 @pytest.mark.parametrize(
     "messages",
     [
-        plain(9, row(1)) + plain(10, described(), row(2)) + plain(11, described(BOTH_WAYS), enc.insert(T, ["a", "3"])),
-        plain(9, described(), row(1)) + chunk(7, row(2, 7), described(BOTH_WAYS, xid=7)) + commit(7),
+        plain(9, row(1))
+        + plain(10, described(), row(2))
+        + plain(11, described(BOTH_WAYS), enc.insert(T, ["a", "3"])),
+        plain(9, described(), row(1))
+        + chunk(7, row(2, 7), described(BOTH_WAYS, xid=7))
+        + commit(7),
         prepared(9, described(), row(1))
         + chunk(7, described(BOTH_WAYS, xid=7))
         + chunk(8, row(2, 8))
@@ -191,7 +230,10 @@ def test_a_row_that_nothing_describes_is_an_error(messages):
 def test_a_malformed_message_is_named_with_its_place():
     """Which message of which batch, and its transaction; the change log still has its bytes."""
     cut = row(2)[:-1]
-    log = change_log(plain(9, described(), row(1), lsn=0x300), plain(10, described(), row(1), cut, row(3), lsn=0x500))
+    log = change_log(
+        plain(9, described(), row(1), lsn=0x300),
+        plain(10, described(), row(1), cut, row(3), lsn=0x500),
+    )
     with pytest.raises(DecodeError) as caught:
         events(log)
     where = "message 3 of batch 2, of the transaction committed at 0/500; the change log keeps it"
@@ -208,7 +250,9 @@ def tally(log):
 
 
 def test_the_tally_is_the_plain_account_of_a_streamed_batch():
-    """Void chunks and rolled back savepoints don't count, nor does a streamed transaction of nothing published."""
+    """Void chunks and rolled back savepoints don't count, nor does a streamed transaction of
+    nothing published.
+    """
     log = change_log(
         chunk(7, described(xid=7), row(1, 7), row(2, 8), enc.truncate([T], xid=7))
         + plain(9, described(), row(3), enc.delete(T, key=["1", None]))
@@ -238,7 +282,11 @@ def test_rows_of_prepared_transactions_are_counted_by_transaction():
     )
     found = tally(log).transactions
     assert found == Transactions(
-        prepares=2, prepared_commits=1, prepared_rollbacks=1, xid_sum=9 + 7 + 9 + 7, end_lsn_sum=150 + 180 + 701 + 190,
+        prepares=2,
+        prepared_commits=1,
+        prepared_rollbacks=1,
+        xid_sum=9 + 7 + 9 + 7,
+        end_lsn_sum=150 + 180 + 701 + 190,
         in_prepared=(PreparedRows(7, inserts=1), PreparedRows(9, inserts=2)),
-    )  # fmt: skip
+    )
     assert found.without({7}).in_prepared == (PreparedRows(9, inserts=2),)

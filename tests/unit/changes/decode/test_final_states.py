@@ -1,4 +1,6 @@
-"""Final states: random changes against a plain simulation; a damaged target is what it was once it holds them."""
+"""Final states: random changes against a plain simulation; a damaged target is what it was once it
+holds them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from waldelta.changes.decode.final_states import final_states, reached
 
 
 def random_events(random_: random.Random, held: dict) -> list[tuple]:
-    """Changes as a source makes them: of rows that are there, onto keys that are free; UPDATEs of unknown rows aside."""
+    """Changes as a source makes them: of rows that are there, onto keys that are free; UPDATEs of
+    unknown rows aside.
+    """
     keys, events = set(held), []
     for n in range(random_.randrange(1, 30)):
         kind = random_.choice("IIUUUMD")
@@ -48,33 +52,47 @@ def test_a_damaged_target_is_what_it_was(_):
             assert key not in right, seed
         else:
             wanted, large = right[key]
-            assert (new, value, large if toast == "~" else toast) == (key, wanted, large), (seed, key)
+            assert (new, value, large if toast == "~" else toast) == (key, wanted, large), (
+                seed,
+                key,
+            )
 
 
 CASES = {
     "an update of a row that the events show to be missing leaves none": (
-        [("D", 1, None, None, None), ("U", 1, 2, "a", "t")], [("purge", 1, None, None, None)],
+        [("D", 1, None, None, None), ("U", 1, 2, "a", "t")],
+        [("purge", 1, None, None, None)],
     ),
-    "a row that moved on": ([("U", 1, 2, "a", "~")], [("purge", 1, None, None, None), ("update", 2, 2, "a", "~")]),
+    "a row that moved on": (
+        [("U", 1, 2, "a", "~")],
+        [("purge", 1, None, None, None), ("update", 2, 2, "a", "~")],
+    ),
     "swapped": (
         [("U", 1, 9, "a", "~"), ("U", 2, 1, "b", "~"), ("U", 9, 2, "c", "~")],
         [("purge", 9, None, None, None), ("update", 1, 1, "b", "~"), ("update", 2, 2, "c", "~")],
     ),
-    "deleted and made anew": ([("D", 1, None, None, None), ("I", None, 1, "n", "x")], [("upsert", 1, 1, "n", "x")]),
-}  # fmt: skip
+    "deleted and made anew": (
+        [("D", 1, None, None, None), ("I", None, 1, "n", "x")],
+        [("upsert", 1, 1, "n", "x")],
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_states(case):
     """One row per key that is touched."""
     events, expected = CASES[case]
-    assert sorted(net_rows(final_states(events_table(events), SHAPE)), key=repr) == sorted(expected, key=repr)
+    assert sorted(net_rows(final_states(events_table(events), SHAPE)), key=repr) == sorted(
+        expected, key=repr
+    )
 
 
 def test_after_a_truncate_there_are_no_earlier_rows():
     """An update of a row from before it counts for nothing."""
     events = [("U", 1, 1, "a", "t"), ("I", None, 2, "b", "t")]
-    assert net_rows(final_states(events_table(events), SHAPE, base_is_empty=True)) == [("upsert", 2, 2, "b", "t")]
+    assert net_rows(final_states(events_table(events), SHAPE, base_is_empty=True)) == [
+        ("upsert", 2, 2, "b", "t")
+    ]
 
 
 def test_after_a_truncate_of_some_rows_alone():

@@ -22,8 +22,17 @@ SCHEMA = event_schema(SHAPE, [pa.int64(), pa.string()]).append(pa.field("xid", p
 def event(place, op, commit, old=None, new=None, value=None, at=None):
     """One change; an update without a value leaves a large one as it is."""
     unchanged = op == UPDATE and value is None
-    return {"ord": place, "op": op, "o0": old, "c0": new, "c1": value, "u1": unchanged, "lsn": commit,
-            "commit_ts": commit if at is None else at, "xid": commit}  # fmt: skip
+    return {
+        "ord": place,
+        "op": op,
+        "o0": old,
+        "c0": new,
+        "c1": value,
+        "u1": unchanged,
+        "lsn": commit,
+        "commit_ts": commit if at is None else at,
+        "xid": commit,
+    }
 
 
 class Table:
@@ -43,7 +52,9 @@ class Table:
         for _ in range(rng.randint(1, 4)):
             emptied |= self._statement(commit, at, rng)
         for key in before.keys() | self.rows.keys():
-            touched = emptied or any(e["lsn"] == commit and key in (e["o0"], e["c0"]) for e in self.events)
+            touched = emptied or any(
+                e["lsn"] == commit and key in (e["o0"], e["c0"]) for e in self.events
+            )
             if touched and key in before:
                 since, value = self.states[key].pop()
                 self.closed.append((key, value, since, commit))
@@ -75,7 +86,11 @@ class Table:
     @property
     def all_states(self):
         """Every state with its begin and its end."""
-        still = [(key, value, since, None) for key, found in self.states.items() for since, value in found]
+        still = [
+            (key, value, since, None)
+            for key, found in self.states.items()
+            for since, value in found
+        ]
         return sorted([*self.closed, *still], key=repr)
 
 
@@ -99,11 +114,17 @@ def applied(target, rows, truncates):
 
 
 def follow_each_other_in_time(rows):
-    """No state ends before it began, nor begins before the one ended that its key had in this range."""
+    """No state ends before it began, nor begins before the one ended that its key had in this
+    range.
+    """
     ends = {}
     states = [row for row in rows if row["action"] in ("insert", "update")]
     for row in sorted(states, key=itemgetter("lsn")):
-        assert ends.get(row["c0"], row["commit_ts"]) <= row["commit_ts"] <= (row["to_ts"] or row["commit_ts"])
+        assert (
+            ends.get(row["c0"], row["commit_ts"])
+            <= row["commit_ts"]
+            <= (row["to_ts"] or row["commit_ts"])
+        )
         ends[row["c0"]] = row["to_ts"]
 
 
@@ -128,7 +149,11 @@ def test_a_history_has_every_state_that_a_transaction_left(ranges):
             rows = unfolded(table, Unfolding(HISTORY, 0, truncates), since)
             target = applied(target, rows, truncates)
             follow_each_other_in_time(rows)
-        assert sorted(map(tuple, target), key=repr) == table.all_states, (f"WALDELTA_SEED={seed}", n, table.events)
+        assert sorted(map(tuple, target), key=repr) == table.all_states, (
+            f"WALDELTA_SEED={seed}",
+            n,
+            table.events,
+        )
 
 
 def test_soft_delete_has_one_row_for_each_key_its_last_one():
@@ -148,7 +173,10 @@ def test_soft_delete_has_one_row_for_each_key_its_last_one():
             if row["action"] == "delete":
                 target[row["b0"]] = (before[row["b0"]][0], True) if row["b0"] in before else None
             else:
-                target[row["c0"]] = (before[row["b0"]][0] if row["u1"] else row["c1"], row["to_lsn"] is not None)
+                target[row["c0"]] = (
+                    before[row["b0"]][0] if row["u1"] else row["c1"],
+                    row["to_lsn"] is not None,
+                )
         if table.truncates:
             target |= {key: (target[key][0], True) for key in before.keys() - set(touched)}
         live = {key: row[0] for key, row in target.items() if row is not None and not row[1]}
@@ -156,7 +184,9 @@ def test_soft_delete_has_one_row_for_each_key_its_last_one():
 
 
 def test_a_changelog_has_every_change_in_order():
-    """An unchanged large value is the newest one that the range tells; a move tells the key before."""
+    """An unchanged large value is the newest one that the range tells; a move tells the key
+    before.
+    """
     table = Table({1: "a", 2: "b"})
     table.events = [
         event(1, UPDATE, 10, 1, 1, "new"),
@@ -165,7 +195,10 @@ def test_a_changelog_has_every_change_in_order():
         event(4, DELETE, 12, 7),
     ]
     rows = unfolded(table, Unfolding(CHANGELOG))
-    told = [(r["action"], r["c0"], r["c1"], r["u1"], r["o0"], r["b0"], r["place"], r["xid"]) for r in rows]
+    told = [
+        (r["action"], r["c0"], r["c1"], r["u1"], r["o0"], r["b0"], r["place"], r["xid"])
+        for r in rows
+    ]
     assert told == [
         ("update", 1, "new", False, None, 1, 1, 10),
         ("update", 7, "new", False, 1, 1, 2, 10),
@@ -176,7 +209,9 @@ def test_a_changelog_has_every_change_in_order():
 
 CASES = {
     "what one transaction did and undid is no state": (
-        [event(1, INSERT, 10, None, 9, "x"), event(2, DELETE, 10, 9)], Unfolding(HISTORY), [("delete", 10)],
+        [event(1, INSERT, 10, None, 9, "x"), event(2, DELETE, 10, 9)],
+        Unfolding(HISTORY),
+        [("delete", 10)],
     ),
     "what the copy may have seen begins with the copy": (
         [event(1, INSERT, 10, None, 9, "x"), event(2, UPDATE, 30, 9, 9, "y")],
@@ -184,29 +219,45 @@ CASES = {
         [("delete", 20), ("insert", 20), ("insert", 30)],
     ),
     "an update behind a TRUNCATE has no row": (
-        [event(2, UPDATE, 10, 9, 9, "x")], Unfolding(HISTORY, 0, (Truncation(1, 9, 9, 9),)), [("skip", 10)],
+        [event(2, UPDATE, 10, 9, 9, "x")],
+        Unfolding(HISTORY, 0, (Truncation(1, 9, 9, 9),)),
+        [("skip", 10)],
     ),
-}  # fmt: skip
+}
 
 
 SET_BACK = {
-    "by a later change": ([event(1, INSERT, 10, None, 9, "x", 1000), event(2, DELETE, 20, 9, at=900)], (), [(1000, 1000)]),
-    "by a TRUNCATE": ([event(1, INSERT, 10, None, 9, "x", 1000)], (Truncation(2, 20, 900, 20),), [(1000, 1000)]),
+    "by a later change": (
+        [event(1, INSERT, 10, None, 9, "x", 1000), event(2, DELETE, 20, 9, at=900)],
+        (),
+        [(1000, 1000)],
+    ),
+    "by a TRUNCATE": (
+        [event(1, INSERT, 10, None, 9, "x", 1000)],
+        (Truncation(2, 20, 900, 20),),
+        [(1000, 1000)],
+    ),
     "by what comes behind one": (
         [event(1, INSERT, 10, None, 9, "x", 900), event(3, INSERT, 30, None, 9, "y", 950)],
         (Truncation(2, 20, 1000, 20),),
         [(900, 1000), (1000, None)],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SET_BACK)
 def test_no_state_ends_before_it_began(name):
-    """Whatever the clock of the source does, whoever asks by time finds states that follow each other."""
+    """Whatever the clock of the source does, whoever asks by time finds states that follow each
+    other.
+    """
     events, truncates, expected = SET_BACK[name]
     rows = unfolded(SimpleNamespace(events=events), Unfolding(HISTORY, 0, truncates))
-    told = sorted((row["lsn"], row["commit_ts"], row["to_ts"]) for row in rows if row["action"] == "insert")
-    assert [tuple(moment and pa.scalar(moment, TS).value for moment in row[1:]) for row in told] == expected
+    told = sorted(
+        (row["lsn"], row["commit_ts"], row["to_ts"]) for row in rows if row["action"] == "insert"
+    )
+    assert [
+        tuple(moment and pa.scalar(moment, TS).value for moment in row[1:]) for row in told
+    ] == expected
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,4 +1,6 @@
-"""Any single message that is skipped, while landing or once it has landed: the others count as ever, and nothing else goes wrong."""
+"""Any single message that is skipped, while landing or once it has landed: the others count as
+ever, and nothing else goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.errors import DecodeError
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.lake.ledger.quarantine import SKIPPED, UNREADABLE, IncompleteRow, Quarantine, SentMessage, message_key
+from waldelta.lake.ledger.quarantine import (
+    SKIPPED,
+    UNREADABLE,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+    message_key,
+)
 from waldelta.lake.ledger.records import now
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.unread_message import MARK, UnreadMessage
@@ -48,7 +57,9 @@ FIRST = (
     + decided(11)
     + plain(13, described(BOTH_WAYS), enc.insert(T, ["x", "10"]), lsn=800)
 )
-SECOND = plain(14, described(BOTH_WAYS), enc.insert(T, ["x", "11"]), enc.insert(T, ["x", "12"]), lsn=900)
+SECOND = plain(
+    14, described(BOTH_WAYS), enc.insert(T, ["x", "11"]), enc.insert(T, ["x", "12"]), lsn=900
+)
 _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
 
 
@@ -67,16 +78,28 @@ def unread(messages, number):
 
 
 def write(folder, batches, skipped=(), whole=None):
-    """A change log; ``skipped`` are messages that landed unread, ``whole`` the first batch before a message was altered."""
+    """A change log; ``skipped`` are messages that landed unread, ``whole`` the first batch before a
+    message was altered.
+    """
     parts = []
     for number, messages in enumerate(batches, 1):
         xids, data = zip(*messages, strict=True)
         envelope = Envelope(1000, 4, {(message.lsn, message.id) for message in skipped})
-        found = envelope.add(np.array(positions(whole or messages)), np.array(xids), enc.messages(*data))
+        found = envelope.add(
+            np.array(positions(whole or messages)), np.array(xids), enc.messages(*data)
+        )
         whole = None
-        timeline = pc.or_(pc.is_in(found["kind"], pa.array(TIMELINE_KINDS)), pc.starts_with(found["kind"], MARK))
-        table = pa.Table.from_batches([found]).append_column("batch", pa.repeat(pa.scalar(number), len(found)))
-        parts.append(table.append_column("timeline", timeline).append_column("moves", pa.repeat(False, len(found))))
+        timeline = pc.or_(
+            pc.is_in(found["kind"], pa.array(TIMELINE_KINDS)), pc.starts_with(found["kind"], MARK)
+        )
+        table = pa.Table.from_batches([found]).append_column(
+            "batch", pa.repeat(pa.scalar(number), len(found))
+        )
+        parts.append(
+            table.append_column("timeline", timeline).append_column(
+                "moves", pa.repeat(False, len(found))
+            )
+        )
     log = ChangeLog(folder.as_uri(), "slot")
     write_deltalake(log.uri, pa.concat_tables(parts), partition_by=["batch"])
     return log
@@ -95,17 +118,35 @@ def keys(log, after=0, upto=2):
         undescribed=stream.undescribed,
     )
     parts = log.rows_of(stream.segments, [T], plan.snapshot, list(CHANGE_COLUMNS))
-    events = [event for part in parts if len(part) for table in decode(part, plan) for event in table.to_pylist()]
+    events = [
+        event
+        for part in parts
+        if len(part)
+        for table in decode(part, plan)
+        for event in table.to_pylist()
+    ]
     return [int(event["c0"]) for event in sorted(events, key=lambda event: event["ord"])]
 
 
-_ALL = ["batch", "seq", "kind", "relation_id", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data"]
+_ALL = [
+    "batch",
+    "seq",
+    "kind",
+    "relation_id",
+    "xid8",
+    "streamed_xid",
+    "commit_lsn",
+    "commit_ts",
+    "data",
+]
 ALL_KEYS = [1, 2, 5, 3, 6, 7, 9, 8, 10, 11, 12]
 
 
 @pytest.mark.parametrize("number", range(len(FIRST)))
 def test_any_message_skipped_while_landing(tmp_path, number):
-    """It is counted as the server counts it; what it says, and what can't be told without it, is all that is left out."""
+    """It is counted as the server counts it; what it says, and what can't be told without it, is
+    all that is left out.
+    """
     whole = write(tmp_path / "whole", [FIRST, SECOND])
     assert keys(whole) == ALL_KEYS
     log = write(tmp_path / "log", [FIRST, SECOND], [unread(FIRST, number)])
@@ -131,15 +172,31 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, number):
     message, at = unread(FIRST, number), now()
     sent = [SentMessage(1, number, message.lsn, message.xid, message.raw)]
     row_of = IncompleteRow(
-        at, "r", UNREADABLE, "public.t", 1, 0, message_key(message.id), lsn=message.lsn, messages=sent
+        at,
+        "r",
+        UNREADABLE,
+        "public.t",
+        1,
+        0,
+        message_key(message.id),
+        lsn=message.lsn,
+        messages=sent,
     )
     quarantine = Quarantine(tmp_path.as_uri())
     quarantine.add([row_of])
     assert keys(log) == ALL_KEYS
-    quarantine.add([replace(row_of, status=SKIPPED, by="Ann", reason="known"), replace(row_of, status="resolved")])
+    quarantine.add(
+        [
+            replace(row_of, status=SKIPPED, by="Ann", reason="known"),
+            replace(row_of, status="resolved"),
+        ]
+    )
     quarantine.prune(now())
     log = ChangeLog(tmp_path.as_uri(), "slot")
-    assert log.landed(1).transactions == write(tmp_path / "whole", [FIRST, SECOND]).landed(1).transactions
+    assert (
+        log.landed(1).transactions
+        == write(tmp_path / "whole", [FIRST, SECOND]).landed(1).transactions
+    )
     left = keys(log)
     assert left == [key for key in ALL_KEYS if key in left]
     assert {11, 12} <= set(left)
@@ -148,7 +205,9 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, number):
 
 
 def skips(messages, whole, version):
-    """What landing asks an operator to skip, one after the other, until it reads all of one call."""
+    """What landing asks an operator to skip, one after the other, until it reads all of one
+    call.
+    """
     xids, data = zip(*messages, strict=True)
     asked = []
     while len(asked) == len(set(asked)):
@@ -166,14 +225,22 @@ def skips(messages, whole, version):
 def altered(messages, number, letter):
     """With another first byte of one message, or with an empty message in its place."""
     xid, message = messages[number]
-    return [*messages[:number], (xid, letter.encode() + message[1:] if letter else b""), *messages[number + 1 :]]
+    return [
+        *messages[:number],
+        (xid, letter.encode() + message[1:] if letter else b""),
+        *messages[number + 1 :],
+    ]
 
 
 @pytest.mark.parametrize("version", [1, 4])
 @pytest.mark.parametrize("letter", ["", *"zBCORYIUDTMSEcAbPKrp"])
 def test_one_skip_is_enough_whatever_a_message_came_as(version, letter):
     """Two where landing stops by the message behind it."""
-    whole = FIRST + SECOND if version == 4 else plain(6, described(), row(1)) + SECOND + plain(15, row(2), lsn=950)
+    whole = (
+        FIRST + SECOND
+        if version == 4
+        else plain(6, described(), row(1)) + SECOND + plain(15, row(2), lsn=950)
+    )
     for number in range(len(whole)):
         messages = altered(whole, number, letter)
         asked = skips(messages, whole, version)
@@ -181,7 +248,9 @@ def test_one_skip_is_enough_whatever_a_message_came_as(version, letter):
         assert len(asked) <= (1 if named else 2), (number, asked)
 
 
-@pytest.mark.parametrize("number", [n for n, (_, message) in enumerate(FIRST) if chr(message[0]) not in "RITA"])
+@pytest.mark.parametrize(
+    "number", [n for n, (_, message) in enumerate(FIRST) if chr(message[0]) not in "RITA"]
+)
 @pytest.mark.parametrize("letter", ["", "z", "E", "P"])
 def test_others_count_whatever_a_skipped_message_came_as(tmp_path, number, letter):
     """What follows it in other transactions lands and is applied."""
@@ -197,12 +266,18 @@ def test_others_count_whatever_a_skipped_message_came_as(tmp_path, number, lette
 def test_rows_behind_a_relation_that_is_skipped_are_described_by_no_other(tmp_path):
     """By the Relation before it they would be read as something else."""
     again = plain(15, described(BOTH_WAYS), enc.insert(T, ["x", "3"]), lsn=900)
-    log = write(tmp_path, [plain(6, described(), row(1)) + again], [unread(plain(6, described(), row(1)) + again, 5)])
+    log = write(
+        tmp_path,
+        [plain(6, described(), row(1)) + again],
+        [unread(plain(6, described(), row(1)) + again, 5)],
+    )
     assert keys(log, upto=1) == [1]
 
 
 def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
-    """With all others of its relation that nothing describes, in that batch; it is an error until then."""
+    """With all others of its relation that nothing describes, in that batch; it is an error until
+    then.
+    """
     messages = plain(6, row(1), row(2))
     log = write(tmp_path, [messages, SECOND])
     with pytest.raises(DecodeError, match="no Relation message before it"):
@@ -210,7 +285,19 @@ def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
     message = unread(messages, 1)
     sent = [SentMessage(1, 1, message.lsn, message.xid, message.raw)]
     Quarantine(tmp_path.as_uri()).add(
-        [IncompleteRow(now(), "r", SKIPPED, "public.t", 1, 0, message_key(message.id), lsn=message.lsn, messages=sent)]
+        [
+            IncompleteRow(
+                now(),
+                "r",
+                SKIPPED,
+                "public.t",
+                1,
+                0,
+                message_key(message.id),
+                lsn=message.lsn,
+                messages=sent,
+            )
+        ]
     )
     assert keys(ChangeLog(tmp_path.as_uri(), "slot")) == [11, 12]
 
@@ -219,5 +306,13 @@ def test_a_message_has_one_id_wherever_it_is_met():
     """By position, transaction and bytes."""
     one = UnreadMessage.of(16, 7, b"I")
     assert one.id == UnreadMessage.of(16, 7, b"I").landed(3, 4).id
-    assert len({one.id, *(UnreadMessage.of(*of).id for of in ((17, 7, b"I"), (16, 8, b"I"), (16, 7, b"U")))}) == 4
+    assert (
+        len(
+            {
+                one.id,
+                *(UnreadMessage.of(*of).id for of in ((17, 7, b"I"), (16, 8, b"I"), (16, 7, b"U"))),
+            }
+        )
+        == 4
+    )
     assert len(one.id) == 16

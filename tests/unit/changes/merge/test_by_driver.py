@@ -1,4 +1,6 @@
-"""Merging without Spark: what a target holds afterwards, what its commit says, and what is left to Spark."""
+"""Merging without Spark: what a target holds afterwards, what its commit says, and what is left to
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.unit.changes.decode.test_collapse import SHAPE, apply_one_by_one, events_table, random_events
+from tests.unit.changes.decode.test_collapse import (
+    SHAPE,
+    apply_one_by_one,
+    events_table,
+    random_events,
+)
 from waldelta.changes.decode.collapse import EventShape, collapse
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_here
@@ -24,10 +31,15 @@ from waldelta.snapshot.read_table import RAW_TYPE
 NAMES = ("Id", "the `v`", "it's.big")
 SCHEMA = pa.schema(
     [
-        pa.field("Id", pa.int64(), nullable=False), ("the `v`", pa.string()), ("it's.big", pa.string()), ("gone", pa.float64()),
-        ("_wd_lsn", pa.int64()), ("_wd_commit_ts", pa.timestamp("us", "UTC")), ("_wd_raw", RAW_TYPE),
+        pa.field("Id", pa.int64(), nullable=False),
+        ("the `v`", pa.string()),
+        ("it's.big", pa.string()),
+        ("gone", pa.float64()),
+        ("_wd_lsn", pa.int64()),
+        ("_wd_commit_ts", pa.timestamp("us", "UTC")),
+        ("_wd_raw", RAW_TYPE),
     ]
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -49,7 +61,9 @@ def table(job) -> DeltaTable:
 
 def rows(*held) -> pa.Table:
     """Rows of (id, v, big)."""
-    return pa.Table.from_pylist([dict(zip(SCHEMA.names, [*row, 0.5, -1], strict=False)) for row in held], SCHEMA)
+    return pa.Table.from_pylist(
+        [dict(zip(SCHEMA.names, [*row, 0.5, -1], strict=False)) for row in held], SCHEMA
+    )
 
 
 def net_of(events, raw=None) -> pa.Table:
@@ -61,7 +75,11 @@ def plan(*, truncated=False, leaves=(), shape: EventShape = SHAPE):
     state = TableState(None, "r", "s.t", 1, "synced")
     decode = SimpleNamespace(shape=shape, names=NAMES, gathers=bool(leaves))
     return SimpleNamespace(
-        truncated=truncated, is_emptied=truncated and not leaves, truncated_leaves=leaves, decode=decode, state=state
+        truncated=truncated,
+        is_emptied=truncated and not leaves,
+        truncated_leaves=leaves,
+        decode=decode,
+        state=state,
     )
 
 
@@ -85,7 +103,9 @@ def held(job) -> dict:
 
 
 def check_random_batches(job, before, arrange, merge, batches) -> None:
-    """Batch after batch the target holds what applying every change alone leaves; ``arrange`` writes the rows from before."""
+    """Batch after batch the target holds what applying every change alone leaves; ``arrange``
+    writes the rows from before.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -109,25 +129,37 @@ def test_random_batches_equal_a_plain_simulation(job):
 
 
 def test_what_the_commit_tells(job):
-    """Rows by operation; columns that the source lacks, and where rows come from, stay or are written as by Spark's MERGE."""
+    """Rows by operation; columns that the source lacks, and where rows come from, stay or are
+    written as by Spark's MERGE.
+    """
     write(job, rows((1, "a", "A"), (2, "b", "B"), (3, "c", "C")))
     events = [
-        ("U", 1, 1, "a2", "~"), ("U", 2, 9, "b2", "B2"), ("D", 3, None, None, None), ("I", None, 4, "d", "D"),
-        ("U", 7, 7, "lacking", "x"), ("D", 8, None, None, None),
-    ]  # fmt: skip
+        ("U", 1, 1, "a2", "~"),
+        ("U", 2, 9, "b2", "B2"),
+        ("D", 3, None, None, None),
+        ("I", None, 4, "d", "D"),
+        ("U", 7, 7, "lacking", "x"),
+        ("D", 8, None, None, None),
+    ]
     done = merged(job, events)
     cut = read_commit(job, plan().state, done)
     assert (cut.inserted, cut.updated, cut.deleted, cut.skipped, cut.version) == (1, 2, 1, 2, 2)
     found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
     assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
-    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [(0.5, 0), (0.5, 1), (None, 3)]
+    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [
+        (0.5, 0),
+        (0.5, 1),
+        (None, 3),
+    ]
     assert merged(job, events) is not None, "a repeated batch"
     assert table(job).version() == 2
     assert read_commit(job, plan().state, tag()) == cut
 
 
 def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
-    """Until there are many; then all are written anew as one. Every so often there is a checkpoint, which keeps the watermark."""
+    """Until there are many; then all are written anew as one. Every so often there is a checkpoint,
+    which keeps the watermark.
+    """
     monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     files = []
@@ -181,12 +213,21 @@ def _partitioned(job):
 
 UNKNOWN = {
     "a truncated leaf": (lambda job: None, {"truncated": True, "leaves": (7,)}),
-    "copies of equal rows": (lambda job: None, {"shape": EventShape(3, ()), "event": ("D", 4, None, None, None)}),
+    "copies of equal rows": (
+        lambda job: None,
+        {"shape": EventShape(3, ()), "event": ("D", 4, None, None, None)},
+    ),
     "too many rows": (lambda job: write(job, rows((1, "a", "A"), (2, "b", "B"))), {}),
     "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
-    "append only": (lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}), {}),
+    "append only": (
+        lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
+        {},
+    ),
     "partitioned": (_partitioned, {}),
-    "without our columns": (lambda job: write(job, SCHEMA.empty_table().select(NAMES), schema_mode="overwrite"), {}),
+    "without our columns": (
+        lambda job: write(job, SCHEMA.empty_table().select(NAMES), schema_mode="overwrite"),
+        {},
+    ),
 }
 
 
@@ -203,11 +244,18 @@ def test_what_is_left_to_spark(job, case, monkeypatch):
 
 
 def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
-    """Unchanged values keep their entries in _wd_raw beside those that came now; other rows' are simply replaced."""
-    with_raw = rows((1, "a", "A")).set_column(6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE))
+    """Unchanged values keep their entries in _wd_raw beside those that came now; other rows' are
+    simply replaced.
+    """
+    with_raw = rows((1, "a", "A")).set_column(
+        6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
+    )
     write(job, with_raw)
     assert merge_here(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), fine) is None
-    assert merge_here(job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), fine) is not None
+    assert (
+        merge_here(job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), fine)
+        is not None
+    )
     assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
 
 

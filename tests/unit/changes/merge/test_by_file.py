@@ -1,4 +1,6 @@
-"""Merging file by file in tasks: the same as without them, in many files of which only those that are concerned change."""
+"""Merging file by file in tasks: the same as without them, in many files of which only those that
+are concerned change.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def staged(job, net, parts=3) -> str:
     return folder
 
 
-def merged(job, events, batch=1, raw=None, check=fine, run=one_by_one, **options) -> CommitTag | None:
+def merged(
+    job, events, batch=1, raw=None, check=fine, run=one_by_one, **options
+) -> CommitTag | None:
     net = net_of(events, raw)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
@@ -91,22 +95,32 @@ def names_of(job) -> set[str]:
 
 def test_random_batches_equal_a_plain_simulation(job):
     """In however many files."""
-    check_random_batches(job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 30)
+    check_random_batches(
+        job, SIX_ROWS, lambda before: write_files(job, *([row] for row in before)), merged, 30
+    )
 
 
 def test_what_the_commit_tells(job):
     """As merge_here does."""
     write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
     events = [
-        ("U", 1, 1, "a2", "~"), ("U", 2, 9, "b2", "B2"), ("D", 3, None, None, None), ("I", None, 4, "d", "D"),
-        ("U", 7, 7, "lacking", "x"), ("D", 8, None, None, None),
-    ]  # fmt: skip
+        ("U", 1, 1, "a2", "~"),
+        ("U", 2, 9, "b2", "B2"),
+        ("D", 3, None, None, None),
+        ("I", None, 4, "d", "D"),
+        ("U", 7, 7, "lacking", "x"),
+        ("D", 8, None, None, None),
+    ]
     done = merged(job, events)
     cut = read_commit(job, plan().state, done)
     assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 2)
     found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
     assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
-    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [(0.5, 0), (0.5, 1), (None, 3)]
+    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [
+        (0.5, 0),
+        (0.5, 1),
+        (None, 3),
+    ]
     version = table(job).version()
     assert merged(job, events) is not None, "a repeated batch"
     assert table(job).version() == version
@@ -115,9 +129,13 @@ def test_what_the_commit_tells(job):
 
 def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     """Others whose bounds exclude it aren't even read."""
-    write_files(job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")])
+    write_files(
+        job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")]
+    )
     (before, opened), of = (names_of(job), []), module._open
-    monkeypatch.setattr(module, "_open", lambda target, files, file: opened.append(file) or of(target, files, file))
+    monkeypatch.setattr(
+        module, "_open", lambda target, files, file: opened.append(file) or of(target, files, file)
+    )
     assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
@@ -221,7 +239,9 @@ def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkey
 
 
 @pytest.mark.parametrize("rounds", [1, 2], ids=["of files written anew", "of new rows"])
-@pytest.mark.parametrize("err", [StagedLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"])
+@pytest.mark.parametrize(
+    "err", [StagedLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"]
+)
 def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rounds):
     """What the target holds, and what others have under way in its folder, stays."""
     write_files(job, [(1, "a", "A")], [(2, "b", "B")])
@@ -268,9 +288,10 @@ def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
     monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2):
         merged(job, [("I", None, batch, "v", "w")], batch)
-    assert [path.name[19:20] for path in (local_path(table_uri(job)) / "_delta_log").glob("*.checkpoint.parquet")] == [
-        "2"
-    ]
+    assert [
+        path.name[19:20]
+        for path in (local_path(table_uri(job)) / "_delta_log").glob("*.checkpoint.parquet")
+    ] == ["2"]
 
 
 def test_no_reader_skips_a_value_that_is_no_number(job):
@@ -283,14 +304,20 @@ def test_no_reader_skips_a_value_that_is_no_number(job):
     merged(job, [("U", 2, 2, "c", "C")])
     (name,) = names_of(job)
     group = pq.read_metadata(local_path(table_uri(job)) / name).row_group(0)
-    bounded = {group.column(k).path_in_schema for k in range(group.num_columns) if group.column(k).is_stats_set}
+    bounded = {
+        group.column(k).path_in_schema
+        for k in range(group.num_columns)
+        if group.column(k).is_stats_set
+    }
     assert "gone" not in bounded
     assert "Id" in bounded
 
 
 def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
     """And what was written by then isn't there."""
-    with_raw = rows((1, "a", "A")).set_column(6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE))
+    with_raw = rows((1, "a", "A")).set_column(
+        6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
+    )
     write(job, with_raw)
     files = files_of(job)
     assert merged(job, [("U", 1, 1, "b", "~")]) is None

@@ -1,4 +1,6 @@
-"""Which files may hold changed keys, by what a log of Delta's tells of them: none that does is left out, whoever wrote it."""
+"""Which files may hold changed keys, by what a log of Delta's tells of them: none that does is left
+out, whoever wrote it.
+"""
 
 from __future__ import annotations
 
@@ -25,33 +27,63 @@ def at(microsecond, zone=UTC) -> datetime:
     return datetime(2024, 1, 1, microsecond=microsecond, tzinfo=zone)
 
 
-# The column's type, a file's bounds as Delta's log has them (None: untold), a key that the file may hold, and one that it doesn't
-# (None: it may hold any).
+# The column's type, a file's bounds as Delta's log has them (None: untold), a key that the file may
+# hold, and one that it doesn't (None: it may hold any).
 CASES = {
     "integers": (pa.int32(), (-3, 7), 7, 8),
     "large integers": (pa.int64(), (2**53, 2**53 + 2), 2**53 + 1, 2**53 + 3),
     "texts": (TEXT, ("b", "d"), "czzz", "da"),
     "texts below": (TEXT, ("b", "d"), "b", "azzz"),
     "texts by their code points": (TEXT, ("z", "ä"), "\x7f", "é"),
-    "a greatest text that delta-rs misreads where it is escaped": (TEXT, ("a", "\U00020000"), "\U0001ffff", None),
+    "a greatest text that delta-rs misreads where it is escaped": (
+        TEXT,
+        ("a", "\U00020000"),
+        "\U0001ffff",
+        None,
+    ),
     "a least one of this kind": (TEXT, ("\uffff", "\uffff!"), "\uffff", "\U00020000"),
     "the empty text": (TEXT, ("", "a"), "", "b"),
     "texts with trailing blanks": (TEXT, ("a", "a "), "a ", "a  "),
     "a longer text than its cut greatest": (TEXT, ("a", A + "\x7f"), A + "zzz", "ab"),
-    "the same by Delta's other last character": (TEXT, ("a", A + "\U0010ffff"), A + "\uffff!", None),
+    "the same by Delta's other last character": (
+        TEXT,
+        ("a", A + "\U0010ffff"),
+        A + "\uffff!",
+        None,
+    ),
     "a text as long as its cut least": (TEXT, (A, "b"), A, A[:-1]),
-    "uuids": (TEXT, (UUID.format(1)[:32], UUID.format(1)[:32] + "\x7f"), UUID.format(9), UUID.format(9).replace("3f", "40")),
+    "uuids": (
+        TEXT,
+        (UUID.format(1)[:32], UUID.format(1)[:32] + "\x7f"),
+        UUID.format(9),
+        UUID.format(9).replace("3f", "40"),
+    ),
     "dates": (DAY, ("2024-01-31", "2024-02-29"), date(2024, 2, 29), date(2024, 3, 1)),
     "dates before 1970": (DAY, ("0001-01-01", "1969-12-31"), date(1, 1, 1), date(1970, 1, 1)),
-    "moments, the greatest cut": (MOMENT, ("2024-01-01T00:00:00.000Z", "2024-01-01T00:00:00.001Z"), at(1999), at(2000)),
+    "moments, the greatest cut": (
+        MOMENT,
+        ("2024-01-01T00:00:00.000Z", "2024-01-01T00:00:00.001Z"),
+        at(1999),
+        at(2000),
+    ),
     "moments before 1970": (
-        MOMENT, ("1969-12-31T23:59:59.998Z", "1969-12-31T23:59:59.998Z"),
-        datetime(1969, 12, 31, 23, 59, 59, 998_999, UTC), datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC),
+        MOMENT,
+        ("1969-12-31T23:59:59.998Z", "1969-12-31T23:59:59.998Z"),
+        datetime(1969, 12, 31, 23, 59, 59, 998_999, UTC),
+        datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC),
     ),
     "moments with an offset, as Spark tells them": (
-        MOMENT, ("2024-01-01T02:00:00.000+02:00", "2024-01-01T02:00:00.001+02:00"), at(1), at(2000),
+        MOMENT,
+        ("2024-01-01T02:00:00.000+02:00", "2024-01-01T02:00:00.001+02:00"),
+        at(1),
+        at(2000),
     ),
-    "moments without a zone": (LOCAL, ("2024-01-01T00:00:00.000", "2024-01-01T00:00:00.001"), at(1999, None), at(2000, None)),
+    "moments without a zone": (
+        LOCAL,
+        ("2024-01-01T00:00:00.000", "2024-01-01T00:00:00.001"),
+        at(1999, None),
+        at(2000, None),
+    ),
     "decimals": (pa.decimal128(10, 2), (1.05, 2.5), Decimal("1.05"), Decimal("1.04")),
     "whole decimals": (pa.decimal128(15, 0), (-5, 999_999_999_999_999), Decimal(0), Decimal(-6)),
     "decimals that writers make doubles of": (pa.decimal128(16, 0), (1, 2), Decimal(9), None),
@@ -60,30 +92,49 @@ CASES = {
     "nothing told": (TEXT, (None, None), "b", None),
     "the least alone": (TEXT, ("b", None), "c", None),
     "the greatest alone": (pa.int64(), (None, 7), 8, None),
-    "a day that no calendar of Python's has": (DAY, ("2024-01-01", "+10000-01-01"), date(9999, 1, 1), None),
-}  # fmt: skip
+    "a day that no calendar of Python's has": (
+        DAY,
+        ("2024-01-01", "+10000-01-01"),
+        date(9999, 1, 1),
+        None,
+    ),
+}
 
 
 def told_of(folder, kinds, *stats) -> pa.Table:
     """What the log of a table says of files with these statistics."""
     schema = pa.schema(kinds)
     table = DeltaTable.create(folder.as_uri(), schema)
-    adds = [AddAction(f"{n}.parquet", 1, {}, 0, data_change=True, stats=text) for n, text in enumerate(stats)]
+    adds = [
+        AddAction(f"{n}.parquet", 1, {}, 0, data_change=True, stats=text)
+        for n, text in enumerate(stats)
+    ]
     table.create_write_transaction(adds, mode="append", schema=table.schema())
     return files_of(DeltaTable(folder.as_uri())).sort_by("path")
 
 
 def statistics(**bounds) -> str:
-    sides = [{name: pair[k] for name, pair in bounds.items() if pair[k] is not None} for k in (0, 1)]
+    sides = [
+        {name: pair[k] for name, pair in bounds.items() if pair[k] is not None} for k in (0, 1)
+    ]
     return json.dumps(
-        {"numRecords": 2, "minValues": sides[0], "maxValues": sides[1], "nullCount": dict.fromkeys(bounds, 0)}
+        {
+            "numRecords": 2,
+            "minValues": sides[0],
+            "maxValues": sides[1],
+            "nullCount": dict.fromkeys(bounds, 0),
+        }
     )
 
 
 def held(told, *columns) -> list[bool]:
     """By columns of keys: their types and values."""
-    names = [name for name in ("k", "l") if any(f"min.{name}" == found for found in told.schema.names)]
-    return may_hold(told, names, [pa.chunked_array([pa.array(values, kind)]) for kind, values in columns]).tolist()
+    names = [
+        name for name in ("k", "l") if any(f"min.{name}" == found for found in told.schema.names)
+    ]
+    return may_hold(
+        told, names, [pa.chunked_array([pa.array(values, kind)]) for kind, values in columns]
+    ).tolist()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -122,7 +173,7 @@ def test_each_column_of_a_key_counts(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "keys", "expected"),
     [
-        (pa.int64(), pa.int16(), False), (pa.decimal128(12, 4), pa.decimal128(10, 2), False), (TEXT, pa.int64(), True),
+        (pa.int64(), pa.int16(), False), (pa.decimal128(12, 4), pa.decimal128(10, 2), False), (TEXT, pa.int64(), True),  # noqa: E501
         (MOMENT, LOCAL, True), (TEXT, pa.large_string(), False),
     ],
     ids=str,
@@ -131,7 +182,12 @@ def test_keys_of_another_type(tmp_path, kind, keys, expected):
     """Only types of one order are compared: as texts, numbers would be in another."""
     bounds = {TEXT: ("5", "6"), MOMENT: ("2024-01-01T00:00:00.000Z",) * 2}.get(kind, (5, 6))
     told = told_of(tmp_path, [("k", kind)], statistics(k=bounds))
-    values = {LOCAL: datetime(2000, 1, 1), pa.int16(): 7, pa.int64(): 7, pa.large_string(): "7"}  # noqa: DTZ001
+    values = {
+        LOCAL: datetime(2000, 1, 1),  # noqa: DTZ001
+        pa.int16(): 7,
+        pa.int64(): 7,
+        pa.large_string(): "7",
+    }
     assert held(told, (keys, [values.get(keys, Decimal("7.00"))])) == [expected]
 
 
@@ -139,17 +195,23 @@ def random_values(rng, kind, count) -> list:
     if kind == TEXT:
         letters = "ab\x7f\uffff\U0010ffff"
         return [
-            "a" * rng.choice([0, 30, 31, 32]) + "".join(rng.choices(letters, k=rng.randrange(4))) for _ in range(count)
+            "a" * rng.choice([0, 30, 31, 32]) + "".join(rng.choices(letters, k=rng.randrange(4)))
+            for _ in range(count)
         ]
     near = [rng.randrange(-3000, 3000) for _ in range(count)]
     if kind == DAY:
         return [date(1970, 1, 1) + timedelta(days=n) for n in near]
     if pa.types.is_timestamp(kind):
-        return [datetime(1970, 1, 1, tzinfo=UTC if kind.tz else None) + timedelta(microseconds=n) for n in near]
+        return [
+            datetime(1970, 1, 1, tzinfo=UTC if kind.tz else None) + timedelta(microseconds=n)
+            for n in near
+        ]
     return [Decimal(n) for n in near] if pa.types.is_decimal(kind) else near
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), TEXT, DAY, MOMENT, LOCAL, pa.decimal128(12, 0)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), TEXT, DAY, MOMENT, LOCAL, pa.decimal128(12, 0)], ids=str
+)
 def test_no_file_of_ours_that_holds_a_key_is_left_out(tmp_path, kind):
     """By the statistics that data files are written with."""
     seed = random.randrange(1 << 32)
@@ -168,6 +230,9 @@ def test_no_file_of_ours_that_holds_a_key_is_left_out(tmp_path, kind):
     for _ in range(60):
         keys = [rng.choice(rng.choice(files)), *random_values(rng, kind, 1)]
         found = np.array(held(told, (kind, keys)))
-        assert all(found[n] for n, place in enumerate(order) if set(files[place]) & set(keys)), (seed, keys)
+        assert all(found[n] for n, place in enumerate(order) if set(files[place]) & set(keys)), (
+            seed,
+            keys,
+        )
         left_out += int((~found).sum())
     assert left_out

@@ -12,9 +12,12 @@ NAMES = ("v", "the `key`", "it's")
 
 
 def test_merge_statement():
-    """The row is found by its base key, takes its new key, and keeps what came as unchanged TOAST."""
-    assert merge_statement("file:///l/s/t", "src", NAMES, SHAPE, metadata_columns=False) == (
-        "merge into delta.`file:///l/s/t` as t\n"
+    """The row is found by its base key, takes its new key, and keeps what came as unchanged
+    TOAST.
+    """
+    assert (
+        merge_statement("file:///l/s/t", "src", NAMES, SHAPE, metadata_columns=False)
+        == "merge into delta.`file:///l/s/t` as t\n"
         "using src as s\n"
         "on t.`the ``key``` = s.b0\n"
         "when matched and s.action in ('delete', 'purge') then delete\n"
@@ -26,12 +29,19 @@ def test_merge_statement():
 
 
 def test_truncated_leaves():
-    """Rows of a truncated leaf go unless a change brings them back; without a key they aren't there any more."""
+    """Rows of a truncated leaf go unless a change brings them back; without a key they aren't there
+    any more.
+    """
     cut = {"metadata_columns": False, "truncated": (7, 9)}
     merged = merge_statement("u", "src", NAMES, SHAPE, **cut)
     assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
-    rewritten = rewrite_statement("u", "src", [CopiedColumn("_wd_relid", "bigint", "bigint")], **cut)
-    assert "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9), false))" in rewritten
+    rewritten = rewrite_statement(
+        "u", "src", [CopiedColumn("_wd_relid", "bigint", "bigint")], **cut
+    )
+    assert (
+        "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9),"
+        " false))" in rewritten
+    )
 
 
 def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
@@ -44,7 +54,9 @@ def test_merge_statement_keeps_verbatim_values_of_unchanged_columns():
 def test_insert_statement():
     """Without a key rows are added; after a TRUNCATE they replace what was there."""
     added = insert_statement("u", "src", NAMES, metadata_columns=False, overwrite=False)
-    assert added.startswith("insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src")
+    assert added.startswith(
+        "insert into delta.`u` (`v`, `the ``key```, `it's`)\nselect c0, c1, c2\nfrom src"
+    )
     replaced = insert_statement("u", "src", NAMES, metadata_columns=True, overwrite=True)
     assert replaced.startswith("insert overwrite delta.`u`")
     assert "_wd_raw" in replaced
@@ -56,7 +68,9 @@ def test_names_cannot_end_a_statement():
 
 
 def test_rewrite_statement():
-    """Without a key, columns are compared by position, whatever they are called, and maps by their entries."""
+    """Without a key, columns are compared by position, whatever they are called, and maps by their
+    entries.
+    """
     columns = [CopiedColumn("the `row", "string", "text"), CopiedColumn("n", "string", "numeric"),
                CopiedColumn("h", "map<string,string>", "hstore")]  # fmt: skip
     statement = rewrite_statement("u", "src", columns, metadata_columns=True)
@@ -67,6 +81,7 @@ def test_rewrite_statement():
     assert "array_sort(map_entries(v2)), array_sort(map_entries(raw))) as exact" in statement
     assert "array_sort(map_entries(b2)), array_sort(map_entries(base_raw))) as exact" in statement
     assert statement.endswith(
-        "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action = 'insert'"
+        "select s.c0, s.c1, s.c2, s.lsn, s.commit_ts, s.raw\nfrom src as s\nwhere s.action ="
+        " 'insert'"
     )
     assert "raw" not in rewrite_statement("u", "src", columns, metadata_columns=False)

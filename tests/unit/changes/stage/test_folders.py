@@ -1,4 +1,6 @@
-"""What becomes of staged changes: gone once the statement that reads them is over, as far as anybody knows."""
+"""What becomes of staged changes: gone once the statement that reads them is over, as far as
+anybody knows.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,11 @@ from contextlib import suppress
 
 import pyarrow as pa
 import pytest
-from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException, SparkRuntimeException
+from pyspark.errors.exceptions.connect import (
+    AnalysisException,
+    SparkConnectGrpcException,
+    SparkRuntimeException,
+)
 
 from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import ApplyError
@@ -22,11 +28,19 @@ Connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"}
     [
         (Connect, None, False),
         (Connect, ApplyError("refused"), False),
-        (Connect, SparkRuntimeException("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint"), False),
+        (
+            Connect,
+            SparkRuntimeException("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint"),
+            False,
+        ),
         (Connect, AnalysisException("[TABLE_OR_VIEW_NOT_FOUND]"), False),
         (Connect, KeyError("c1"), False),
         (Connect, SparkConnectGrpcException("<_InactiveRpcError of RPC: UNAVAILABLE>"), True),
-        (Connect, SparkRuntimeException("[INVALID_HANDLE.OPERATION_ABANDONED] the handle is invalid"), True),
+        (
+            Connect,
+            SparkRuntimeException("[INVALID_HANDLE.OPERATION_ABANDONED] the handle is invalid"),
+            True,
+        ),
         (Connect, SparkRuntimeException("[OPERATION_CANCELED] Operation has been canceled"), True),
         (Connect, KeyboardInterrupt(), True),
         (Classic, None, False),

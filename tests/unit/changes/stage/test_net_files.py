@@ -14,7 +14,9 @@ from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import NetFiles, at_places
 from waldelta.lake.storage import rooted
 
-ROWS = pa.Table.from_batches([pa.record_batch({"n": [k], "text": ["x" * 1_000_000]}) for k in range(40)])
+ROWS = pa.Table.from_batches(
+    [pa.record_batch({"n": [k], "text": ["x" * 1_000_000]}) for k in range(40)]
+)
 
 
 @pytest.fixture
@@ -49,10 +51,19 @@ class Marked(FSSpecHandler):
 
 @pytest.mark.parametrize("kind", [FileType.File, FileType.Directory], ids=lambda kind: kind.name)
 def test_a_folder_with_a_marker_object(tmp_path, monkeypatch, kind):
-    """Its entry has no name: a folder is all that there is in S3, so a store lists it among the objects in it."""
-    for name, rows in (("part-1.parquet", 2), ("part-0.parquet", 3), ("_SUCCESS", 1), (".part-0.crc", 1)):
+    """Its entry has no name: a folder is all that there is in S3, so a store lists it among the
+    objects in it.
+    """
+    for name, rows in (
+        ("part-1.parquet", 2),
+        ("part-0.parquet", 3),
+        ("_SUCCESS", 1),
+        (".part-0.crc", 1),
+    ):
         pq.write_table(pa.table({"n": list(range(rows))}), tmp_path / name)
     marker = FileInfo("", kind, size=0)
-    monkeypatch.setattr(net_files, "rooted", lambda uri, options: PyFileSystem(Marked(rooted(uri, options), marker)))
+    monkeypatch.setattr(
+        net_files, "rooted", lambda uri, options: PyFileSystem(Marked(rooted(uri, options), marker))
+    )
     found = NetFiles.of(tmp_path.as_uri(), None)
     assert (found.paths, found.rows) == (["part-0.parquet", "part-1.parquet"], [3, 2])

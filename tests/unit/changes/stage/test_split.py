@@ -1,4 +1,6 @@
-"""Messages of many tables, written anew by table: each gets its own, in the order of the log, by however few reads."""
+"""Messages of many tables, written anew by table: each gets its own, in the order of the log, by
+however few reads.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,22 @@ def insert(oid, key, xid=None):
 
 
 def mixed_batches(rng, transactions=40):
-    """Batches in which every table has rows of plain, streamed and prepared transactions, some of which are rolled back."""
+    """Batches in which every table has rows of plain, streamed and prepared transactions, some of
+    which are rolled back.
+    """
     batches, keys = [], iter(range(1_000_000))
     for _ in range(3):
         messages = []
         for xid in range(7, 7 + transactions):
             streamed = rng.random() < 0.3
             rows = [
-                insert(rng.choice(TABLES), next(keys), xid if streamed else None) for _ in range(rng.randrange(1, 30))
+                insert(rng.choice(TABLES), next(keys), xid if streamed else None)
+                for _ in range(rng.randrange(1, 30))
             ]
             if streamed:
-                messages += chunk(xid, *rows) + (commit(xid) if rng.random() < 0.7 else aborted(xid, xid))
+                messages += chunk(xid, *rows) + (
+                    commit(xid) if rng.random() < 0.7 else aborted(xid, xid)
+                )
             elif rng.random() < 0.2:
                 messages += prepared(xid, *rows, gid=f"g{xid}") + decided(xid, gid=f"g{xid}")
             else:
@@ -74,7 +81,11 @@ def test_each_table_has_its_rows_in_the_order_of_the_log(tmp_path):
         assert made.unseen(stream, ids, Snapshot(0, 0)) == log.unseen(stream, ids, Snapshot(0, 0))
         chosen = row_messages(stream.segments, ids, Snapshot(0, 0))
         pieces, copied = made.pieces(chosen), pickle.loads(pickle.dumps(made))
-        by_tasks = [row for part in copied.read(pieces, chosen, ["batch", "seq"]) for row in part.to_pylist()]
+        by_tasks = [
+            row
+            for part in copied.read(pieces, chosen, ["batch", "seq"])
+            for row in part.to_pylist()
+        ]
         of_log = log.read(log.pieces(chosen), chosen, ["batch", "seq"])
         assert by_tasks == [row for part in of_log for row in part.to_pylist()]
         # Of the rows that it shares row groups with, few.
@@ -105,7 +116,10 @@ def test_row_groups(monkeypatch, ids, most, cuts):
         ([[insert(oid, 1) for oid in TABLES]], True),
         ([[insert(oid, 1)] for oid in TABLES], False),  # a batch of each
         ([[insert(oid, 1) for oid in TABLES[: split.WORTH_IT - 1]]], False),
-        ([[insert(1, 1), insert(99_999, 1)]], False),  # tables that nobody waits for, around all that do
+        (
+            [[insert(1, 1), insert(99_999, 1)]],
+            False,
+        ),  # tables that nobody waits for, around all that do
     ],
     ids=["mixed", "one after the other", "few", "others'"],
 )
@@ -119,11 +133,15 @@ def test_whether_it_is_worth_it(tmp_path, batches, worth_it):
 def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, monkeypatch):
     monkeypatch.setattr(stretch, "SMALL_ROWS", 60)
     few, many = TABLES[0], TABLES[1]
-    rows = [insert(few, key) for key in range(9)] + [insert(oid, key) for key in range(100) for oid in TABLES[1:]]
+    rows = [insert(few, key) for key in range(9)] + [
+        insert(oid, key) for key in range(100) for oid in TABLES[1:]
+    ]
     log, job = written(tmp_path, plain(7, *rows), plain(8, insert(few, 9))), lake_job(tmp_path)
     with split.splitting(None, job, log, lambda _: TABLES) as split_up:
         found = Stretches(log, log.sizes(0, 2), split_up).between(0, 1)
-        state_of = {oid: SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (few, many)}
+        state_of = {
+            oid: SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (few, many)
+        }
         assert len(found.rows_of(state_of[few])) == 9
         assert found.rows_of(state_of[many]) is None
         assert found.volume(state_of[few]).rows == 9
@@ -134,7 +152,9 @@ def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, mon
 
 
 def lake_job(folder):
-    return SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(root=folder.as_uri())), run_id="r")
+    return SimpleNamespace(
+        pipeline=SimpleNamespace(target=SimpleNamespace(root=folder.as_uri())), run_id="r"
+    )
 
 
 def staged(folder):

@@ -1,4 +1,6 @@
-"""Which task a row belongs to: the same for equal keys, whatever process, chunk or slice they stand in."""
+"""Which task a row belongs to: the same for equal keys, whatever process, chunk or slice they stand
+in.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from waldelta.types.numeric import Number, NumericAsDouble, scaled_decimal
 
 
 def column(*values: str | None) -> pa.ChunkedArray:
-    return pa.chunked_array([[None if value is None else value.encode() for value in values]], pa.binary())
+    return pa.chunked_array(
+        [[None if value is None else value.encode() for value in values]], pa.binary()
+    )
 
 
 def test_equal_keys_share_a_bucket_and_others_are_spread():
@@ -35,13 +39,19 @@ def test_equal_keys_share_a_bucket_and_others_are_spread():
 def test_keys_that_are_alike_differ(one, other):
     """As far as 64 bits go: with many buckets they fall into different ones."""
     many = 1 << 40
-    assert buckets_of([column(v) for v in one], many) != buckets_of([column(v) for v in other], many)
+    assert buckets_of([column(v) for v in one], many) != buckets_of(
+        [column(v) for v in other], many
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "equal", "others"),
     [
-        (Number("double", pa.float64(), "float8"), ("0", "-0"), ("NaN", "5e-324", "Infinity", "-1.5", None)),
+        (
+            Number("double", pa.float64(), "float8"),
+            ("0", "-0"),
+            ("NaN", "5e-324", "Infinity", "-1.5", None),
+        ),
         (Number("float", pa.float32(), "float4"), ("-0", "0"), ("1e-45", "1.5", None)),
         (NumericAsDouble(), ("1.0", "1.00"), ("1.01", "0.5", "NaN", None)),
         (scaled_decimal(10), ("1.0", "1.00"), ("1.01", "-1", None)),

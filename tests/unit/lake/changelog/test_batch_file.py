@@ -1,4 +1,6 @@
-"""A batch's file of the change log, and the commit that adds it: what is there afterwards, whatever comes between."""
+"""A batch's file of the change log, and the commit that adds it: what is there afterwards, whatever
+comes between.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,14 @@ from waldelta.lake.changelog import batch_file
 from waldelta.lake.changelog.change_log import ChangeLog
 
 SCHEMA = pa.schema(
-    [("seq", pa.int64()), ("relation_id", pa.int64()), ("xid8", pa.int64()), ("end_lsn", pa.int64()), ("data", pa.binary())]
-)  # fmt: skip
+    [
+        ("seq", pa.int64()),
+        ("relation_id", pa.int64()),
+        ("xid8", pa.int64()),
+        ("end_lsn", pa.int64()),
+        ("data", pa.binary()),
+    ]
+)
 
 
 @pytest.fixture
@@ -30,7 +38,9 @@ def log(tmp_path):
 
 def part(*rows) -> pa.RecordBatch:
     """Rows of (seq, relation_id, xid8, end_lsn)."""
-    return pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, [*row, b"x" * 10], strict=True)) for row in rows], SCHEMA)
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(SCHEMA.names, [*row, b"x" * 10], strict=True)) for row in rows], SCHEMA
+    )
 
 
 def land(log, batch, *parts, metadata="ours"):
@@ -42,12 +52,16 @@ def files(log) -> list[Path]:
 
 
 def test_a_log_is_made_where_there_is_nothing(log, tmp_path):
-    """Made again it stays as it is; beside files of who knows whom none is made, nor where none can be."""
+    """Made again it stays as it is; beside files of who knows whom none is made, nor where none can
+    be.
+    """
     land(log, 1, part((0, 7, 500, 90)))
     log.create(SCHEMA)
     assert log.last_batch() == 1
     shutil.rmtree(Path(log.uri.removeprefix("file://")) / "_delta_log")
-    with pytest.raises(TargetNotWritable, match=r"it has files and no Delta log.*nothing was consumed"):
+    with pytest.raises(
+        TargetNotWritable, match=r"it has files and no Delta log.*nothing was consumed"
+    ):
         log.create(SCHEMA)
     (tmp_path / "file").touch()
     with pytest.raises(TargetNotWritable, match="nothing was consumed"):
@@ -59,14 +73,26 @@ def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
     monkeypatch.setattr(batch_file, "ROW_GROUP_BYTES", 60)
     land(log, 1, part((0, 7, 500, 90), (1, 8, None, 80)), part(), part((2, 7, 499, 100)))
     (file,) = pa.table(log._open().get_add_actions(flatten=True)).to_pylist()
-    told = {name: file[name] for name in file if name.partition(".")[0] in ("min", "max", "null_count", "num_records")}
+    told = {
+        name: file[name]
+        for name in file
+        if name.partition(".")[0] in ("min", "max", "null_count", "num_records")
+    }
     assert {name: value for name, value in told.items() if value is not None} == {
-        "num_records": 3, "min.relation_id": 7, "max.relation_id": 8, "min.xid8": 499, "max.xid8": 500, "min.end_lsn": 80,
-        "max.end_lsn": 100, "null_count.relation_id": 0, "null_count.xid8": 1, "null_count.end_lsn": 0,
-    }  # fmt: skip
-    assert DeltaTable(log.uri).to_pyarrow_table(columns=["batch", "seq"]).sort_by("seq").to_pylist() == [
-        {"batch": 1, "seq": number} for number in range(3)
-    ]
+        "num_records": 3,
+        "min.relation_id": 7,
+        "max.relation_id": 8,
+        "min.xid8": 499,
+        "max.xid8": 500,
+        "min.end_lsn": 80,
+        "max.end_lsn": 100,
+        "null_count.relation_id": 0,
+        "null_count.xid8": 1,
+        "null_count.end_lsn": 0,
+    }
+    assert DeltaTable(log.uri).to_pyarrow_table(columns=["batch", "seq"]).sort_by(
+        "seq"
+    ).to_pylist() == [{"batch": 1, "seq": number} for number in range(3)]
     assert pq.ParquetFile(files(log)[0]).num_row_groups == 2
     assert log.last_batch() == 1
     assert DeltaTable(log.uri).history(1)[0]["userMetadata"] == "ours"
@@ -75,7 +101,8 @@ def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
 def test_what_batches_weigh(log):
     """Before compression, and all that lies together with the rows that are asked for."""
     small, large = (
-        [{"seq": 0, "relation_id": 7, "xid8": 500, "end_lsn": 90, "data": b"x" * size}] for size in (10, 1_000_000)
+        [{"seq": 0, "relation_id": 7, "xid8": 500, "end_lsn": 90, "data": b"x" * size}]
+        for size in (10, 1_000_000)
     )
     for batch, rows in enumerate((small, large, small + large), 1):
         land(log, batch, pa.RecordBatch.from_pylist(rows, SCHEMA))
@@ -158,9 +185,9 @@ def test_somebody_elses_commit_comes_between(log, monkeypatch):
     monkeypatch.setattr(log, "_must_open", late)
     with pytest.raises(LateWriter):
         land(log, 1, part((0, 7, 500, 90)))
-    assert [json.loads(json.dumps(entry.get("userMetadata"))) for entry in DeltaTable(log.uri).history()][:1] == [
-        "theirs"
-    ]
+    assert [
+        json.loads(json.dumps(entry.get("userMetadata"))) for entry in DeltaTable(log.uri).history()
+    ][:1] == ["theirs"]
     monkeypatch.setattr(log, "_must_open", opened)
     land(log, 2, part((0, 7, 500, 90)))
     assert log.last_batch() == 2
@@ -170,7 +197,8 @@ def test_a_checkpoint_keeps_the_last_batch(log, monkeypatch):
     monkeypatch.setattr(batch_file, "CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2, 3):
         land(log, batch, part((0, 7, 500, 90)))
-    assert [path.name for path in Path(log.uri.removeprefix("file://")).glob("_delta_log/*.checkpoint.parquet")] == [
-        f"{2:020d}.checkpoint.parquet"
-    ]
+    assert [
+        path.name
+        for path in Path(log.uri.removeprefix("file://")).glob("_delta_log/*.checkpoint.parquet")
+    ] == [f"{2:020d}.checkpoint.parquet"]
     assert log.last_batch() == 3

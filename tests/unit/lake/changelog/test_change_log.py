@@ -1,4 +1,6 @@
-"""What the change log says of a range of its batches without reading their rows, and how it forgets them."""
+"""What the change log says of a range of its batches without reading their rows, and how it forgets
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ TRUNCATE, OTHERS = plain(8, enc.truncate([16399, 16400])), plain(8, enc.truncate
 
 
 @pytest.mark.parametrize(
-    "after, upto, expected", [(0, 5, 2), (1, 2, 2), (2, 5, 4), (2, 3, None), (4, 5, None), (0, 0, None)]
+    "after, upto, expected",
+    [(0, 5, 2), (1, 2, 2), (2, 5, 4), (2, 3, None), (4, 5, None), (0, 0, None)],
 )
 def test_the_first_truncate(tmp_path, after, upto, expected):
     """However far back it is looked for, nothing else is read."""
@@ -35,11 +38,21 @@ HOLES = {
     "a batch of which no move says how many messages it had": ({3: None}, 0, 5, None),
     "a batch that no move says anything of": ({2: 3, 4: 3}, 0, 5, None),
     "a batch is gone": ({2: 3, 3: 7}, 0, 5, ["batch 3 holds 0 messages, 7 had landed"]),
-    "messages are gone": ({1: 4, 3: 7}, 0, 5, ["batch 1 holds 3 messages, 4 had landed", "batch 3 holds 0"]),
+    "messages are gone": (
+        {1: 4, 3: 7},
+        0,
+        5,
+        ["batch 1 holds 3 messages, 4 had landed", "batch 3 holds 0"],
+    ),
     "more than had landed": ({1: 2}, 0, 5, ["batch 1 holds 3 messages, 2 had landed"]),
     "in front of the range": ({1: 4, 2: 3}, 1, 5, None),
     "behind the range": ({2: 3, 3: 7}, 0, 2, None),
-    "many": (dict.fromkeys(range(1, 6), 9), 0, 5, ["batch 1 holds", "batch 3 holds", "and 2 more batches"]),
+    "many": (
+        dict.fromkeys(range(1, 6), 9),
+        0,
+        5,
+        ["batch 1 holds", "batch 3 holds", "and 2 more batches"],
+    ),
 }
 
 
@@ -71,7 +84,9 @@ def test_where_what_is_lost_was_committed(tmp_path):
 
 
 def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):
-    """Both commits count. Files that a version of the last week consists of stay; those of nobody go, and the empty folders of old batches."""
+    """Both commits count. Files that a version of the last week consists of stay; those of nobody
+    go, and the empty folders of old batches.
+    """
     log = written(tmp_path, ROWS, ROWS, ROWS)
     stale, open_log = log._must_open(), log._must_open
     folder = local_path(log.uri)
@@ -95,7 +110,13 @@ def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):
     assert open_log().transaction_version("waldelta:pruned") == 2
     left = sorted(str(path.relative_to(folder)) for path in folder.glob("batch=*/*"))
     assert [name for name in left if "part-" not in name] == ["batch=4/landing.parquet"]
-    assert [name.partition("/")[0] for name in left] == ["batch=1", "batch=2", "batch=3", "batch=4", "batch=4"]
+    assert [name.partition("/")[0] for name in left] == [
+        "batch=1",
+        "batch=2",
+        "batch=3",
+        "batch=4",
+        "batch=4",
+    ]
     assert not (folder / "batch=0").exists()
     consumed = {batch: ConsumedBatch(batch * 100, 3) for batch in (1, 2, 3, 4)}
     assert log.whole_sizes(consumed, 0, 9) == {3: 3, 4: 3}

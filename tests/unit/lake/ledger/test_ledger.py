@@ -1,4 +1,6 @@
-"""The ledger on a local disk: total order whatever the clocks say, filtered reads of few files, and what pruning keeps."""
+"""The ledger on a local disk: total order whatever the clocks say, filtered reads of few files, and
+what pruning keeps.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ from waldelta.lake.ledger.records import (
     TargetCut,
     now,
 )
-from waldelta.lake.ledger.retention import keep_cuts, keep_gaps, keep_moves, keep_states, prune_ledger
+from waldelta.lake.ledger.retention import (
+    keep_cuts,
+    keep_gaps,
+    keep_moves,
+    keep_states,
+    prune_ledger,
+)
 from waldelta.lake.storage import bookkeeping_uri, local_path
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 
@@ -45,7 +53,9 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 OLD = NOON - 100 * DAY
 
 
-def move(event: str, lsn: int, at: datetime = NOON, *, slot: str = "s", incarnation: str = "0/1") -> SlotMove:
+def move(
+    event: str, lsn: int, at: datetime = NOON, *, slot: str = "s", incarnation: str = "0/1"
+) -> SlotMove:
     return SlotMove(at, "r", event, slot, "1", 1, incarnation, lsn)
 
 
@@ -75,9 +85,19 @@ def ledger(lake):
 
 
 def test_an_empty_ledger_has_nothing(ledger):
-    assert (ledger.slot_moves(), ledger.slot_lives(), ledger.table_states(), ledger.batches(), ledger.runs()) == (
-        [], [], {}, [], [],
-    )  # fmt: skip
+    assert (
+        ledger.slot_moves(),
+        ledger.slot_lives(),
+        ledger.table_states(),
+        ledger.batches(),
+        ledger.runs(),
+    ) == (
+        [],
+        [],
+        {},
+        [],
+        [],
+    )
     assert (ledger.last_cut(), ledger.last_run(), ledger.run_result("r")) == (None, None, None)
     assert ledger.furthest_lsn("s", "0/1") == 0
     assert prune_ledger(ledger, NOON, None) == 0
@@ -111,11 +131,15 @@ def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
     assert sorted(r.run_id for r in runs) == sorted(f"{w}-{n}" for w in range(4) for n in range(8))
     assert len({r.at for r in runs}) == 32
     for writer in range(4):
-        assert [r.run_id for r in runs if r.run_id[0] == str(writer)] == [f"{writer}-{n}" for n in range(8)]
+        assert [r.run_id for r in runs if r.run_id[0] == str(writer)] == [
+            f"{writer}-{n}" for n in range(8)
+        ]
 
 
 def test_who_comes_too_late_adds_nothing(ledger):
-    """A run that slept while another one went on knows an older row than the newest: what it would say isn't so any more."""
+    """A run that slept while another one went on knows an older row than the newest: what it would
+    say isn't so any more.
+    """
     begun = ledger.append_state(state("t", 1, "copying", NOON), None)
     ledger.append_state(state("u", 1, "copying", OLD), None)
     copied = ledger.append_state(state("t", 1, "synced", OLD), begun)
@@ -146,8 +170,12 @@ def test_who_comes_too_late_adds_nothing(ledger):
     ],
 )
 def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, newest, refused):
-    """One that slept while the next did its work ends after that, and mostly fails; told before that, it hides nothing."""
-    earlier, later = (replace(run("r"), begun=ledger.begin_run("r", "consume"), changes=n) for n in range(2))
+    """One that slept while the next did its work ends after that, and mostly fails; told before
+    that, it hides nothing.
+    """
+    earlier, later = (
+        replace(run("r"), begun=ledger.begin_run("r", "consume"), changes=n) for n in range(2)
+    )
     ledger.append_run(replace(earlier, status="failed"))
     ledger.append_run(replace(later, status=newest))
     with pytest.raises(LateWriter, match="began later") if refused else nullcontext():
@@ -156,7 +184,9 @@ def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, ne
 
 
 def test_a_clock_that_is_behind_makes_no_attempt_an_earlier_one(ledger):
-    """Whoever begins has seen what was told of the run; of other runs, and other verbs, nothing is asked."""
+    """Whoever begins has seen what was told of the run; of other runs, and other verbs, nothing is
+    asked.
+    """
     ledger.append_run(run("r", now() + DAY, status="failed"))
     for status in ("running", "succeeded"):
         begun = ledger.begin_run("r", "consume")
@@ -204,10 +234,15 @@ def test_a_table_of_an_earlier_version_is_read_and_goes_on(ledger):
     """A column that was added since has its default in old rows."""
     schema = pa.schema([field for field in TableState.schema if field.name != "incarnation"])
     row = {k: v for k, v in asdict(state("t", 1, "synced")).items() if k != "incarnation"}
-    write_deltalake(bookkeeping_uri(ledger.root, "tables"), pa.Table.from_pylist([row], schema=schema))
+    write_deltalake(
+        bookkeeping_uri(ledger.root, "tables"), pa.Table.from_pylist([row], schema=schema)
+    )
     assert ledger.table_states()["t"].incarnation is None
     ledger.append(state("u", 1, "synced", incarnation="0/1"))
-    assert {name: s.incarnation for name, s in ledger.table_states().items()} == {"t": None, "u": "0/1"}
+    assert {name: s.incarnation for name, s in ledger.table_states().items()} == {
+        "t": None,
+        "u": "0/1",
+    }
 
 
 def test_pruning_drops_what_is_old_and_leaves_one_file(ledger):
@@ -246,23 +281,42 @@ def test_a_row_appended_while_rows_are_pruned_stays(ledger):
 
 KEPT_MOVES = {
     "the furthest intent of each life": (
-        [move("created", 1, OLD), move("intent", 9, OLD), move("intent", 5, OLD), move("intent", 3, OLD, incarnation="2")],
+        [
+            move("created", 1, OLD),
+            move("intent", 9, OLD),
+            move("intent", 5, OLD),
+            move("intent", 3, OLD, incarnation="2"),
+        ],
         [True, True, False, True],
     ),
     "lives, whatever their age": (
-        [move("creating", 1, OLD, incarnation=""), move("adopted", 1, OLD), move("dropped", 1, OLD)],
+        [
+            move("creating", 1, OLD, incarnation=""),
+            move("adopted", 1, OLD),
+            move("dropped", 1, OLD),
+        ],
         [True, True, True],
     ),
     "the last batch's, behind which the slot moved on": (
-        [replace(move("intent", lsn, OLD), batch=batch) for lsn, batch in ((1, 1), (2, 2), (3, None), (9, None))],
+        [
+            replace(move("intent", lsn, OLD), batch=batch)
+            for lsn, batch in ((1, 1), (2, 2), (3, None), (9, None))
+        ],
         [False, True, False, True],
     ),
     "that the last batch was compared, not that another one was": (
-        [replace(move(event, batch, OLD), batch=batch) for batch in (1, 2) for event in ("intent", "compared")],
+        [
+            replace(move(event, batch, OLD), batch=batch)
+            for batch in (1, 2)
+            for event in ("intent", "compared")
+        ],
         [False, False, True, True],
     ),
-    "young intents": ([move("created", 1, OLD), move("intent", 2), move("intent", 3)], [True, True, True]),
-}  # fmt: skip
+    "young intents": (
+        [move("created", 1, OLD), move("intent", 2), move("intent", 3)],
+        [True, True, True],
+    ),
+}
 
 
 def landed(lsn: int, batch: int | None) -> SlotMove:
@@ -273,8 +327,16 @@ def landed(lsn: int, batch: int | None) -> SlotMove:
 LANDED = {
     "all of it": ([landed(20, 1), landed(30, 2), landed(40, None)], 2, 40),
     "none": ([landed(20, 1), landed(30, 2), landed(40, None)], 0, 10),
-    "up to an earlier day": ([landed(20, 1), landed(25, None), landed(30, 2), landed(40, None)], 1, 25),
-    "in an earlier life": ([replace(move("created", 10), batch=7), landed(20, None), landed(30, 8)], 0, 20),
+    "up to an earlier day": (
+        [landed(20, 1), landed(25, None), landed(30, 2), landed(40, None)],
+        1,
+        25,
+    ),
+    "in an earlier life": (
+        [replace(move("created", 10), batch=7), landed(20, None), landed(30, 8)],
+        0,
+        20,
+    ),
 }
 
 
@@ -286,7 +348,8 @@ def test_how_far_a_change_log_is_known_to_have_come(ledger, moves, last, furthes
     assert ledger.furthest_lsn("s", "0/1", last) == furthest
 
 
-# What followed on a batch that was consumed before it was compared, and where the slot stood then, if that is to be told.
+# What followed on a batch that was consumed before it was compared, and where the slot stood then,
+# if that is to be told.
 BY_GET = replace(landed(20, 2), compared_after=True)
 UNCOMPARED = {
     "consumed": ([BY_GET], 20),
@@ -305,7 +368,9 @@ UNCOMPARED = {
 def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
     """Rows of an earlier version, too, say nothing of it, and are no reason to warn."""
     columns = [name for name in SlotMove.schema.names if name != "compared_after"]
-    created = pa.Table.from_pylist([asdict(move("created", 10))], schema=SlotMove.schema).select(columns)
+    created = pa.Table.from_pylist([asdict(move("created", 10))], schema=SlotMove.schema).select(
+        columns
+    )
     write_deltalake(bookkeeping_uri(ledger.root, SlotMove.table), created)
     for row in rows:
         ledger.append(row)
@@ -320,41 +385,70 @@ def test_moves_that_recovery_rests_on_are_kept(moves, kept):
 
 
 def test_moves_over_batches_that_the_change_log_holds_are_kept():
-    """They say how many messages landed, however long a target that fails keeps the log from being pruned."""
+    """They say how many messages landed, however long a target that fails keeps the log from being
+    pruned.
+    """
     moves = [landed(10 * batch, batch) for batch in (1, 2, 3, 4)]
     assert keep_moves(moves, NOON + DAY, 2) == [False, True, True, True]
     assert keep_moves(moves, NOON + DAY) == [False, False, False, True]
 
 
 def test_batches_that_were_consumed(ledger):
-    """By the first move over each that counted its messages; a slot that went back is moved over them again, and counts what is left."""
+    """By the first move over each that counted its messages; a slot that went back is moved over
+    them again, and counts what is left.
+    """
     rows = [
         landed(10, 1),
         replace(landed(20, 2), messages=5),
         replace(landed(25, 2), messages=4),
         replace(BY_GET, incarnation="0/2"),
     ]
-    columns = [name for name in SlotMove.schema.names if name != "messages"]  # an earlier version's table
-    created = pa.Table.from_pylist([asdict(move("created", 5))], schema=SlotMove.schema).select(columns)
+    columns = [
+        name for name in SlotMove.schema.names if name != "messages"
+    ]  # an earlier version's table
+    created = pa.Table.from_pylist([asdict(move("created", 5))], schema=SlotMove.schema).select(
+        columns
+    )
     write_deltalake(bookkeeping_uri(ledger.root, SlotMove.table), created)
     assert ledger.consumed_batches("s", "0/1") == {}
     for row in rows:
         ledger.append(row)
-    assert ledger.consumed_batches("s", "0/1") == {1: ConsumedBatch(10, None), 2: ConsumedBatch(20, 5)}
+    assert ledger.consumed_batches("s", "0/1") == {
+        1: ConsumedBatch(10, None),
+        2: ConsumedBatch(20, 5),
+    }
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():
-    """And how that copy began, by which it is told from a repair; and the first of each set of columns: the schema's history."""
+    """And how that copy began, by which it is told from a repair; and the first of each set of
+    columns: the schema's history.
+    """
     began = [state("a", n, "copying", OLD) for n in (2, 3)]
-    assert keep_states([began[0], state("a", 2, "synced", OLD), began[1], state("a", 3, "synced", OLD)], NOON - DAY) == [
-        False, True, True, True,
-    ]  # fmt: skip
-    states = [state("a", 1, "synced", OLD), state("a", 2, "synced", OLD), state("a", 3, "synced", OLD),
-              state("a", 4, "copying", OLD), state("b", 1, "failed", OLD), state("c", 1, "copying"),
-              state("c", 1, "synced")]  # fmt: skip
+    assert keep_states(
+        [began[0], state("a", 2, "synced", OLD), began[1], state("a", 3, "synced", OLD)], NOON - DAY
+    ) == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    states = [
+        state("a", 1, "synced", OLD),
+        state("a", 2, "synced", OLD),
+        state("a", 3, "synced", OLD),
+        state("a", 4, "copying", OLD),
+        state("b", 1, "failed", OLD),
+        state("c", 1, "copying"),
+        state("c", 1, "synced"),
+    ]
     assert keep_states(states, NOON - DAY) == [True, False, True, True, True, True, True]
     added = replace(states[1], columns=[ColumnState("x", 23, -1, "integer", "int", not_null=False)])
-    assert keep_states([states[0], added, states[2], states[3]], NOON - DAY) == [True, True, True, True]
+    assert keep_states([states[0], added, states[2], states[3]], NOON - DAY) == [
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_cuts_expire_but_for_the_newest(ledger):
@@ -369,12 +463,18 @@ def test_cuts_expire_but_for_the_newest(ledger):
     assert [(row.batch, row.expired) for row in ledger.batches()] == [(1, True), (2, False)]
     ledger.append(cut(3))
     assert ledger.expire_cuts(NOON + DAY) == 1
-    assert [(row.batch, row.expired) for row in ledger.batches()] == [(1, True), (2, True), (3, False)]
+    assert [(row.batch, row.expired) for row in ledger.batches()] == [
+        (1, True),
+        (2, True),
+        (3, False),
+    ]
     assert ledger.batches()[0].targets == cut(1, OLD).targets
 
 
 def test_cuts_are_kept_as_long_as_the_change_log_needs_them():
-    """Maintenance tells by old cuts which batches may go, and a replay where the log begins; the newest always stays."""
+    """Maintenance tells by old cuts which batches may go, and a replay where the log begins; the
+    newest always stays.
+    """
     cuts = [cut(1, OLD), cut(2, OLD), cut(3, OLD), cut(4)]
     assert keep_cuts(cuts, NOON - DAY, 3) == [False, True, True, True]
     assert keep_cuts(cuts, NOON - DAY, None) == [False, False, False, True]
@@ -398,7 +498,12 @@ def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
             if field.name not in ("reread", "quarantined", "verbatim")
         ]
     )
-    schema = pa.schema([f if f.name != "targets" else pa.field("targets", pa.list_(earlier)) for f in BatchCut.schema])
+    schema = pa.schema(
+        [
+            f if f.name != "targets" else pa.field("targets", pa.list_(earlier))
+            for f in BatchCut.schema
+        ]
+    )
     first = replace(cut(1), targets=[TargetCut("public.t", 1, 5, inserted=3)])
     ledger_table.LedgerTable(bookkeeping_uri(lake, BatchCut.table), schema).append(asdict(first))
     ledger = Ledger(lake)
@@ -409,19 +514,27 @@ def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
 
 
 def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
-    """A state that is recorded equals what the catalogs say, or every run would record it again; older ones have no labels."""
-    storage = StorageState([FileState(1, 2)], [AttributeState(1, 700, has_missing=True)], [LabelState(1, 5, "sad")])
+    """A state that is recorded equals what the catalogs say, or every run would record it again;
+    older ones have no labels.
+    """
+    storage = StorageState(
+        [FileState(1, 2)], [AttributeState(1, 700, has_missing=True)], [LabelState(1, 5, "sad")]
+    )
     ledger = Ledger(lake)
     ledger.append(TableState(now(), "r", "public.t", 1, "synced", storage=storage))
     assert ledger.table_states()["public.t"].storage == storage
     earlier = asdict(TableState(now(), "r", "public.u", 1, "synced", storage=storage))
     earlier["storage"]["labels"] = None
-    ledger_table.LedgerTable(bookkeeping_uri(lake, TableState.table), TableState.schema).append(earlier)
+    ledger_table.LedgerTable(bookkeeping_uri(lake, TableState.table), TableState.schema).append(
+        earlier
+    )
     assert ledger.table_states()["public.u"].storage == replace(storage, labels=[])
 
 
 def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
-    """One row a life at a time: whoever comes second, with the row before in hand, adds nothing. The newest is kept."""
+    """One row a life at a time: whoever comes second, with the row before in hand, adds nothing.
+    The newest is kept.
+    """
     rows = [gap(OPEN, "0/1", OLD), gap(CLOSED, "0/1", OLD + DAY), gap(OPEN, "0/2", OLD + 2 * DAY)]
     ledger.append_gap(rows[0], None)
     with pytest.raises(LateWriter):
@@ -437,13 +550,20 @@ def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
 
 
 def test_a_limit_on_files_has_a_name(ledger):
-    """Not delta-rs' account of a file that it couldn't copy, which is all that a run would end with."""
+    """Not delta-rs' account of a file that it couldn't copy, which is all that a run would end
+    with.
+    """
     ledger.append(run("r1", NOON))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
-        for append in (lambda: ledger.append(run("r2", NOON)), lambda: ledger.append(move("intent", 1))):
-            with pytest.raises(TargetNotWritable, match=r"File too large.*: raise the limit on the size of files"):
+        for append in (
+            lambda: ledger.append(run("r2", NOON)),
+            lambda: ledger.append(move("intent", 1)),
+        ):
+            with pytest.raises(
+                TargetNotWritable, match=r"File too large.*: raise the limit on the size of files"
+            ):
                 append()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -455,7 +575,9 @@ def test_each_file_is_opened_once(lake, monkeypatch):
     """A run reads the ledger some times per table: whatever was there before isn't opened again."""
     opened = []
     real = ledger_files.ds.dataset
-    monkeypatch.setattr(ledger_files.ds, "dataset", lambda paths, **how: opened.extend(paths) or real(paths, **how))
+    monkeypatch.setattr(
+        ledger_files.ds, "dataset", lambda paths, **how: opened.extend(paths) or real(paths, **how)
+    )
     for number in range(3):
         Ledger(lake).append(TableState(now(), "r", f"public.t{number}", 1, "synced"))
         assert len(Ledger(lake).table_states()) == number + 1
@@ -463,32 +585,52 @@ def test_each_file_is_opened_once(lake, monkeypatch):
 
 
 def test_a_scan_reads_columns_from_a_moment_on(ledger, lake):
-    """Also within the millisecond to which statistics of files are rounded, across files, and for columns that aren't there yet."""
+    """Also within the millisecond to which statistics of files are rounded, across files, and for
+    columns that aren't there yet.
+    """
     table = ledger_table.LedgerTable(bookkeeping_uri(lake, Run.table), Run.schema)
     assert table.scan(["run_id", "at"]).num_rows == 0
     for number in range(3):
         ledger.append(run(f"run-{number}", NOON + timedelta(microseconds=900 + 3000 * number)))
-    assert table.scan(["run_id"], NOON + timedelta(microseconds=950))["run_id"].to_pylist() == ["run-1", "run-2"]
-    assert table.scan(["run_id"], NOON + timedelta(microseconds=900), pc.field("run_id") != "run-1").num_rows == 2
+    assert table.scan(["run_id"], NOON + timedelta(microseconds=950))["run_id"].to_pylist() == [
+        "run-1",
+        "run-2",
+    ]
+    assert (
+        table.scan(
+            ["run_id"], NOON + timedelta(microseconds=900), pc.field("run_id") != "run-1"
+        ).num_rows
+        == 2
+    )
     later = ledger_table.LedgerTable(table.uri, Run.schema.append(pa.field("later", pa.int64())))
     assert later.scan(["later", "run_id"]).to_pylist()[0] == {"later": None, "run_id": "run-0"}
 
 
 def test_rewritten_files_are_read_by_parts(ledger, lake):
-    """One run's result is found without reading those of all others, after a compaction as after maintenance."""
+    """One run's result is found without reading those of all others, after a compaction as after
+    maintenance.
+    """
     table = ledger_table.LedgerTable(bookkeeping_uri(lake, Run.table), Run.schema, group_rows=10)
     row = asdict(run("x", NOON))
     for half in range(2):
-        rows = [row | {"run_id": str(n), "at": NOON + timedelta(seconds=n)} for n in range(half * 50, half * 50 + 50)]
+        rows = [
+            row | {"run_id": str(n), "at": NOON + timedelta(seconds=n)}
+            for n in range(half * 50, half * 50 + 50)
+        ]
         table.extend(rows)
     table.prune(lambda rows: [row["run_id"] != "99" for row in rows])
     (file,) = DeltaTable(table.uri).file_uris()
     assert pq.ParquetFile(file.removeprefix("file://")).num_row_groups == 10
-    assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == ["97", "98"]
+    assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == [
+        "97",
+        "98",
+    ]
 
 
 def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatch):
-    """At any moment: what points to a checkpoint, or lets old entries go, comes after the checkpoint is on the disk."""
+    """At any moment: what points to a checkpoint, or lets old entries go, comes after the
+    checkpoint is on the disk.
+    """
     monkeypatch.setattr(ledger_table, "CHECKPOINT_INTERVAL", 3)
     disk, ledger, rows = Disk(monkeypatch), Ledger(lake), []
     table = local_path(bookkeeping_uri(lake, SlotMove.table))
@@ -515,7 +657,9 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
 
 
 def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
-    """As the log's last entry is before it is forced onto the disk, which is behind its files: readers find a version of no change."""
+    """As the log's last entry is before it is forced onto the disk, which is behind its files:
+    readers find a version of no change.
+    """
     for number in range(3):
         ledger.append(move("intent", number))
     log = local_path(bookkeeping_uri(ledger.root, SlotMove.table)) / "_delta_log"
@@ -531,7 +675,9 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     root = f"file://{tmp_path}/données"
     for number in range(3):
         Ledger(root).append(move("intent", number))
-    assert list(local_path(bookkeeping_uri(root, SlotMove.table)).glob("_delta_log/*2.checkpoint.parquet"))
+    assert list(
+        local_path(bookkeeping_uri(root, SlotMove.table)).glob("_delta_log/*2.checkpoint.parquet")
+    )
 
 
 @pytest.mark.parametrize(
@@ -539,21 +685,37 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     [
         pytest.param([], False, id="no run has told anything"),
         pytest.param([("r", 1, None, 7)], False, id="it ended before"),
-        pytest.param([("r", 1, False, None)], True, id="its own run has, by which one table failed"),
+        pytest.param(
+            [("r", 1, False, None)], True, id="its own run has, by which one table failed"
+        ),
         pytest.param([("r", -1, True, 7)], True, id="its own run has, whose clock is behind"),
-        pytest.param([("r", -1, False, 6)], False, id="an earlier attempt of its own run has told less"),
-        pytest.param([("r", -1, False, None)], False, id="an earlier attempt of its own run has told of nothing"),
+        pytest.param(
+            [("r", -1, False, 6)], False, id="an earlier attempt of its own run has told less"
+        ),
+        pytest.param(
+            [("r", -1, False, None)],
+            False,
+            id="an earlier attempt of its own run has told of nothing",
+        ),
         pytest.param([("before", -1, True, 7)], False, id="an earlier run says nothing of it"),
-        pytest.param([("r", 1, None, 7), ("later", 2, True, 7)], True, id="a later one has, of what a killed one did"),
+        pytest.param(
+            [("r", 1, None, 7), ("later", 2, True, 7)],
+            True,
+            id="a later one has, of what a killed one did",
+        ),
     ],
 )
 def test_whether_a_cut_is_told(tmp_path, runs, told):
-    """By whatever run; that maintenance publishes it again changes nothing, nor does a cut of the same number in an earlier life."""
+    """By whatever run; that maintenance publishes it again changes nothing, nor does a cut of the
+    same number in an earlier life.
+    """
     ledger = Ledger(tmp_path.as_uri())
     ledger.append(replace(cut(7, NOON - DAY), end_lsn=3))
     made = replace(cut(7), targets=[TargetCut("t", 1, 7, inserted=1), TargetCut("u", 1, 3)])
     ledger.append_cut(made, ledger.last_cut())
-    again = replace(made, at=NOON + DAY, run_id="maintain", targets=[TargetCut("t", 1, 8), TargetCut("u", 1, 3)])
+    again = replace(
+        made, at=NOON + DAY, run_id="maintain", targets=[TargetCut("t", 1, 8), TargetCut("u", 1, 3)]
+    )
     ledger.append_cut(again, ledger.last_cut())
     for run_id, minutes, applied, version in runs:
         result = json.dumps({"tables": {} if version is None else {"t": {"version": version}}})

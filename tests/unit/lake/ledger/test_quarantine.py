@@ -36,7 +36,9 @@ def told(quarantine, generation=1):
 
 
 def test_a_batch_that_is_done_again_replaces_its_rows(lake):
-    """What a killed run wrote for batches it never applied goes; other tables, copies and older batches stay."""
+    """What a killed run wrote for batches it never applied goes; other tables, copies and older
+    batches stay.
+    """
     quarantine = Quarantine(lake)
     assert told(quarantine) == []
     quarantine.replace(NAME, 1, 0, [row(QUARANTINED, "a", 3), row(REREAD, "b", 3)])
@@ -44,7 +46,12 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
     quarantine.replace(NAME, 2, 0, [row(QUARANTINED, "a", 5, generation=2)])
     quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "c", 5)])
     quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 6), row(QUARANTINED, "a", 6)])
-    assert told(quarantine) == [(QUARANTINED, "a", 3), (REREAD, "b", 3), (RESOLVED, "a", 6), (QUARANTINED, "a", 6)]
+    assert told(quarantine) == [
+        (QUARANTINED, "a", 3),
+        (REREAD, "b", 3),
+        (RESOLVED, "a", 6),
+        (QUARANTINED, "a", 6),
+    ]
     quarantine.replace(NAME, 1, 3, [])
     assert told(quarantine) == [(QUARANTINED, "a", 3), (REREAD, "b", 3)]
     assert told(quarantine, generation=2) == [(QUARANTINED, "a", 5)]
@@ -53,8 +60,12 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
 
 
 WRITES = {
-    "a batch's rows": lambda quarantine, check: quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "a", 4)], check),
-    "a replay's, or a person's": lambda quarantine, check: quarantine.add([row(QUARANTINED, "a", 3)], check),
+    "a batch's rows": lambda quarantine, check: quarantine.replace(
+        NAME, 1, 3, [row(QUARANTINED, "a", 4)], check
+    ),
+    "a replay's, or a person's": lambda quarantine, check: quarantine.add(
+        [row(QUARANTINED, "a", 3)], check
+    ),
     "nothing": lambda quarantine, check: quarantine.forget(NAME, 1, 3, check),
 }
 MEANWHILE = {
@@ -89,14 +100,26 @@ def test_rows_that_replace_others_come_last_though_a_clock_was_set_back(lake):
     """On a machine whose clock is behind, a row that is resolved would go on being open."""
     quarantine = Quarantine(lake)
     quarantine.add([replace(row(QUARANTINED, "a", 3), at=now() + timedelta(days=1))])
-    quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "b", 4), row(RESOLVED, "b", 4), row(RESOLVED, "a", 4)])
-    assert told(quarantine) == [(QUARANTINED, "a", 3), (QUARANTINED, "b", 4), (RESOLVED, "b", 4), (RESOLVED, "a", 4)]
+    quarantine.replace(
+        NAME, 1, 3, [row(QUARANTINED, "b", 4), row(RESOLVED, "b", 4), row(RESOLVED, "a", 4)]
+    )
+    assert told(quarantine) == [
+        (QUARANTINED, "a", 3),
+        (QUARANTINED, "b", 4),
+        (RESOLVED, "b", 4),
+        (RESOLVED, "a", 4),
+    ]
     assert quarantine.open_counts({NAME: 1}) == {}
 
 
 def test_the_latest_row_of_a_key_counts():
     """A key is open while its row is neither in the target nor gone from the source."""
-    rows = [row(QUARANTINED, "a", 1), row(REREAD, "b", 1), row(QUARANTINED, "c", 1), row(RESOLVED, "c", 2)]
+    rows = [
+        row(QUARANTINED, "a", 1),
+        row(REREAD, "b", 1),
+        row(QUARANTINED, "c", 1),
+        row(RESOLVED, "c", 2),
+    ]
     assert watched_rows(rows).keys() == {"a"}
     assert watched_rows([*rows, row(QUARANTINED, "c", 3)]).keys() == {"a", "c"}
 
@@ -105,8 +128,14 @@ LACKING = {
     "open": ([row(QUARANTINED, "a", 1)], {"a"}),
     "discarded": ([row(QUARANTINED, "a", 1), row(DISCARDED, "a", 1)], {"a"}),
     "there with other values": ([row(REREAD, "a", 1)], set()),
-    "discarded, and another row stands there": ([row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)], set()),
-    "of an earlier copy": ([row(DISCARDED, "a", 1, generation=0), row(QUARANTINED, "b", 1, generation=0)], set()),
+    "discarded, and another row stands there": (
+        [row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)],
+        set(),
+    ),
+    "of an earlier copy": (
+        [row(DISCARDED, "a", 1, generation=0), row(QUARANTINED, "b", 1, generation=0)],
+        set(),
+    ),
     "of a batch behind the target's": (
         [row(DISCARDED, "a", 3), row(RESOLVED, "a", 4), row(QUARANTINED, "b", 4)],
         {"a"},
@@ -124,13 +153,17 @@ def test_what_a_copy_is_known_to_lack(lake, rows, expected):
 
 
 def test_rows_that_came_without_a_value_are_counted(lake):
-    """Of the copy that is there; not those that a gate keeps out, nor what somebody has decided on."""
+    """Of the copy that is there; not those that a gate keeps out, nor what somebody has
+    decided on.
+    """
     quarantine = Quarantine(lake)
     assert quarantine.unknown_counts({NAME: 1}) == {}
     whole = replace(row(QUARANTINED, "gate", 1), columns=[], reason=f"{FAILS}positive")
     unsent = replace(row(QUARANTINED, "update", 1), columns=["v"], reason=f"{FAILS}positive")
     old, other = row(QUARANTINED, "c", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t")
-    quarantine.add([row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), old, other])
+    quarantine.add(
+        [row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), old, other]
+    )
     quarantine.add([whole, unsent])
     quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
     assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
@@ -149,8 +182,13 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
     assert quarantine.outlines(NAME, 1) == quarantine.outlines("public.t", 1) == []
     message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
     told = [replace(row(QUARANTINED, key, 3), messages=[message]) for key in "ab"]
-    Quarantine(lake).add([*told, row(REREAD, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)])
-    assert quarantine.outlines(NAME, 1) == [Outline("a", QUARANTINED, 3), Outline("b", QUARANTINED, 3)]
+    Quarantine(lake).add(
+        [*told, row(REREAD, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)]
+    )
+    assert quarantine.outlines(NAME, 1) == [
+        Outline("a", QUARANTINED, 3),
+        Outline("b", QUARANTINED, 3),
+    ]
     assert quarantine.outlines("public.t", 1) == [Outline("x", REREAD, 3)]
     assert len(asked) == 2
     assert all("messages" not in columns for columns in asked)
@@ -164,8 +202,18 @@ def test_pruning_keeps_what_is_open_and_what_is_young(lake):
     """However old: an open or discarded row is the only trace of what the target lacks."""
     quarantine = Quarantine(lake)
     assert quarantine.prune(now()) == 0
-    old = [row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), row(REREAD, "c", 2)]
-    old += [row(QUARANTINED, "e", 1), row(DISCARDED, "e", 1), row(DISCARDED, "f", 1), row(RESOLVED, "f", 2)]
+    old = [
+        row(QUARANTINED, "a", 1),
+        row(QUARANTINED, "b", 1),
+        row(RESOLVED, "b", 2),
+        row(REREAD, "c", 2),
+    ]
+    old += [
+        row(QUARANTINED, "e", 1),
+        row(DISCARDED, "e", 1),
+        row(DISCARDED, "f", 1),
+        row(RESOLVED, "f", 2),
+    ]
     quarantine.replace(NAME, 1, 0, old)
     quarantine.replace(NAME, 2, 0, [row(RESOLVED, "a", 2, generation=2)])
     oldest = now()
@@ -176,11 +224,15 @@ def test_pruning_keeps_what_is_open_and_what_is_young(lake):
 
 
 def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
-    """Its rows stay as they are; both ways of writing add the columns, and rows are found again by the same id."""
+    """Its rows stay as they are; both ways of writing add the columns, and rows are found again by
+    the same id.
+    """
     newer = {"messages", "by"}
     older = pa.schema([field for field in IncompleteRow.schema if field.name not in newer])
     uri = Quarantine(lake).uri
-    first = {name: value for name, value in asdict(row(QUARANTINED, "a", 3)).items() if name not in newer}
+    first = {
+        name: value for name, value in asdict(row(QUARANTINED, "a", 3)).items() if name not in newer
+    }
     LedgerTable(uri, older).append(first)
     quarantine = Quarantine(lake)
     (held,) = quarantine.rows(NAME, 1)

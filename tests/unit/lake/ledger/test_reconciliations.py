@@ -26,7 +26,9 @@ HOSTILE = "<script>alert(1)</script>"
 def row(run_id, table="public.t", status="equal", **details):
     at = details.pop("at", now())
     details = {"version": 3, **details}
-    return Reconciliation(at, run_id, table, status, source_rows=5, target_rows=5, position=16, **details)
+    return Reconciliation(
+        at, run_id, table, status, source_rows=5, target_rows=5, position=16, **details
+    )
 
 
 def test_the_latest_answer_of_each_table_counts(tmp_path):
@@ -45,7 +47,9 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     assert (found.status, found.differences, found.left_out) == ("repaired", [odd], ["w"])
     assert kept.history(now() - timedelta(days=1)).num_rows == 3
     assert kept.prune(now() - timedelta(days=30)) == 1
-    assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {"public.t": "repaired"}
+    assert {name: found.status for name, found in kept.latest({"public.t"}).items()} == {
+        "public.t": "repaired"
+    }
 
 
 MEANWHILE = {
@@ -54,14 +58,22 @@ MEANWHILE = {
     "one of a later version": ("equal", 5, "different", 4, ("equal", "other")),
     "a repair of the same": ("repaired", 4, "different", 4, ("repaired", "other")),
     "a repair of an earlier version": ("repaired", 3, "different", 4, ("different", "this")),
-    "a repair, and what this one has repaired": ("repaired", 5, "repaired", 4, ("repaired", "this")),
+    "a repair, and what this one has repaired": (
+        "repaired",
+        5,
+        "repaired",
+        4,
+        ("repaired", "this"),
+    ),
     "no answer": ("failed", None, "different", 4, ("different", "this")),
     "one of another table": ("other", 5, "different", 4, ("different", "this")),
 }
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it looks", "once it has looked"])
-@pytest.mark.parametrize("status, version, found, held, expected", MEANWHILE.values(), ids=MEANWHILE)
+@pytest.mark.parametrize(
+    "status, version, found, held, expected", MEANWHILE.values(), ids=MEANWHILE
+)
 def test_an_answer_of_before_what_another_run_has_entered_is_not_the_last_word(
     tmp_path, monkeypatch, status, version, found, held, expected, late
 ):
@@ -101,15 +113,27 @@ def test_whoever_is_always_too_late_gives_up(tmp_path, monkeypatch):
 
 
 def test_the_last_answer_of_each_table_is_kept(tmp_path):
-    """However old it is, as are the last attempt since and the last answer of all columns; a table that nobody compares any more differs still."""
+    """However old it is, as are the last attempt since and the last answer of all columns; a table
+    that nobody compares any more differs still.
+    """
     kept = Reconciliations(tmp_path.as_uri())
     long_ago = [
-        ("public.t", "different"), ("public.t", "failed"), ("public.t", "not compared"), ("public.u", "different"),
-        ("public.u", "equal"), ("public.v", "not compared"), ("public.v", "failed"),
-        ("public.x", "equal"), ("public.x", "equal"), ("public.x", "equal", "v"), ("public.x", "equal", "v"),
-    ]  # fmt: skip
+        ("public.t", "different"),
+        ("public.t", "failed"),
+        ("public.t", "not compared"),
+        ("public.u", "different"),
+        ("public.u", "equal"),
+        ("public.v", "not compared"),
+        ("public.v", "failed"),
+        ("public.x", "equal"),
+        ("public.x", "equal"),
+        ("public.x", "equal", "v"),
+        ("public.x", "equal", "v"),
+    ]
     for n, (table, status, *left_out) in enumerate(long_ago):
-        kept.add([row(f"r{n}", table, status, at=now() - timedelta(days=400 - n), left_out=left_out)])
+        kept.add(
+            [row(f"r{n}", table, status, at=now() - timedelta(days=400 - n), left_out=left_out)]
+        )
     kept.add([row("new", "public.w", at=now() - timedelta(days=2)), row("newer", "public.w")])
     assert kept.prune(now() - timedelta(days=30)) == 5
     assert kept.prune(now() - timedelta(days=30)) == 0
@@ -129,24 +153,40 @@ def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
     kept.add([row("r3", status="failed", reason="gone"), row("r3", "public.v", "not compared")])
     latest = kept.latest()
     assert {name: (found.run_id, found.status) for name, found in latest.items()} == {
-        "public.t": ("r1", "different"), "public.u": ("r1", "equal"), "public.v": ("r3", "not compared"),
-    }  # fmt: skip
+        "public.t": ("r1", "different"),
+        "public.u": ("r1", "equal"),
+        "public.v": ("r3", "not compared"),
+    }
     assert latest["public.t"].differences == [odd]
     _, attempts = last_answers(kept.history().to_pylist())
     assert {name: said["reason"] for name, said in attempts.items()} == {"public.t": "gone"}
     kept.add([row("r4")])
-    assert (kept.latest()["public.t"].status, last_answers(kept.history().to_pylist())[1]) == ("equal", {})
+    assert (kept.latest()["public.t"].status, last_answers(kept.history().to_pylist())[1]) == (
+        "equal",
+        {},
+    )
 
 
 def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
     """Nothing in them is markup; the run whose table differs is a failed one."""
     names = {"public.t": "public.t", HOSTILE: "hostile"}
-    odd = RowDifference("different", f'{{"id": "{HOSTILE}"}}', 1, [ColumnDifference(HOSTILE, HOSTILE, None)])
+    odd = RowDifference(
+        "different", f'{{"id": "{HOSTILE}"}}', 1, [ColumnDifference(HOSTILE, HOSTILE, None)]
+    )
     for n in range(3):
         at = now() - timedelta(hours=3 - n)
         found = [
             row(f"r{n}", at=at),
-            row(f"r{n}", HOSTILE, "different", different=3, differences=[odd], at=at, reason=HOSTILE, by=HOSTILE),
+            row(
+                f"r{n}",
+                HOSTILE,
+                "different",
+                different=3,
+                differences=[odd],
+                at=at,
+                reason=HOSTILE,
+                by=HOSTILE,
+            ),
         ]
         write_pages(tmp_path, "shop", names, found)
         if n == 0:
@@ -154,7 +194,9 @@ def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
     assert prune_pages(tmp_path, "other", 1) == 0
     assert len({entry.page for entry in read_entries(tmp_path)}) == 8
     runs = checked_runs(entry for entry in read_entries(tmp_path) if entry.pipeline == "shop")
-    assert [(run.run_id, run.verdict, len(run.entries)) for run in runs] == [(f"r{n}", "failed", 2) for n in (2, 1, 0)]
+    assert [(run.run_id, run.verdict, len(run.entries)) for run in runs] == [
+        (f"r{n}", "failed", 2) for n in (2, 1, 0)
+    ]
     text = (tmp_path / runs[0].entries[0].page).read_text()
     assert "<script" not in text
     assert "and 2 more" in text
@@ -164,14 +206,21 @@ def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
 
 
 def test_pruning_removes_no_file_outside_the_folder(tmp_path):
-    """An entry is a file that another account may have written: neither dots, links nor absolute paths lead elsewhere."""
+    """An entry is a file that another account may have written: neither dots, links nor absolute
+    paths lead elsewhere.
+    """
     folder, outside = tmp_path / "docs", tmp_path / "outside"
     outside.mkdir()
     (folder / "reconciliations").mkdir(parents=True)
     (folder / "reconciliations" / "link").symlink_to(outside)
     (folder / "index.html").touch()
     names = ["dots.html", "link.html", "absolute.html"]
-    pages = ["../../outside/dots.html", "link/link.html", f"/{outside}/absolute.html", "../index.html"]
+    pages = [
+        "../../outside/dots.html",
+        "link/link.html",
+        f"/{outside}/absolute.html",
+        "../index.html",
+    ]
     for name in names:
         (outside / name).touch()
     for n, page in enumerate(pages):
@@ -185,10 +234,25 @@ def test_pruning_removes_no_file_outside_the_folder(tmp_path):
 
 LISTED = [
     ("equal", {}, "passed", "reconciliation of 5 rows: equal, Delta version 3"),
-    ("repaired", {"different": 1, "repaired": 1}, "passed", "reconciliation of 5 rows: repaired: 1 different, Delta version 3"),
-    ("different", {"missing": 2}, "failed", "reconciliation of 5 rows: different: 2 missing, Delta version 3"),
-    ("not compared", {"reason": "locked", "version": None}, "warning", "reconciliation: not compared: locked"),
-]  # fmt: skip
+    (
+        "repaired",
+        {"different": 1, "repaired": 1},
+        "passed",
+        "reconciliation of 5 rows: repaired: 1 different, Delta version 3",
+    ),
+    (
+        "different",
+        {"missing": 2},
+        "failed",
+        "reconciliation of 5 rows: different: 2 missing, Delta version 3",
+    ),
+    (
+        "not compared",
+        {"reason": "locked", "version": None},
+        "warning",
+        "reconciliation: not compared: locked",
+    ),
+]
 
 
 @pytest.mark.parametrize("status, details, verdict, told", LISTED, ids=[case[0] for case in LISTED])

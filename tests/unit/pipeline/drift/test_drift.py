@@ -9,7 +9,13 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.records import AttributeState, ColumnState, FileState, StorageState, TableState
+from waldelta.lake.ledger.records import (
+    AttributeState,
+    ColumnState,
+    FileState,
+    StorageState,
+    TableState,
+)
 from waldelta.pipeline.drift.catalog_state import PresentTable
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.repair_plan import obstacle
@@ -32,14 +38,32 @@ def pipeline(where=None, drift=None, manage=True):
     return PipelineFile.model_validate({"pipeline": "p", "source": source, "target": target})
 
 
-def state(columns=(("id", 1), ("a", 2)), row_filter=None, own=None, later=(), leaves=(), publishes=(), unpublished=()):
-    states = [ColumnState(name, 23, -1, "integer", "int", False, attnum) for name, attnum in columns]
+def state(
+    columns=(("id", 1), ("a", 2)),
+    row_filter=None,
+    own=None,
+    later=(),
+    leaves=(),
+    publishes=(),
+    unpublished=(),
+):
+    states = [
+        ColumnState(name, 23, -1, "integer", "int", False, attnum) for name, attnum in columns
+    ]
     return TableState(
-        datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", columns=states, row_filter=row_filter,
-        target_filter=to_text(RowFilter(own, f"({own})", ("a",))) if own else None, later_filters=list(later), publishes=list(publishes),
+        datetime(2026, 1, 1, tzinfo=UTC),
+        "r",
+        "public.t",
+        1,
+        "synced",
+        columns=states,
+        row_filter=row_filter,
+        target_filter=to_text(RowFilter(own, f"({own})", ("a",))) if own else None,
+        later_filters=list(later),
+        publishes=list(publishes),
         unpublished=list(unpublished),
         storage=StorageState([FileState(oid, oid) for oid in leaves]),
-    )  # fmt: skip
+    )
 
 
 def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
@@ -47,34 +71,141 @@ def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
     kind = "p" if leaves else "r"
     parts = tuple(Leaf(TableId("public", f"t_{oid}"), oid, oid, 0, 0) for oid in leaves)
     return PublishedTable(
-        TableId("public", "t"), 1, kind, "d", listed, ("id",), ("id",), ("id",), row_filter, parts, (1,), frozenset({"insert", "delete"}), ("p",)
-    )  # fmt: skip
+        TableId("public", "t"),
+        1,
+        kind,
+        "d",
+        listed,
+        ("id",),
+        ("id",),
+        ("id",),
+        row_filter,
+        parts,
+        (1,),
+        frozenset({"insert", "delete"}),
+        ("p",),
+    )
 
 
 CASES = [
     ("nothing", pipeline(), state(), table(), None, None),
-    ("the same filter", pipeline(where="a > 5"), state(own="a > 5", row_filter="(a > 1)"), table(row_filter="(a > 1)"), None, None),
-    ("own filter", pipeline(where="a > 6"), state(own="a > 5"), table(), r"where is a > 6, its copy was made by a > 5", True),
+    (
+        "the same filter",
+        pipeline(where="a > 5"),
+        state(own="a > 5", row_filter="(a > 1)"),
+        table(row_filter="(a > 1)"),
+        None,
+        None,
+    ),
+    (
+        "own filter",
+        pipeline(where="a > 6"),
+        state(own="a > 5"),
+        table(),
+        r"where is a > 6, its copy was made by a > 5",
+        True,
+    ),
     ("new own filter", pipeline(where="a > 6"), state(), table(), r"by every row", True),
     ("own filter gone", pipeline(), state(own="a > 5"), table(), r"where is gone", True),
-    ("own filter, a DBA's publication", pipeline(where="a > 6", manage=False), state(), table(), r"every row", True),
-    ("own filter, to be told", pipeline(where="a > 6", drift="report"), state(), table(), r"every row", False),
-    ("publication's filter", pipeline(), state(row_filter="(a > 1)"), table(row_filter="(a > 2)"), r"\(a > 2\).*\(a > 1\)", True),
-    ("a DBA's filter", pipeline(manage=False), state(row_filter="(a > 1)"), table(), r"filter is true.*\(a > 1\)", False),
-    ("a DBA's, mended", pipeline(manage=False, drift="repair"), state(), table(row_filter="(a > 1)"), r"made by true", True),
-    ("open since earlier", pipeline(manage=False), state(later=["(a > 1)", "true"]), table(), r"filter is true", False),
-    ("column list", pipeline(), state(columns=[("id", 1), ("b", 3)], unpublished=[2]), table([("id", 1), ("a", 2), ("b", 3)]), r"column a entered", True),
-    ("publish set", pipeline(), state(publishes=["insert"]), table(), r"delete, insert are published, at its copy insert were", True),
+    (
+        "own filter, a DBA's publication",
+        pipeline(where="a > 6", manage=False),
+        state(),
+        table(),
+        r"every row",
+        True,
+    ),
+    (
+        "own filter, to be told",
+        pipeline(where="a > 6", drift="report"),
+        state(),
+        table(),
+        r"every row",
+        False,
+    ),
+    (
+        "publication's filter",
+        pipeline(),
+        state(row_filter="(a > 1)"),
+        table(row_filter="(a > 2)"),
+        r"\(a > 2\).*\(a > 1\)",
+        True,
+    ),
+    (
+        "a DBA's filter",
+        pipeline(manage=False),
+        state(row_filter="(a > 1)"),
+        table(),
+        r"filter is true.*\(a > 1\)",
+        False,
+    ),
+    (
+        "a DBA's, mended",
+        pipeline(manage=False, drift="repair"),
+        state(),
+        table(row_filter="(a > 1)"),
+        r"made by true",
+        True,
+    ),
+    (
+        "open since earlier",
+        pipeline(manage=False),
+        state(later=["(a > 1)", "true"]),
+        table(),
+        r"filter is true",
+        False,
+    ),
+    (
+        "column list",
+        pipeline(),
+        state(columns=[("id", 1), ("b", 3)], unpublished=[2]),
+        table([("id", 1), ("a", 2), ("b", 3)]),
+        r"column a entered",
+        True,
+    ),
+    (
+        "publish set",
+        pipeline(),
+        state(publishes=["insert"]),
+        table(),
+        r"delete, insert are published, at its copy insert were",
+        True,
+    ),
     ("an added column", pipeline(), state(), table([("id", 1), ("a", 2), ("n", 3)]), None, None),
-    ("partition came", pipeline(), state(leaves=[10]), table(leaves=[10, 11]), r"partition public\.t_11 came", False),
-    ("partition went", pipeline(), state(leaves=[10, 11]), table(leaves=[10]), r"1 partition went", False),
-    ("partitions mended", pipeline(drift="repair"), state(leaves=[10]), table(leaves=[10, 11]), r"came", True),
-]  # fmt: skip
+    (
+        "partition came",
+        pipeline(),
+        state(leaves=[10]),
+        table(leaves=[10, 11]),
+        r"partition public\.t_11 came",
+        False,
+    ),
+    (
+        "partition went",
+        pipeline(),
+        state(leaves=[10, 11]),
+        table(leaves=[10]),
+        r"1 partition went",
+        False,
+    ),
+    (
+        "partitions mended",
+        pipeline(drift="repair"),
+        state(leaves=[10]),
+        table(leaves=[10, 11]),
+        r"came",
+        True,
+    ),
+]
 
 
-@pytest.mark.parametrize(("file", "held", "now", "reason", "mends"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("file", "held", "now", "reason", "mends"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_find_drift(file, held, now, reason, mends):
-    """What the pipeline file changed is mended, what others changed is told, unless the file says otherwise."""
+    """What the pipeline file changed is mended, what others changed is told, unless the file says
+    otherwise.
+    """
     drift = find_drift(file, held, now, PresentTable())
     if reason is None:
         assert drift is None
@@ -85,16 +216,24 @@ def test_find_drift(file, held, now, reason, mends):
 
 
 def test_a_partition_made_as_one_is_no_drift():
-    """It was born empty, so all of its rows were sent; one that was attached is told, and that alone."""
+    """It was born empty, so all of its rows were sent; one that was attached is told, and that
+    alone.
+    """
     present = PresentTable(
-        storage=StorageState([FileState(oid, oid) for oid in (10, 11, 12)]), attached={12: "public.t_12"}
+        storage=StorageState([FileState(oid, oid) for oid in (10, 11, 12)]),
+        attached={12: "public.t_12"},
     )
     drift = find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11, 12]), present)
     assert drift.reasons == ("partition public.t_12 came; rows that it had before were not sent",)
     assert (drift.repair.attached, drift.repair.detached) == ({12}, frozenset())
     assert find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present) is None
     late = Feed(TableId("public", "t"), frozenset({10, 11}), late=frozenset({11}))
-    assert "t_11 came" in find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present, late).reasons[0]
+    assert (
+        "t_11 came"
+        in find_drift(
+            pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present, late
+        ).reasons[0]
+    )
 
 
 def test_partitions_that_were_told_are_mended_once_the_file_says_so():
@@ -120,21 +259,65 @@ AWAY = [
     ("one more", [member()], {}, [member(), member("table 2", 2)], None),
     ("another one", [member()], {}, [member("table 2")], "taken out"),
     ("one of two stays", [member(), member("table 2", 2)], {}, [member("table 2", 2)], None),
-    ("one of two stays, which says less", [member(), member("table 2", 2, row_filter="(a > 5)")], {}, [member("table 3"), member("table 2", 2, row_filter="(a > 5)")], "taken out"),
-    ("another filter", [member()], {"row_filter": "(a > 1)"}, [member("table 2", row_filter="(a > 1)")], "^its publications' filter is.* true$"),
-    ("away, and another filter", [member()], {"row_filter": "(a > 1)"}, [member("table 2", row_filter="(a > 1)", is_apart=True)], "filter is .*taken out"),
-    ("another column list", [member()], {"columns": [("id", 1)]}, [member("table 2", column_list="1")], None),
-    ("away, and another column list", [member()], {"columns": [("id", 1)]}, [member("table 2", column_list="1", is_apart=True)], "taken out"),
-    ("a column was added while it was away", [member()], {"columns": [("id", 1), ("a", 2), ("n", 3)]}, [member("table 2")], "taken out"),
+    (
+        "one of two stays, which says less",
+        [member(), member("table 2", 2, row_filter="(a > 5)")],
+        {},
+        [member("table 3"), member("table 2", 2, row_filter="(a > 5)")],
+        "taken out",
+    ),
+    (
+        "another filter",
+        [member()],
+        {"row_filter": "(a > 1)"},
+        [member("table 2", row_filter="(a > 1)")],
+        "^its publications' filter is.* true$",
+    ),
+    (
+        "away, and another filter",
+        [member()],
+        {"row_filter": "(a > 1)"},
+        [member("table 2", row_filter="(a > 1)", is_apart=True)],
+        "filter is .*taken out",
+    ),
+    (
+        "another column list",
+        [member()],
+        {"columns": [("id", 1)]},
+        [member("table 2", column_list="1")],
+        None,
+    ),
+    (
+        "away, and another column list",
+        [member()],
+        {"columns": [("id", 1)]},
+        [member("table 2", column_list="1", is_apart=True)],
+        "taken out",
+    ),
+    (
+        "a column was added while it was away",
+        [member()],
+        {"columns": [("id", 1), ("a", 2), ("n", 3)]},
+        [member("table 2")],
+        "taken out",
+    ),
     ("options there and back", [member(version=1)], {}, [member(version=2)], "other options"),
     ("another owner", [member(version=1)], {}, [member(version=2, owner=3)], None),
     ("not known", [], {}, [member("table 2")], None),
     ("an earlier version's record", ["table 1"], {}, [member()], None),
-    ("an earlier version's record, taken out since", ["table 1"], {}, [member("table 2")], "taken out"),
-]  # fmt: skip
+    (
+        "an earlier version's record, taken out since",
+        ["table 1"],
+        {},
+        [member("table 2")],
+        "taken out",
+    ),
+]
 
 
-@pytest.mark.parametrize(("then", "now", "entries", "reason"), [c[1:] for c in AWAY], ids=[c[0] for c in AWAY])
+@pytest.mark.parametrize(
+    ("then", "now", "entries", "reason"), [c[1:] for c in AWAY], ids=[c[0] for c in AWAY]
+)
 def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
     """It is told in every run from then on; what is new but explained is recorded."""
     dba, present = pipeline(manage=False), replace(table(**now), entries=frozenset(entries))
@@ -148,7 +331,11 @@ def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
     assert (again.reasons, again.is_new) == (found.reasons, False)
 
 
-INSERTS, WITHOUT_V, WITH_V = frozenset({"insert"}), (("id", 1), ("a", 2)), (("id", 1), ("a", 2), ("v", 3))
+INSERTS, WITHOUT_V, WITH_V = (
+    frozenset({"insert"}),
+    (("id", 1), ("a", 2)),
+    (("id", 1), ("a", 2), ("v", 3)),
+)
 LEAF = replace(member("table 3", 2), relation=2)
 
 
@@ -158,34 +345,89 @@ def looked_at(*entries, columns=WITH_V, row_filter=None):
     return replace(table(columns, row_filter), entries=frozenset(entries), publishes=publishes)
 
 
-INSERTS_ALONE, OTHER_LIST = member(version=2, publishes=INSERTS), member("table 2", column_list="1 2")
+INSERTS_ALONE, OTHER_LIST = (
+    member(version=2, publishes=INSERTS),
+    member("table 2", column_list="1 2"),
+)
 TWO = {"table 5", "schema 6"}
 LOOKS = [
     # What published it at its copy, what each look finds, and what each tells (None: nothing).
-    ("operations go and come", [member()], [looked_at(INSERTS_ALONE), looked_at(member(version=3)), looked_at(member(version=3))],
-     ["^insert are published, at its copy delete, insert, update were$", "^it was taken out .* other options", "^it was taken out"]),
-    ("operations go, one comes, all come", [member()],
-     [looked_at(INSERTS_ALONE), looked_at(member(version=3, publishes=INSERTS | {"update"})), looked_at(member(version=4))],
-     ["^insert are", "^insert, update are published", "^it was taken out"]),
-    ("more operations come and go", [member()], [looked_at(member(version=2, publishes=frozenset([*EVERY, "truncate"]))), looked_at(member(version=3))],
-     ["truncate, update are published, at its copy", None]),
-    ("operations go from one leaf, and come", [member(), LEAF],
-     [looked_at(member(), replace(LEAF, version=2, publishes=INSERTS)), looked_at(member(), replace(LEAF, version=3))],
-     ["^it was taken out", "^it was taken out"]),
-    ("a column leaves and comes", [member()], [looked_at(OTHER_LIST, columns=WITHOUT_V), looked_at(member("table 3"))],
-     [None, "^column v entered its column list$"]),
-    ("a column leaves, and stays away", [member()], [looked_at(OTHER_LIST, columns=WITHOUT_V)] * 2, [None, None]),
-    ("a filter comes and goes", [member()], [looked_at(member("table 2", row_filter="(a > 1)"), row_filter="(a > 1)"), looked_at(member("table 3"))],
-     ["^its publications' filter is", "^its publications' filter is"]),
-    ("what decides of two entries goes and comes", [member(entries=TWO)], [looked_at(member(entries=TWO)), looked_at(member(entries={"table 5", "schema 9"}))],
-     [None, "^it was taken out"]),
-]  # fmt: skip
+    (
+        "operations go and come",
+        [member()],
+        [looked_at(INSERTS_ALONE), looked_at(member(version=3)), looked_at(member(version=3))],
+        [
+            "^insert are published, at its copy delete, insert, update were$",
+            "^it was taken out .* other options",
+            "^it was taken out",
+        ],
+    ),
+    (
+        "operations go, one comes, all come",
+        [member()],
+        [
+            looked_at(INSERTS_ALONE),
+            looked_at(member(version=3, publishes=INSERTS | {"update"})),
+            looked_at(member(version=4)),
+        ],
+        ["^insert are", "^insert, update are published", "^it was taken out"],
+    ),
+    (
+        "more operations come and go",
+        [member()],
+        [
+            looked_at(member(version=2, publishes=frozenset([*EVERY, "truncate"]))),
+            looked_at(member(version=3)),
+        ],
+        ["truncate, update are published, at its copy", None],
+    ),
+    (
+        "operations go from one leaf, and come",
+        [member(), LEAF],
+        [
+            looked_at(member(), replace(LEAF, version=2, publishes=INSERTS)),
+            looked_at(member(), replace(LEAF, version=3)),
+        ],
+        ["^it was taken out", "^it was taken out"],
+    ),
+    (
+        "a column leaves and comes",
+        [member()],
+        [looked_at(OTHER_LIST, columns=WITHOUT_V), looked_at(member("table 3"))],
+        [None, "^column v entered its column list$"],
+    ),
+    (
+        "a column leaves, and stays away",
+        [member()],
+        [looked_at(OTHER_LIST, columns=WITHOUT_V)] * 2,
+        [None, None],
+    ),
+    (
+        "a filter comes and goes",
+        [member()],
+        [
+            looked_at(member("table 2", row_filter="(a > 1)"), row_filter="(a > 1)"),
+            looked_at(member("table 3")),
+        ],
+        ["^its publications' filter is", "^its publications' filter is"],
+    ),
+    (
+        "what decides of two entries goes and comes",
+        [member(entries=TWO)],
+        [looked_at(member(entries=TWO)), looked_at(member(entries={"table 5", "schema 9"}))],
+        [None, "^it was taken out"],
+    ),
+]
 
 
 @pytest.mark.parametrize("evolves", [True, False])
-@pytest.mark.parametrize(("first", "looks", "told"), [c[1:] for c in LOOKS], ids=[c[0] for c in LOOKS])
+@pytest.mark.parametrize(
+    ("first", "looks", "told"), [c[1:] for c in LOOKS], ids=[c[0] for c in LOOKS]
+)
 def test_what_look_after_look_tells(first, looks, told, evolves):
-    """That all is as it was again doesn't bring what was sent to nobody; whether the target's columns followed or not."""
+    """That all is as it was again doesn't bring what was sent to nobody; whether the target's
+    columns followed or not.
+    """
     present = PresentTable(storage=StorageState([], [AttributeState(n, 1) for n in (1, 2, 3)]))
     held, found = replace(state(WITH_V, publishes=EVERY), entries=to_texts(first)), []
     for look in looks:
@@ -198,14 +440,20 @@ def test_what_look_after_look_tells(first, looks, told, evolves):
         assert ("; ".join(again.reasons) if again else None) == found[-1]
         assert again is None or not again.is_new
     assert [bool(text) for text in found] == [bool(pattern) for pattern in told]
-    assert all(re.search(pattern, text) for pattern, text in zip(told, found, strict=True) if pattern)
+    assert all(
+        re.search(pattern, text) for pattern, text in zip(told, found, strict=True) if pattern
+    )
 
 
 @pytest.mark.parametrize("row_filter", [None, "(a > 1)"])
 def test_what_was_not_sent_meanwhile_is_mended_by_a_copy(row_filter):
     """Nobody knows which rows it concerns."""
     held = replace(
-        state(publishes=EVERY), entries=to_texts([member()]), key_columns=["id"], snapshot="1:1:", relation_ids=[1]
+        state(publishes=EVERY),
+        entries=to_texts([member()]),
+        key_columns=["id"],
+        snapshot="1:1:",
+        relation_ids=[1],
     )
     entries = frozenset({member("table 2", row_filter=row_filter, is_apart=True)})
     present = replace(table(row_filter=row_filter), entries=entries, publishes=frozenset(EVERY))
@@ -214,15 +462,23 @@ def test_what_was_not_sent_meanwhile_is_mended_by_a_copy(row_filter):
 
 
 def test_a_renamed_column_is_no_drift():
-    """PostgreSQL prints the filter anew; the ledger takes the new text, and a filter that is really another one is told."""
+    """PostgreSQL prints the filter anew; the ledger takes the new text, and a filter that is really
+    another one is told.
+    """
     held = state(row_filter="((a > 1) AND (id <> ALL (ARRAY[1, 2])))")
     now = [("id", 1), ("b", 2)]
     drift = find_drift(
-        pipeline(), held, table(now, row_filter="((b > 1) AND (id <> ALL (ARRAY[1, 2])))"), PresentTable()
+        pipeline(),
+        held,
+        table(now, row_filter="((b > 1) AND (id <> ALL (ARRAY[1, 2])))"),
+        PresentTable(),
     )
     assert (drift.reasons, drift.mends, drift.state.row_filter[:8]) == ((), False, "((b > 1)")
     assert find_drift(
-        pipeline(), held, table(now, row_filter="((b > 2) AND (id <> ALL (ARRAY[1, 2])))"), PresentTable()
+        pipeline(),
+        held,
+        table(now, row_filter="((b > 2) AND (id <> ALL (ARRAY[1, 2])))"),
+        PresentTable(),
     ).mends
 
 

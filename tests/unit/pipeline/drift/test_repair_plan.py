@@ -21,13 +21,17 @@ ALL = frozenset(EVERY)
 
 # Filters of two publications for all changes; one that lets more through, but for inserts alone.
 TWO = frozenset({member(row_filter="(a > 1)"), member("table 2", 2, row_filter="(a < 0)")})
-UNLIKE = frozenset({member(row_filter="(a > 1)"), member("table 2", 2, publishes=frozenset({"insert"}))})
+UNLIKE = frozenset(
+    {member(row_filter="(a > 1)"), member("table 2", 2, publishes=frozenset({"insert"}))}
+)
 
 
 def state(**changes):
     options = {k: changes.pop(k) for k in ("row_filter", "own", "later", "leaves") if k in changes}
     made = drift_state(publishes=EVERY, **options)
-    return replace(made, **{"snapshot": "1:1:", "key_columns": ["id"], "relation_ids": [1]} | changes)
+    return replace(
+        made, **{"snapshot": "1:1:", "key_columns": ["id"], "relation_ids": [1]} | changes
+    )
 
 
 def table(**changes):
@@ -38,28 +42,80 @@ def table(**changes):
 OBSTACLES = [
     ("a filter alone", state(), table(row_filter="(a > 1)"), None),
     ("a partition came", state(leaves=[2]), table(leaves=[2, 3]), None),
-    ("it keeps deleted rows", state(mode="soft_delete"), table(row_filter="(a > 1)"), "kept as soft_delete"),
+    (
+        "it keeps deleted rows",
+        state(mode="soft_delete"),
+        table(row_filter="(a > 1)"),
+        "kept as soft_delete",
+    ),
     ("it keeps every state", state(mode="history"), table(), "kept as history"),
     ("no key", state(key_columns=[]), table(key_columns=()), "no key"),
     ("another key", state(), table(key_columns=("a",)), "another one"),
     ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),
     ("a column that came back", state(unpublished=[2]), table(), "entered its column list"),
     ("recreated", state(), table(relation_ids=(2,)), "isn't the relation"),
-    ("told for a while", state(later=["(a > 2)"]), table(row_filter="(a > 2)"), "filter changed before"),
-    ("two publications", state(entries=to_texts(TWO)), table(publications=("p", "q"), entries=TWO), None),
-    ("two publications, not known then", state(), table(publications=("p", "q"), entries=TWO), "same filters"),
-    ("two, and one sends inserts alone", state(entries=to_texts(TWO)), table(publications=("p", "q"), entries=UNLIKE), "same filters"),
-    ("it was so when it was copied", state(entries=to_texts(UNLIKE)), table(publications=("p", "q"), entries=TWO), "same filters"),
-    ("inserts alone", state(publishes=["insert"]), table(publishes=frozenset({"insert"})), "not every kind"),
+    (
+        "told for a while",
+        state(later=["(a > 2)"]),
+        table(row_filter="(a > 2)"),
+        "filter changed before",
+    ),
+    (
+        "two publications",
+        state(entries=to_texts(TWO)),
+        table(publications=("p", "q"), entries=TWO),
+        None,
+    ),
+    (
+        "two publications, not known then",
+        state(),
+        table(publications=("p", "q"), entries=TWO),
+        "same filters",
+    ),
+    (
+        "two, and one sends inserts alone",
+        state(entries=to_texts(TWO)),
+        table(publications=("p", "q"), entries=UNLIKE),
+        "same filters",
+    ),
+    (
+        "it was so when it was copied",
+        state(entries=to_texts(UNLIKE)),
+        table(publications=("p", "q"), entries=TWO),
+        "same filters",
+    ),
+    (
+        "inserts alone",
+        state(publishes=["insert"]),
+        table(publishes=frozenset({"insert"})),
+        "not every kind",
+    ),
     ("truncate since", state(), table(publishes=ALL | {"truncate"}), "other operations"),
     ("fed by another table", state(fed_by="public.t", table_name="public.u"), table(), None),
     ("not as it was copied", state(fed_by="public.s"), table(), "another table"),
-    ("gathered leaves, of which one came", state(root_id=1, relation_ids=[2]), table(relation_ids=(2, 3)), None),
-    ("of another root", state(root_id=9, relation_ids=[2]), table(relation_ids=(2,)), "isn't the relation"),
-    ("one leaf sends inserts alone", state(entries=to_texts(TWO)), table(entries=frozenset({*TWO, replace(member(publishes=frozenset({"insert"})), relation=2)})), "same filters"),
+    (
+        "gathered leaves, of which one came",
+        state(root_id=1, relation_ids=[2]),
+        table(relation_ids=(2, 3)),
+        None,
+    ),
+    (
+        "of another root",
+        state(root_id=9, relation_ids=[2]),
+        table(relation_ids=(2,)),
+        "isn't the relation",
+    ),
+    (
+        "one leaf sends inserts alone",
+        state(entries=to_texts(TWO)),
+        table(
+            entries=frozenset({*TWO, replace(member(publishes=frozenset({"insert"})), relation=2)})
+        ),
+        "same filters",
+    ),
     ("a partition went", state(leaves=[2, 3]), table(leaves=[2]), None),
     ("another took its place", state(leaves=[2, 3]), table(leaves=[2, 4]), None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -73,20 +129,45 @@ def test_obstacle(held, present, expected):
 ENTERING = [
     # before, after, columns that may be NULL, conditions
     (Rule("(a > 5)"), Rule("(a > 3)"), [], ["((a > 3)) and not (((a > 5)))"]),
-    (Rule("(a > 5)"), Rule("(a > 3)"), ["a"], ["((a > 3)) and not (((a > 5)))", '((a > 3)) and ("a" is null) and (((a > 5))) is null']),
+    (
+        Rule("(a > 5)"),
+        Rule("(a > 3)"),
+        ["a"],
+        ["((a > 3)) and not (((a > 5)))", '((a > 3)) and ("a" is null) and (((a > 5))) is null'],
+    ),
     (Rule("(a > 5)"), Rule("(a > 3)"), ["b"], ["((a > 3)) and not (((a > 5)))"]),
     (Rule("(a > 5)"), Rule(), [], ["not (((a > 5)))"]),
     (Rule(), Rule("(a > 5)"), ["a"], []),
-    (Rule("(a > 5)", "(b > 1)"), Rule("(a > 5)", "(b > 0)"), [], ["((a > 5)) and ((b > 0)) and not (((b > 1)))"]),
+    (
+        Rule("(a > 5)", "(b > 1)"),
+        Rule("(a > 5)", "(b > 0)"),
+        [],
+        ["((a > 5)) and ((b > 0)) and not (((b > 1)))"],
+    ),
     (Rule("(a > 5)", "(b > 1)"), Rule("(a > 5)"), [], ["((a > 5)) and not (((b > 1)))"]),
-    (Rule("(a > 5)", "(b > 1)"), Rule("(a > 4)", "(b > 0)"), [], ["((a > 4)) and ((b > 0)) and not (((a > 5)) and ((b > 1)))"]),
+    (
+        Rule("(a > 5)", "(b > 1)"),
+        Rule("(a > 4)", "(b > 0)"),
+        [],
+        ["((a > 4)) and ((b > 0)) and not (((a > 5)) and ((b > 1)))"],
+    ),
     # NULL without a column that is.
     (Rule("((a % 2) = 0)"), Rule(), [], ["((((a % 2) = 0))) is not true"]),
-    (Rule("(a = ANY ('{1,NULL}'::integer[]))"), Rule(), [], ["(((a = ANY ('{1,NULL}'::integer[])))) is not true"]),
+    (
+        Rule("(a = ANY ('{1,NULL}'::integer[]))"),
+        Rule(),
+        [],
+        ["(((a = ANY ('{1,NULL}'::integer[])))) is not true"],
+    ),
     (Rule("(a = ANY (ARRAY[1, 2]))"), Rule(), [], ["not (((a = ANY (ARRAY[1, 2]))))"]),
-    (Rule("((a > 1) IS TRUE)"), Rule(), ["a"], ["not ((((a > 1) IS TRUE)))", '("a" is null) and ((((a > 1) IS TRUE))) is null']),
+    (
+        Rule("((a > 1) IS TRUE)"),
+        Rule(),
+        ["a"],
+        ["not ((((a > 1) IS TRUE)))", '("a" is null) and ((((a > 1) IS TRUE))) is null'],
+    ),
     (Rule("(a > NULL::integer)"), Rule(), [], ["(((a > NULL::integer))) is not true"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("before", "after", "nullable", "expected"), ENTERING)
@@ -95,7 +176,9 @@ def test_entering(before, after, nullable, expected):
 
 
 def test_an_attached_partition_enters_whole():
-    """The others are asked for what the change of the filter lets in; one told of earlier has been waiting since."""
+    """The others are asked for what the change of the filter lets in; one told of earlier has been
+    waiting since.
+    """
     held = state(row_filter="(a > 5)", leaves=[2], unmended_leaves=[4])
     own = RowFilter("a < 9", "(a < 9)", ("a",))
     found = moving_rows(Repair(held, table(row_filter="(a > 3)", leaves=[2, 3, 4])), own)
@@ -109,15 +192,26 @@ def test_an_attached_partition_enters_whole():
 
 
 def test_leaves_that_are_read_through_one_table_enter_together():
-    """A scan of all partitions for each of them would be as many scans as there are partitions, squared."""
+    """A scan of all partitions for each of them would be as many scans as there are partitions,
+    squared.
+    """
     root = Through(TableId("public", "t"), 1)
     after = table(row_filter="(a > 3)", leaves=[2, 3, 4, 5])
-    after = replace(after, leaves=tuple(replace(leaf, through=root) if leaf.oid > 2 else leaf for leaf in after.leaves))
+    after = replace(
+        after,
+        leaves=tuple(
+            replace(leaf, through=root) if leaf.oid > 2 else leaf for leaf in after.leaves
+        ),
+    )
     files = {oid: oid + 100 for oid in (2, 3, 4, 5)}
     found = moving_rows(Repair(state(row_filter="(a > 3)", leaves=[2, 3]), after), None, files)
     # What the others hold stays as it is; which are attached is read whole.
     attached = found.enter[-1]
-    assert (attached.relation, attached.files, attached.root) == ('"public"."t"', {4: 104, 5: 105}, 1)
+    assert (attached.relation, attached.files, attached.root) == (
+        '"public"."t"',
+        {4: 104, 5: 105},
+        1,
+    )
     assert attached.condition == "(((a > 3))) and tableoid = any ('{4,5}'::int2[]::oid[])"
 
 
@@ -128,12 +222,21 @@ LEAVES = [
     ("another took its place", state(leaves=[2, 3]), [2, 4], [], [], ({4}, {3}, {4})),
     ("emptied", state(leaves=[2, 3]), [2, 3], [3], [], ({3}, set(), {3})),
     ("attached again", state(leaves=[2, 3]), [2, 3], [3], [3], ({3}, {3}, {3})),
-    ("told before", state(leaves=[2, 3], unmended_leaves=[3, 4]), [2, 3], [], [], ({3}, {3, 4}, {3})),
-]  # fmt: skip
+    (
+        "told before",
+        state(leaves=[2, 3], unmended_leaves=[3, 4]),
+        [2, 3],
+        [],
+        [],
+        ({3}, {3, 4}, {3}),
+    ),
+]
 
 
 @pytest.mark.parametrize(
-    ("held", "leaves", "renewed", "again", "expected"), [c[1:] for c in LEAVES], ids=[c[0] for c in LEAVES]
+    ("held", "leaves", "renewed", "again", "expected"),
+    [c[1:] for c in LEAVES],
+    ids=[c[0] for c in LEAVES],
 )
 def test_leaves_that_a_repair_looks_at(held, leaves, renewed, again, expected):
     files = [FileState(file.oid, file.relfilenode, "7") for file in held.storage.files]

@@ -1,4 +1,6 @@
-"""What the catalogs tell of rewrites, as a table of cases: the column's row and the table's file, before and after."""
+"""What the catalogs tell of rewrites, as a table of cases: the column's row and the table's file,
+before and after.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ from waldelta.pipeline.drift.rewrites import relabelled, rewritten, to_record, u
 
 
 def stored(files, *attributes):
-    """Files by oid; attributes as (attnum, xmin, has_missing, default_oid), as far as they matter."""
-    return StorageState([FileState(*f) for f in files.items()], [AttributeState(*a) for a in attributes])
+    """Files by oid; attributes as (attnum, xmin, has_missing, default_oid), as far as they
+    matter.
+    """
+    return StorageState(
+        [FileState(*f) for f in files.items()], [AttributeState(*a) for a in attributes]
+    )
 
 
 ATTRIBUTES = [(1, 700), (2, 700, True, 90), (3, 700, True)]
@@ -30,16 +36,31 @@ BEFORE = stored({1: 10}, *ATTRIBUTES)
 CASES = {
     "nothing": (BEFORE, set()),
     "vacuum full of a table without such values": (stored({1: 11}, *ATTRIBUTES), set()),
-    "vacuum full fills in what old rows showed": (stored({1: 11}, (1, 700), (2, 800, False, 90), (3, 700, True)), set()),
-    "that may have been an ALTER, if the default is gone": (stored({1: 11}, (1, 700), (2, 700, True, 90), (3, 800)), {3}),
-    "alter type makes the default anew": (stored({1: 11}, (1, 700), (2, 800, False, 91), (3, 700, True)), {2}),
+    "vacuum full fills in what old rows showed": (
+        stored({1: 11}, (1, 700), (2, 800, False, 90), (3, 700, True)),
+        set(),
+    ),
+    "that may have been an ALTER, if the default is gone": (
+        stored({1: 11}, (1, 700), (2, 700, True, 90), (3, 800)),
+        {3},
+    ),
+    "alter type makes the default anew": (
+        stored({1: 11}, (1, 700), (2, 800, False, 91), (3, 700, True)),
+        {2},
+    ),
     "alter type": (stored({1: 11}, (1, 800), (2, 800, False, 90), (3, 700, True)), {1}),
-    "grant, set statistics and the like": (stored({1: 10}, (1, 800), (2, 700, True, 90), (3, 700, True)), set()),
+    "grant, set statistics and the like": (
+        stored({1: 10}, (1, 800), (2, 700, True, 90), (3, 700, True)),
+        set(),
+    ),
     "a new column": (stored({1: 10}, *ATTRIBUTES, (4, 800)), set()),
     "a new column and a new file": (stored({1: 11}, *ATTRIBUTES, (4, 800)), {4}),
     "a dropped column": (stored({1: 11}, (2, 700, True, 90), (3, 700, True)), set()),
-    "a leaf that came": (stored({1: 10, 5: 50}, (1, 800), (2, 700, True, 90), (3, 700, True)), set()),
-}  # fmt: skip
+    "a leaf that came": (
+        stored({1: 10, 5: 50}, (1, 800), (2, 700, True, 90), (3, 700, True)),
+        set(),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,7 +70,10 @@ def test_which_columns_a_rewrite_may_have_changed(case):
 
 
 def state(storage):
-    columns = [ColumnState(n, 23, -1, "integer", "int", not_null=False, attnum=k) for k, n in enumerate("abc", 1)]
+    columns = [
+        ColumnState(n, 23, -1, "integer", "int", not_null=False, attnum=k)
+        for k, n in enumerate("abc", 1)
+    ]
     return TableState(now(), "r", "public.t", 1, "synced", columns=columns, storage=storage)
 
 
@@ -62,19 +86,26 @@ def test_a_target_without_a_record_gets_one():
 
 
 def test_what_is_recorded():
-    """Any other storage, but for one that a new copy or the first rows of a new column have to be judged by."""
+    """Any other storage, but for one that a new copy or the first rows of a new column have to be
+    judged by.
+    """
     assert to_record(state(BEFORE), BEFORE) is None
     assert to_record(state(BEFORE), None) is None
     for case, (present, expected) in CASES.items():
         recorded = to_record(state(BEFORE), present)
         assert (recorded is None) is (bool(expected) or present == BEFORE), case
     (what,) = unsent_changes(state(BEFORE), CASES["alter type"][0])
-    assert what == "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (a)"
+    assert (
+        what
+        == "an ALTER TABLE wrote its rows anew without sending them, perhaps with other values (a)"
+    )
     assert unsent_changes(state(BEFORE), CASES["a new column and a new file"][0]) == []
 
 
 def test_what_came_and_went_is_recorded_while_a_new_column_waits():
-    """It was told, and is no news in the next run; the old files stay, by which the column's first rows are judged."""
+    """It was told, and is no news in the next run; the old files stay, by which the column's first
+    rows are judged.
+    """
     before = stored({1: 10, 2: 20}, *ATTRIBUTES)
     now_there = stored({1: 11, 3: 30}, *ATTRIBUTES, (4, 800))
     recorded = to_record(state(before), now_there)
@@ -83,7 +114,8 @@ def test_what_came_and_went_is_recorded_while_a_new_column_waits():
     assert rewritten(recorded.storage, now_there) == {4}
 
 
-# Labels now, where the second column had "sad" and "ok" (of oids 5 and 6), and those columns that print otherwise.
+# Labels now, where the second column had "sad" and "ok" (of oids 5 and 6), and those columns that
+# print otherwise.
 LABELS = {
     "nothing": ([(2, 5, "sad"), (2, 6, "ok")], set()),
     "renamed": ([(2, 5, "blue"), (2, 6, "ok")], {2}),

@@ -24,12 +24,17 @@ TYPES = {(INT, -1): PgType(INT, -1, "integer"), (TEXT, -1): PgType(TEXT, -1, "te
 
 
 def state(*names, key=("id",)):
-    columns = [ColumnState(n, *_type(n), "integer", "int", not_null=False, attnum=k) for k, n in enumerate(names, 1)]
+    columns = [
+        ColumnState(n, *_type(n), "integer", "int", not_null=False, attnum=k)
+        for k, n in enumerate(names, 1)
+    ]
     return TableState(now(), "r", "public.t", 1, "synced", key_columns=list(key), columns=columns)
 
 
 def relation(*names, key=("id",)):
-    return Relation(1, "public", "t", "d", tuple(RelationColumn(n, *_type(n), n in key) for n in names))
+    return Relation(
+        1, "public", "t", "d", tuple(RelationColumn(n, *_type(n), n in key) for n in names)
+    )
 
 
 def _type(name):
@@ -39,7 +44,9 @@ def _type(name):
 def present(**columns):
     """name=attnum, or (attnum, missing, unsure, last dropped) as far as they matter."""
     given = {name: c if isinstance(c, tuple) else (c,) for name, c in columns.items()}
-    return PresentTable({name: PresentColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()})
+    return PresentTable(
+        {name: PresentColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()}
+    )
 
 
 # The target's columns, the relations that came, the catalog now; what is said of it.
@@ -70,33 +77,79 @@ def test_what_can_be_followed(case):
 
 # As above; a word of the reason.
 NOT_FOLLOWED = {
-    "a value that no catalog tells": (("id",), [("id", "b")], {"id": 1, "b": (2, None, True)}, "doesn't send"),
+    "a value that no catalog tells": (
+        ("id",),
+        [("id", "b")],
+        {"id": 1, "b": (2, None, True)},
+        "doesn't send",
+    ),
     "a name taken over": (("id", "a"), [("id", "a")], {"id": 1, "a": 3}, "took its name"),
     "a column that came and went": (("id",), [("id", "b"), ("id",)], {"id": 1}, "came and went"),
-    "a column gone for a while": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2}, "came back"),
-    "a column that was there, but not published": (("id", "z", "b"), [("id", "a", "b")], {"id": 1, "z": 2, "b": 3, "a": (0,)}, "there already"),
-    "a column that may be another one": (("id",), [("id", "x")], {"id": 1, "x": (3, None, False, 2)}, "another one"),
+    "a column gone for a while": (
+        ("id", "a"),
+        [("id",), ("id", "a")],
+        {"id": 1, "a": 2},
+        "came back",
+    ),
+    "a column that was there, but not published": (
+        ("id", "z", "b"),
+        [("id", "a", "b")],
+        {"id": 1, "z": 2, "b": 3, "a": (0,)},
+        "there already",
+    ),
+    "a column that may be another one": (
+        ("id",),
+        [("id", "x")],
+        {"id": 1, "x": (3, None, False, 2)},
+        "another one",
+    ),
     "another type": (("id", "a"), [("id", "text_a")], {"id": 1, "text_a": 2}, "changed its type"),
     "the key dropped": (("id", "a"), [("a",)], {"a": 2}, "replica identity"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NOT_FOLLOWED)
 def test_what_needs_a_new_copy(case):
     held, relations, now_there, reason = NOT_FOLLOWED[case]
     with pytest.raises(NeedsSync, match=reason):
-        plan_evolution(state(*held), [relation(*names) for names in relations], present(**now_there), TYPES)
+        plan_evolution(
+            state(*held), [relation(*names) for names in relations], present(**now_there), TYPES
+        )
 
 
-# The target's columns, the relations that came, the catalog now; the columns at the end, what is added with which value.
+# The target's columns, the relations that came, the catalog now; the columns at the end, what is
+# added with which value.
 BEGUN_EMPTY = {
     "the same columns": (("id", "a"), [("id", "a")], {"id": 1, "a": 2}, ["id", "a"], {}),
-    "a column later": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2}, ["id", "a"], {"a": None}),
-    "a column later, with a default": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": (2, "5")}, ["id", "a"], {"a": "5"}),
+    "a column later": (
+        ("id", "a"),
+        [("id",), ("id", "a")],
+        {"id": 1, "a": 2},
+        ["id", "a"],
+        {"a": None},
+    ),
+    "a column later, with a default": (
+        ("id", "a"),
+        [("id",), ("id", "a")],
+        {"id": 1, "a": (2, "5")},
+        ["id", "a"],
+        {"a": "5"},
+    ),
     "two columns later, one by one": (
-        ("id", "a", "b"), [("id",), ("id", "a"), ("id", "a", "b")], {"id": 1, "a": 2, "b": 3}, ["id", "a", "b"], {"a": None, "b": None}),
-    "a column that hasn't come yet": (("id", "a", "b"), [("id",), ("id", "a")], {"id": 1, "a": 2, "b": 3}, ["id", "a"], {"a": None}),
-}  # fmt: skip
+        ("id", "a", "b"),
+        [("id",), ("id", "a"), ("id", "a", "b")],
+        {"id": 1, "a": 2, "b": 3},
+        ["id", "a", "b"],
+        {"a": None, "b": None},
+    ),
+    "a column that hasn't come yet": (
+        ("id", "a", "b"),
+        [("id",), ("id", "a")],
+        {"id": 1, "a": 2, "b": 3},
+        ["id", "a"],
+        {"a": None},
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BEGUN_EMPTY)
@@ -116,13 +169,17 @@ def test_another_identity_is_another_key():
     """Old rows carry its columns only."""
     for key in (("a",), ("id", "a")):
         with pytest.raises(NeedsSync, match="replica identity"):
-            plan_evolution(state("id", "a"), [relation("id", "a", key=key)], present(id=1, a=2), TYPES)
+            plan_evolution(
+                state("id", "a"), [relation("id", "a", key=key)], present(id=1, a=2), TYPES
+            )
 
 
 def test_a_whole_old_row_has_any_key():
     """With replica identity full every column is flagged."""
     whole = replace(relation("id", "a", key=("id", "a")), replica_identity="f")
-    assert plan_evolution(state("id", "a"), [whole], present(id=1, a=2), TYPES).key_columns == ("id",)
+    assert plan_evolution(state("id", "a"), [whole], present(id=1, a=2), TYPES).key_columns == (
+        "id",
+    )
 
 
 def test_another_identity_for_a_while_is_another_key():
@@ -154,7 +211,9 @@ def test_a_key_that_isnt_one_any_more(held, key, fits):
 
 
 def test_positions_and_fills():
-    """Rows from before a column was added show its default; a renamed column is read under its old name."""
+    """Rows from before a column was added show its default; a renamed column is read under its old
+    name.
+    """
     came = [relation("id", "a"), relation("id", "b", "c")]
     evolution = plan_evolution(state("id", "a"), came, present(id=1, b=2, c=(3, "7")), TYPES)
     assert evolution.positions == ((0, 1, None), (0, 1, 2))

@@ -1,4 +1,6 @@
-"""Cuts that are handed out can be read, whatever was compacted, vacuumed or deleted since; on real Delta tables."""
+"""Cuts that are handed out can be read, whatever was compacted, vacuumed or deleted since; on real
+Delta tables.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,16 @@ NAMES = ("t", "u")
 @pytest.fixture
 def pipeline(lake):
     """As whoever has the pipeline file has it, where neither Spark nor the source is at hand."""
-    source = {"conn_id": "nowhere", "slot": "s", "publications": [{"name": "p", "all_tables": True}]}
-    return Pipeline(PipelineFile.model_validate({"pipeline": "shop", "source": source, "target": {"root": lake}}))
+    source = {
+        "conn_id": "nowhere",
+        "slot": "s",
+        "publications": [{"name": "p", "all_tables": True}],
+    }
+    return Pipeline(
+        PipelineFile.model_validate(
+            {"pipeline": "shop", "source": source, "target": {"root": lake}}
+        )
+    )
 
 
 @pytest.fixture
@@ -52,13 +62,19 @@ def publish(pipeline, job, batch):
     """Changes of a batch in every table, and the cut."""
     for name in NAMES:
         write(pipeline, name)
-    versions = [TargetCut(f"public.{name}", 1, DeltaTable(uri(pipeline, name)).version()) for name in NAMES]
+    versions = [
+        TargetCut(f"public.{name}", 1, DeltaTable(uri(pipeline, name)).version()) for name in NAMES
+    ]
     job.ledger.append_cut(BatchCut(now(), "r", batch, batch, None, versions), job.ledger.last_cut())
 
 
 def read(pipeline, cut):
     return {
-        name: DeltaTable(uri(pipeline, name), version=cut[f"public.{name}"]).to_pyarrow_table().num_rows
+        name: (
+            DeltaTable(uri(pipeline, name), version=cut[f"public.{name}"])
+            .to_pyarrow_table()
+            .num_rows
+        )
         for name in NAMES
     }
 
@@ -105,7 +121,9 @@ def test_a_vacuum_by_others_is_told_by_whoever_publishes_the_cut_behind_it(pipel
     assert renew_cut(job) == []
 
 
-def test_what_others_compacted_is_on_the_disk_before_a_cut_names_it(pipeline, job, lake, monkeypatch):
+def test_what_others_compacted_is_on_the_disk_before_a_cut_names_it(
+    pipeline, job, lake, monkeypatch
+):
     """Our own commits were made durable by whoever made them."""
     disk, found = Disk(monkeypatch), []
     publish(pipeline, job, 0)
@@ -132,9 +150,16 @@ def test_a_damaged_target_keeps_no_other_from_its_new_version(pipeline, job, dam
     for name in NAMES:
         compact(pipeline, name)
     folder = local_path(uri(pipeline, "t"))
-    shutil.rmtree(folder) if damage == "removed" else (folder / f"_delta_log/{2:020d}.json").write_bytes(b'{"add": {')
+    (
+        shutil.rmtree(folder)
+        if damage == "removed"
+        else (folder / f"_delta_log/{2:020d}.json").write_bytes(b'{"add": {')
+    )
     renew_cut(job)
-    assert [(t.table_name, t.version) for t in job.ledger.last_cut().targets] == [("public.t", 1), ("public.u", 2)]
+    assert [(t.table_name, t.version) for t in job.ledger.last_cut().targets] == [
+        ("public.t", 1),
+        ("public.u", 2),
+    ]
 
 
 @pytest.mark.parametrize("expired", [False, True])

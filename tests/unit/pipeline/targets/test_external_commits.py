@@ -1,4 +1,6 @@
-"""What a target's Delta log tells: whose commits change data, which versions can be read, how far runs have looked."""
+"""What a target's Delta log tells: whose commits change data, which versions can be read, how far
+runs have looked.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,23 @@ CASES = {
     "delete": (lambda uri: DeltaTable(uri).delete("id = 1"), ["DELETE"]),
     "merge": (merge, ["MERGE"]),
     "restore": (lambda uri: DeltaTable(uri).restore(0), ["RESTORE"]),
-    "other metadata": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours('["x"]')), ["WRITE"]),
-    "our own": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours()), []),
+    "other metadata": (
+        lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours('["x"]')),
+        ["WRITE"],
+    ),
+    "our own": (
+        lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours()),
+        [],
+    ),
     "optimize": (lambda uri: DeltaTable(uri).optimize.compact(), []),
     "vacuum": (vacuum, []),
-    "property": (lambda uri: DeltaTable(uri).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"}), []),
-}  # fmt: skip
+    "property": (
+        lambda uri: DeltaTable(uri).alter.set_table_properties(
+            {"delta.logRetentionDuration": "interval 60 days"}
+        ),
+        [],
+    ),
+}
 
 
 @pytest.mark.parametrize("act, told", CASES.values(), ids=CASES)
@@ -64,7 +77,10 @@ def test_commits_of_others_that_change_data_are_found(uri, act, told):
     act(uri)
     seen = look(DeltaLog(uri), 1, DeltaTable(uri).version())
     assert [commit.operation for commit in seen.commits] == told
-    assert all("delta-rs" in commit.by and now() - commit.at < timedelta(minutes=1) for commit in seen.commits)
+    assert all(
+        "delta-rs" in commit.by and now() - commit.at < timedelta(minutes=1)
+        for commit in seen.commits
+    )
 
 
 def test_our_own_commits_say_how_far_was_looked(uri):
@@ -77,11 +93,26 @@ def test_our_own_commits_say_how_far_was_looked(uri):
 
 
 def commit_of(uri, folder, path):
-    """An external writer's commit of one file, or of one whose rows are marked as gone in another one."""
-    of_marks = {"deletionVector": path | {"sizeInBytes": 1, "cardinality": 1}} if isinstance(path, dict) else {}
+    """An external writer's commit of one file, or of one whose rows are marked as gone in another
+    one.
+    """
+    of_marks = (
+        {"deletionVector": path | {"sizeInBytes": 1, "cardinality": 1}}
+        if isinstance(path, dict)
+        else {}
+    )
     path = "gone.parquet" if of_marks else path.format(folder=folder)
-    add = of_marks | {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
-    lines = [{"commitInfo": {"operation": "WRITE", "engineInfo": "x", "timestamp": 1}}, {"add": add}]
+    add = of_marks | {
+        "path": path,
+        "partitionValues": {},
+        "size": 1,
+        "modificationTime": 1,
+        "dataChange": True,
+    }
+    lines = [
+        {"commitInfo": {"operation": "WRITE", "engineInfo": "x", "timestamp": 1}},
+        {"add": add},
+    ]
     entry = folder / "_delta_log" / f"{DeltaTable(uri).version() + 1:020d}.json"
     entry.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
@@ -97,7 +128,10 @@ STRAYS = {
     "a URI with a host": ("file://localhost/etc/passwd", "isn't in its folder"),
     "another bucket's file": ("s3a://elsewhere/secret.parquet", "isn't in its folder"),
     "a URI in percents": ("file%3A/etc/passwd", "isn't in its folder"),
-    "marks elsewhere": ({"storageType": "p", "pathOrInlineDv": "file:/etc/secret"}, "isn't in its folder"),
+    "marks elsewhere": (
+        {"storageType": "p", "pathOrInlineDv": "file:/etc/secret"},
+        "isn't in its folder",
+    ),
     "a file that is gone": ("gone.parquet", None),
     "a file": ("day=a:b/here.parquet", None),
 }
@@ -121,7 +155,9 @@ def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong)
     if wrong is None:
         assert [commit.version for commit in look(DeltaLog(uri), 1, 2).commits] == [2]
     else:
-        with pytest.raises(StateError, match=f"version 2 .WRITE by x.* {wrong}: .* run the initial sync") as refused:
+        with pytest.raises(
+            StateError, match=f"version 2 .WRITE by x.* {wrong}: .* run the initial sync"
+        ) as refused:
             look(DeltaLog(uri), 1, 2)
         assert "secret" not in str(refused.value)
 
@@ -142,14 +178,20 @@ def test_a_vacuum_says_what_it_kept(uri):
 
 
 def test_what_was_looked_through(lake):
-    """Of the copy's version and the newest cut's the later one; a cut of another copy says nothing."""
+    """Of the copy's version and the newest cut's the later one; a cut of another copy says
+    nothing.
+    """
     cut = BatchCut(now(), "r", 1, 1, None, [TargetCut("t", 2, 7)])
     cases = {(2, 5): 7, (2, 9): 9, (2, None): 7, (3, 5): 5, (3, None): None}
-    states = {case: TableState(now(), "r", "t", case[0], "synced", version=case[1]) for case in cases}
+    states = {
+        case: TableState(now(), "r", "t", case[0], "synced", version=case[1]) for case in cases
+    }
     assert {case: looked_upto(cut, state) for case, state in states.items()} == cases
 
 
-@pytest.mark.parametrize("files", [rooted, lambda uri, options: PyFileSystem(DeltaStorageHandler(uri, options))])
+@pytest.mark.parametrize(
+    "files", [rooted, lambda uri, options: PyFileSystem(DeltaStorageHandler(uri, options))]
+)
 def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, monkeypatch, files):
     """On a disk, and as an object store's files are asked for."""
     monkeypatch.setattr("waldelta.lake.delta_log.rooted", files)

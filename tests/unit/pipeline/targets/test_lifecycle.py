@@ -11,7 +11,15 @@ import pytest
 from tests.support.pipelines import pipeline_file
 from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import Due, Life, Standing, lives, read_standings, record_removed, standing
+from waldelta.pipeline.targets.lifecycle import (
+    Due,
+    Life,
+    Standing,
+    lives,
+    read_standings,
+    record_removed,
+    standing,
+)
 from waldelta.pipeline.targets.target_sources import Feed
 from waldelta.postgres.catalog import TableId
 
@@ -19,7 +27,10 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def plain(**oids: int) -> dict[str, Feed]:
-    return {f"public.{name}": Feed(TableId("public", name), frozenset([oid])) for name, oid in oids.items()}
+    return {
+        f"public.{name}": Feed(TableId("public", name), frozenset([oid]))
+        for name, oid in oids.items()
+    }
 
 
 HERE = plain(t=7)
@@ -27,17 +38,22 @@ ELSEWHERE = plain(other=9)
 RENAMED = plain(new_name=7)
 RECREATED = plain(t=8)
 SWAPPED = plain(t=8, old_t=7)
-# Another target takes what was this one, or its place; leaves of partitioned table 1; table 7 under another name.
+# Another target takes what was this one, or its place; leaves of partitioned table 1; table 7 under
+# another name.
 FED_TO_ANOTHER = {"public.part": Feed(TableId("public", "t"), frozenset([7]))}
 GATHERED = {"public.t": Feed(TableId("public", "t"), frozenset([8, 9]), root_id=1)}
 FROM_OTHER = {"public.t": Feed(TableId("public", "other"), frozenset([7]))}
 
 
 def state(status: str, reason: str | None = None, generation: int = 1, **fed: Any) -> TableState:
-    return TableState(NOON, "r", "public.t", generation, status, relation_ids=[7], reason=reason, **fed)
+    return TableState(
+        NOON, "r", "public.t", generation, status, relation_ids=[7], reason=reason, **fed
+    )
 
 
-def life(status: str, reason: str | None = None, *, copied: bool = True, attempts: int = 1, **fed: Any) -> Life:
+def life(
+    status: str, reason: str | None = None, *, copied: bool = True, attempts: int = 1, **fed: Any
+) -> Life:
     return Life(state(status, reason, **fed), copied, attempts)
 
 
@@ -48,57 +64,207 @@ AGAIN = "it was dropped and created again on the source"
 TAKEN = "it was renamed on the source, and another published table has its name now"
 ANEW = "other tables feed it than those that it was copied from"
 
-# What is published, the table's life, whether a run is at work on its copy, the policy for what the stream doesn't tell.
+# What is published, the table's life, whether a run is at work on its copy, the policy for what the
+# stream doesn't tell.
 CASES = {
     "published, unknown": (HERE, None, False, "evolve", (Due.FIRST, NEVER, None)),
     "copied": (HERE, life("synced"), False, "evolve", (Due.FEED, "", None)),
     "copied, then renamed": (RENAMED, life("synced"), False, "evolve", (Due.FEED, "", None)),
-    "copied, then another table took its name": (SWAPPED, life("synced"), False, "evolve", (Due.COPY, TAKEN, None)),
+    "copied, then another table took its name": (
+        SWAPPED,
+        life("synced"),
+        False,
+        "evolve",
+        (Due.COPY, TAKEN, None),
+    ),
     "copied, then another table took its name, by hand only": (
-        SWAPPED, life("synced"), False, "fail", (Due.BROKEN, TAKEN, None)),
+        SWAPPED,
+        life("synced"),
+        False,
+        "fail",
+        (Due.BROKEN, TAKEN, None),
+    ),
     "copied, then made anew": (RECREATED, life("synced"), False, "evolve", (Due.COPY, AGAIN, None)),
-    "copied, then made anew, by hand only": (RECREATED, life("synced"), False, "fail", (Due.BROKEN, AGAIN, None)),
+    "copied, then made anew, by hand only": (
+        RECREATED,
+        life("synced"),
+        False,
+        "fail",
+        (Due.BROKEN, AGAIN, None),
+    ),
     "copied, then left": (ELSEWHERE, life("synced"), False, "evolve", (Due.REMOVED, AWAY, None)),
     "marked": (HERE, life("needs_sync", "why"), False, "evolve", (Due.COPY, "why", None)),
-    "marked, by hand only": (HERE, life("needs_sync", "why"), False, "ignore", (Due.BROKEN, "why", None)),
-    "marked, then left": (ELSEWHERE, life("needs_sync", "why"), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "marked, by hand only": (
+        HERE,
+        life("needs_sync", "why"),
+        False,
+        "ignore",
+        (Due.BROKEN, "why", None),
+    ),
+    "marked, then left": (
+        ELSEWHERE,
+        life("needs_sync", "why"),
+        False,
+        "evolve",
+        (Due.REMOVED, AWAY, None),
+    ),
     "left": (ELSEWHERE, life("removed", "gone"), False, "evolve", (Due.REMOVED, AWAY, None)),
     "returned": (HERE, life("removed", "gone"), False, "evolve", (Due.FIRST, RETURNED, None)),
-    "first copy running": (HERE, life("copying", copied=False), True, "evolve", (Due.WAIT, NEVER, None)),
-    "first copy killed": (HERE, life("copying", copied=False), False, "fail", (Due.COPY, NEVER, "was killed")),
-    "first copy killed again": (HERE, life("copying", copied=False, attempts=3), False, "evolve", (
-        Due.BROKEN, NEVER, "was killed, to be tried again after 2026-01-01 12:10 UTC")),
-    "first copy killed again, a while ago": (HERE, life("copying", copied=False, attempts=2), False, "evolve",
-                                             (Due.COPY, NEVER, "was killed")),
-    "first copy killed, running again": (HERE, life("copying", copied=False, attempts=3), True, "evolve",
-                                         (Due.WAIT, NEVER, None)),
-    "first copy failed by what goes away": (HERE, life("failed", "TableBusy: locked", copied=False), False, "evolve",
-                                            (Due.COPY, NEVER, "failed (TableBusy: locked)")),
+    "first copy running": (
+        HERE,
+        life("copying", copied=False),
+        True,
+        "evolve",
+        (Due.WAIT, NEVER, None),
+    ),
+    "first copy killed": (
+        HERE,
+        life("copying", copied=False),
+        False,
+        "fail",
+        (Due.COPY, NEVER, "was killed"),
+    ),
+    "first copy killed again": (
+        HERE,
+        life("copying", copied=False, attempts=3),
+        False,
+        "evolve",
+        (Due.BROKEN, NEVER, "was killed, to be tried again after 2026-01-01 12:10 UTC"),
+    ),
+    "first copy killed again, a while ago": (
+        HERE,
+        life("copying", copied=False, attempts=2),
+        False,
+        "evolve",
+        (Due.COPY, NEVER, "was killed"),
+    ),
+    "first copy killed, running again": (
+        HERE,
+        life("copying", copied=False, attempts=3),
+        True,
+        "evolve",
+        (Due.WAIT, NEVER, None),
+    ),
+    "first copy failed by what goes away": (
+        HERE,
+        life("failed", "TableBusy: locked", copied=False),
+        False,
+        "evolve",
+        (Due.COPY, NEVER, "failed (TableBusy: locked)"),
+    ),
     "first copy failed by what goes away, again": (
-        HERE, life("failed", "TableBusy: locked", copied=False, attempts=99), False, "evolve",
-        (Due.BROKEN, NEVER, "failed (TableBusy: locked), to be tried again after 2026-01-01 18:00 UTC")),
-    "first copy failed by what needs somebody": (HERE, life("failed", "ConfigError: no key", copied=False), False, "evolve",
-                                                 (Due.BROKEN, NEVER, "failed (ConfigError: no key)")),
-    "first copy failed": (HERE, life("failed", "full", copied=False), False, "evolve", (Due.COPY, NEVER, "failed (full)")),
-    "first copy failed, then left": (ELSEWHERE, life("failed", "full", copied=False), False, "evolve",
-                                     (Due.REMOVED, AWAY, None)),
+        HERE,
+        life("failed", "TableBusy: locked", copied=False, attempts=99),
+        False,
+        "evolve",
+        (
+            Due.BROKEN,
+            NEVER,
+            "failed (TableBusy: locked), to be tried again after 2026-01-01 18:00 UTC",
+        ),
+    ),
+    "first copy failed by what needs somebody": (
+        HERE,
+        life("failed", "ConfigError: no key", copied=False),
+        False,
+        "evolve",
+        (Due.BROKEN, NEVER, "failed (ConfigError: no key)"),
+    ),
+    "first copy failed": (
+        HERE,
+        life("failed", "full", copied=False),
+        False,
+        "evolve",
+        (Due.COPY, NEVER, "failed (full)"),
+    ),
+    "first copy failed, then left": (
+        ELSEWHERE,
+        life("failed", "full", copied=False),
+        False,
+        "evolve",
+        (Due.REMOVED, AWAY, None),
+    ),
     "copied again": (HERE, life("copying", "why"), True, "evolve", (Due.WAIT, "why", None)),
-    "copied again, killed": (HERE, life("copying", "why"), False, "evolve", (Due.COPY, "why", "was killed")),
-    "copied again, killed, by hand only": (HERE, life("copying", "why"), False, "fail",
-                                           (Due.BROKEN, "why", "was killed")),
-    "copied again, failed": (HERE, life("failed", "full"), False, "evolve", (Due.COPY, "", "failed (full)")),
-    "copied again, failed, by hand only": (HERE, life("failed", "full"), False, "fail",
-                                           (Due.BROKEN, "", "failed (full)")),
-    "copied, then it feeds others alone": (FED_TO_ANOTHER, life("synced"), False, "evolve", (Due.REMOVED, AWAY, None)),
+    "copied again, killed": (
+        HERE,
+        life("copying", "why"),
+        False,
+        "evolve",
+        (Due.COPY, "why", "was killed"),
+    ),
+    "copied again, killed, by hand only": (
+        HERE,
+        life("copying", "why"),
+        False,
+        "fail",
+        (Due.BROKEN, "why", "was killed"),
+    ),
+    "copied again, failed": (
+        HERE,
+        life("failed", "full"),
+        False,
+        "evolve",
+        (Due.COPY, "", "failed (full)"),
+    ),
+    "copied again, failed, by hand only": (
+        HERE,
+        life("failed", "full"),
+        False,
+        "fail",
+        (Due.BROKEN, "", "failed (full)"),
+    ),
+    "copied, then it feeds others alone": (
+        FED_TO_ANOTHER,
+        life("synced"),
+        False,
+        "evolve",
+        (Due.REMOVED, AWAY, None),
+    ),
     "copied, then gathered": (GATHERED, life("synced"), False, "evolve", (Due.COPY, ANEW, None)),
     "gathered": (GATHERED, life("synced", root_id=1), False, "evolve", (Due.FEED, "", None)),
-    "gathered, then another root": (GATHERED, life("synced", root_id=2), False, "evolve", (Due.COPY, ANEW, None)),
-    "gathered, then published by its root": (RECREATED, life("synced", root_id=1), False, "evolve", (Due.COPY, ANEW, None)),
-    "gathered, then no leaves": (HERE | ELSEWHERE, life("synced", root_id=1), False, "evolve", (Due.COPY, ANEW, None)),
-    "gathered, then away": (ELSEWHERE, life("synced", root_id=1), False, "evolve", (Due.REMOVED, AWAY, None)),
-    "fed by another table": (FROM_OTHER, life("synced", fed_by="public.other"), False, "evolve", (Due.FEED, "", None)),
-    "fed by another table, then not": (RENAMED, life("synced", fed_by="public.other"), False, "evolve", (Due.REMOVED, AWAY, None)),
-}  # fmt: skip
+    "gathered, then another root": (
+        GATHERED,
+        life("synced", root_id=2),
+        False,
+        "evolve",
+        (Due.COPY, ANEW, None),
+    ),
+    "gathered, then published by its root": (
+        RECREATED,
+        life("synced", root_id=1),
+        False,
+        "evolve",
+        (Due.COPY, ANEW, None),
+    ),
+    "gathered, then no leaves": (
+        HERE | ELSEWHERE,
+        life("synced", root_id=1),
+        False,
+        "evolve",
+        (Due.COPY, ANEW, None),
+    ),
+    "gathered, then away": (
+        ELSEWHERE,
+        life("synced", root_id=1),
+        False,
+        "evolve",
+        (Due.REMOVED, AWAY, None),
+    ),
+    "fed by another table": (
+        FROM_OTHER,
+        life("synced", fed_by="public.other"),
+        False,
+        "evolve",
+        (Due.FEED, "", None),
+    ),
+    "fed by another table, then not": (
+        RENAMED,
+        life("synced", fed_by="public.other"),
+        False,
+        "evolve",
+        (Due.REMOVED, AWAY, None),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -106,12 +272,20 @@ def test_where_a_table_stands(case):
     published, held, running, policy, (due, reason, failed) = CASES[case]
     expected = Standing("public.t", due, held.state if held else None, reason, failed)
     assert (
-        standing("public.t", published, held, running=running, policy=policy, at=NOON + timedelta(minutes=6))
+        standing(
+            "public.t",
+            published,
+            held,
+            running=running,
+            policy=policy,
+            at=NOON + timedelta(minutes=6),
+        )
         == expected
     )
 
 
-# States in their order, whether the last copy that counts has ended well, and how many were begun since.
+# States in their order, whether the last copy that counts has ended well, and how many were begun
+# since.
 LIVES = {
     "a first copy under way": (["copying"], False, 1),
     "a first copy that failed": (["copying", "failed"], False, 1),
@@ -139,24 +313,44 @@ def job(tmp_path) -> Job:
     return made
 
 
-# What another run writes of the table after this one has read the ledger, who asks, and which rows there are in the end.
+# What another run writes of the table after this one has read the ledger, who asks, and which rows
+# there are in the end.
 MEANWHILE = {
     "the same": (["removed"], 1, False, ["synced", "removed"]),
     "nothing": ([], 1, False, ["synced", "removed"]),
-    "something else of this copy": (["synced", "needs_sync"], 1, False, ["synced", "synced", "needs_sync", "removed"]),
-    "it returned and was copied anew": (["copying", "synced"], 2, False, ["synced", "copying", "synced"]),
-    "it was copied anew, and leaves only now": (["copying"], 2, True, ["synced", "copying", "removed"]),
+    "something else of this copy": (
+        ["synced", "needs_sync"],
+        1,
+        False,
+        ["synced", "synced", "needs_sync", "removed"],
+    ),
+    "it returned and was copied anew": (
+        ["copying", "synced"],
+        2,
+        False,
+        ["synced", "copying", "synced"],
+    ),
+    "it was copied anew, and leaves only now": (
+        ["copying"],
+        2,
+        True,
+        ["synced", "copying", "removed"],
+    ),
 }
 
 
-@pytest.mark.parametrize(("meanwhile", "generation", "recopied", "rows"), MEANWHILE.values(), ids=MEANWHILE)
+@pytest.mark.parametrize(
+    ("meanwhile", "generation", "recopied", "rows"), MEANWHILE.values(), ids=MEANWHILE
+)
 def test_who_records_that_a_table_left(job, meanwhile, generation, recopied, rows):
     """Once, behind whatever others wrote of it, and never over a copy that was made since."""
     held = job.ledger.append_state(state("synced", incarnation="0/1"), None)
     (found,) = [one for one in read_standings(job, ELSEWHERE) if one.table_name == "public.t"]
     last = held
     for status in meanwhile:
-        last = job.ledger.append_state(state(status, generation=generation, incarnation="0/1"), last)
+        last = job.ledger.append_state(
+            state(status, generation=generation, incarnation="0/1"), last
+        )
     left = record_removed(job, [found], recopied=recopied)
     assert [row.status for row in job.ledger.table_rows("public.t")] == rows
     assert left == ([] if rows[-1] != "removed" or meanwhile == ["removed"] else ["public.t"])

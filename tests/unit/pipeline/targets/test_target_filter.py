@@ -11,7 +11,12 @@ from waldelta.row_filter import Collation, RowFilter
 
 def test_a_filter_comes_back_as_it_was():
     row_filter = RowFilter(
-        "c > 'x'", "(c > 'x'::text)", ("c",), {"c": Collation.CODE_POINT}, Collation.DETERMINISTIC, True
+        "c > 'x'",
+        "(c > 'x'::text)",
+        ("c",),
+        {"c": Collation.CODE_POINT},
+        Collation.DETERMINISTIC,
+        True,
     )
     assert from_text(to_text(row_filter)) == row_filter
     assert to_text(None) is None

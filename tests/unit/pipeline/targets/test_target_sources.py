@@ -1,4 +1,6 @@
-"""What feeds each target, from what is published and what the pipeline file says: one table of cases."""
+"""What feeds each target, from what is published and what the pipeline file says: one table of
+cases.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift.partitions import with_leaves
 from waldelta.pipeline.targets.target_sources import Feed, differing, feeds, gather
-from waldelta.postgres.catalog import Column, Leaf, Partition, PublishedRelation, PublishedTable, Relation, TableId
+from waldelta.postgres.catalog import (
+    Column,
+    Leaf,
+    Partition,
+    PublishedRelation,
+    PublishedTable,
+    Relation,
+    TableId,
+)
 from waldelta.postgres.type_catalog import PgType
 
 
@@ -20,7 +30,9 @@ def name(table: str) -> TableId:
 
 
 def published(**tables: tuple[int, ...] | int) -> list[PublishedRelation]:
-    """Relations by name: the oid, and the oids above it; with a capital letter in front a partitioned one."""
+    """Relations by name: the oid, and the oids above it; with a capital letter in front a
+    partitioned one.
+    """
     found = []
     for table, told in tables.items():
         oid, *above = told if isinstance(told, tuple) else (told,)
@@ -37,44 +49,85 @@ BELOW = {
     name("gone"): Partition(99, (), None),
 }
 
-# What is published, what the pipeline file says, and what feeds each target then: relations, source, root, filter.
+# What is published, what the pipeline file says, and what feeds each target then: relations,
+# source, root, filter.
 CASES = {
-    "tables by their names": (LEAVES, {}, {"p_1": ({11}, "p_1"), "p_2_a": ({121}, "p_2_a"), "other": ({9}, "other")}),
-    "a filter": (published(t=7), {"t": {"where": "a > 5"}}, {"t": ({7}, "t", None, "a > 5")}),
-    "leaves gathered": (LEAVES, {"p": {"partition_root": True}}, {"p": ({11, 121}, "p", 1), "other": ({9}, "other")}),
-    "gathered, filtered": (
-        published(p_1=(11, 1)), {"p": {"partition_root": True, "where": "a"}}, {"p": ({11}, "p", 1, "a")},
+    "tables by their names": (
+        LEAVES,
+        {},
+        {"p_1": ({11}, "p_1"), "p_2_a": ({121}, "p_2_a"), "other": ({9}, "other")},
     ),
-    "nothing to gather": (published(other=9), {"p": {"partition_root": True}}, {"other": ({9}, "other")}),
+    "a filter": (published(t=7), {"t": {"where": "a > 5"}}, {"t": ({7}, "t", None, "a > 5")}),
+    "leaves gathered": (
+        LEAVES,
+        {"p": {"partition_root": True}},
+        {"p": ({11, 121}, "p", 1), "other": ({9}, "other")},
+    ),
+    "gathered, filtered": (
+        published(p_1=(11, 1)),
+        {"p": {"partition_root": True, "where": "a"}},
+        {"p": ({11}, "p", 1, "a")},
+    ),
+    "nothing to gather": (
+        published(other=9),
+        {"p": {"partition_root": True}},
+        {"other": ({9}, "other")},
+    ),
     "published via its root": (published(P=1), {"p": {"partition_root": True}}, {"p": ({1}, "p")}),
     "one part via its root": (
-        published(p_1=(11, 1), P_2=(12, 1)), {"p": {"partition_root": True}}, {"p": ({11}, "p", 1), "p_2": ({12}, "p_2")},
+        published(p_1=(11, 1), P_2=(12, 1)),
+        {"p": {"partition_root": True}},
+        {"p": ({11}, "p", 1), "p_2": ({12}, "p_2")},
     ),
     "an unknown root": (LEAVES[-1:], {"q": {"partition_root": True}}, {"other": ({9}, "other")}),
     "one table for two": (
-        published(t=7), {"a": {"from": "public.t", "where": "x"}, "b": {"from": "public.t", "where": "y"}},
+        published(t=7),
+        {"a": {"from": "public.t", "where": "x"}, "b": {"from": "public.t", "where": "y"}},
         {"a": ({7}, "t", None, "x"), "b": ({7}, "t", None, "y")},
     ),
     "and kept itself": (
-        published(t=7), {"a": {"from": "public.t", "where": "x"}, "t": {}}, {"a": ({7}, "t", None, "x"), "t": ({7}, "t")},
+        published(t=7),
+        {"a": {"from": "public.t", "where": "x"}, "t": {}},
+        {"a": ({7}, "t", None, "x"), "t": ({7}, "t")},
     ),
-    "a partition of a root": (published(P=1), {"p_1": {"from": "public.p"}}, {"p_1": ({1}, "p", None, "(id < 10)")}),
+    "a partition of a root": (
+        published(P=1),
+        {"p_1": {"from": "public.p"}},
+        {"p_1": ({1}, "p", None, "(id < 10)")},
+    ),
     "and a filter": (
-        published(P=1), {"p_1": {"from": "public.p", "where": "a"}}, {"p_1": ({1}, "p", None, "((id < 10)) and (a\n)")},
+        published(P=1),
+        {"p_1": {"from": "public.p", "where": "a"}},
+        {"p_1": ({1}, "p", None, "((id < 10)) and (a\n)")},
     ),
-    "the only partition": (published(P=1), {"p_rest": {"from": "public.p"}}, {"p_rest": ({1}, "p")}),
+    "the only partition": (
+        published(P=1),
+        {"p_rest": {"from": "public.p"}},
+        {"p_rest": ({1}, "p")},
+    ),
     "a partition that left": (published(P=1), {"gone": {"from": "public.p"}}, {"p": ({1}, "p")}),
     "all of a table again": (published(t=7), {"a": {"from": "public.t"}}, {"t": ({7}, "t")}),
-    "from what isn't published": (published(t=7), {"a": {"from": "public.u", "where": "x"}}, {"t": ({7}, "t")}),
-    "from itself": (published(t=7), {"t": {"from": "public.t", "where": "x"}}, {"t": ({7}, "t", None, "x")}),
+    "from what isn't published": (
+        published(t=7),
+        {"a": {"from": "public.u", "where": "x"}},
+        {"t": ({7}, "t")},
+    ),
+    "from itself": (
+        published(t=7),
+        {"t": {"from": "public.t", "where": "x"}},
+        {"t": ({7}, "t", None, "x")},
+    ),
     "a name that is taken": (
-        published(t=7, u=8), {"u": {"from": "public.t", "where": "x"}}, {"t": ({7}, "t"), "u": ({8}, "u", None, "x")},
+        published(t=7, u=8),
+        {"u": {"from": "public.t", "where": "x"}},
+        {"t": ({7}, "t"), "u": ({8}, "u", None, "x")},
     ),
     "from a leaf that is gathered": (
-        published(p_1=(11, 1)), {"p": {"partition_root": True}, "a": {"from": "public.p_1", "where": "x"}},
+        published(p_1=(11, 1)),
+        {"p": {"partition_root": True}, "a": {"from": "public.p_1", "where": "x"}},
         {"p": ({11}, "p", 1)},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,7 +136,9 @@ def test_what_feeds_targets(case):
     file = {f"public.{n}": TargetTable.model_validate(entry) for n, entry in entries.items()}
     found = feeds(file, relations, ROOT, BELOW)
     told = {n: (set(f.relation_ids), f.source.name, f.root_id, f.where) for n, f in found.items()}
-    assert told == {f"public.{n}": (*want, *[None] * (4 - len(want))) for n, want in expected.items()}
+    assert told == {
+        f"public.{n}": (*want, *[None] * (4 - len(want))) for n, want in expected.items()
+    }
 
 
 INT = PgType(23, -1, "integer")
@@ -98,24 +153,50 @@ def leaf(oid: int, *columns: str, key: tuple[str, ...] = (), **told: object) -> 
     numbered = tuple(Column(c, n, INT, c in key) for n, c in enumerate(columns, 1))
     of = Leaf(name(f"p_{oid}"), oid, oid, 1, 8192)
     made = {"row_filter": None, "publishes": frozenset({"insert"}), **told}
-    return PublishedTable(of.id, oid, "r", "d", numbered, key, key, key, leaves=(of,), relation_ids=(oid,), **made)
+    return PublishedTable(
+        of.id, oid, "r", "d", numbered, key, key, key, leaves=(of,), relation_ids=(oid,), **made
+    )
 
 
 GATHERED = {
-    "by the root's key": (relation("a", "b", key=("a",)), [leaf(2, "a", "b", key=("a",))], (RELID, "a", "b"), ("a",)),
+    "by the root's key": (
+        relation("a", "b", key=("a",)),
+        [leaf(2, "a", "b", key=("a",))],
+        (RELID, "a", "b"),
+        ("a",),
+    ),
     "in the root's order": (
-        relation("a", "b", key=("a", "b")), [leaf(2, "b", "a", key=("b", "a"))], (RELID, "a", "b"), ("a", "b"),
+        relation("a", "b", key=("a", "b")),
+        [leaf(2, "b", "a", key=("b", "a"))],
+        (RELID, "a", "b"),
+        ("a", "b"),
     ),
     "by leaf and key": (
-        relation("a", "b"), [leaf(2, "a", "b", key=("b",)), leaf(3, "b", "a", key=("b",))], (RELID, "a", "b"), (RELID, "b"),
+        relation("a", "b"),
+        [leaf(2, "a", "b", key=("b",)), leaf(3, "b", "a", key=("b",))],
+        (RELID, "a", "b"),
+        (RELID, "b"),
     ),
     "by another identity than the root's key": (
-        relation("a", "b", key=("a",)), [leaf(2, "a", "b", key=("b",))], (RELID, "a", "b"), (RELID, "b"),
+        relation("a", "b", key=("a",)),
+        [leaf(2, "a", "b", key=("b",))],
+        (RELID, "a", "b"),
+        (RELID, "b"),
     ),
     "without a key": (relation("a"), [leaf(2, "a"), leaf(3, "a")], (RELID, "a"), ()),
-    "keys differ": (relation("a", "b"), [leaf(2, "a", "b", key=("a",)), leaf(3, "a", "b")], (RELID, "a", "b"), ()),
-    "what all of them publish": (relation("a", "b"), [leaf(2, "a", "b"), leaf(3, "a")], (RELID, "a"), ()),
-}  # fmt: skip
+    "keys differ": (
+        relation("a", "b"),
+        [leaf(2, "a", "b", key=("a",)), leaf(3, "a", "b")],
+        (RELID, "a", "b"),
+        (),
+    ),
+    "what all of them publish": (
+        relation("a", "b"),
+        [leaf(2, "a", "b"), leaf(3, "a")],
+        (RELID, "a"),
+        (),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", GATHERED)
@@ -144,7 +225,12 @@ JOINED = {
     "as it was": (1, [2, 3], {"p": (frozenset(), 1)}, [2, 3]),
     "a new leaf": (1, [11], {"p": ({11, 121}, 1)}, [11, 121]),
     "a leaf that went stays": (1, [11, 121], {"p": ({11}, 1)}, [11, 121]),
-    "a leaf that feeds another target": (1, [11, 121], {"p": ({11}, 1), "p_2_a": ({121}, None)}, [11]),
+    "a leaf that feeds another target": (
+        1,
+        [11, 121],
+        {"p": ({11}, 1), "p_2_a": ({121}, None)},
+        [11],
+    ),
     "another root": (2, [11], {"p": ({11, 121}, 1)}, [11]),
     "a table as any other": (None, [11], {"p": ({11, 121}, 1)}, [11]),
 }
@@ -152,15 +238,30 @@ JOINED = {
 
 def test_leaves_that_were_published_late():
     """They may have had rows before, unlike those that were made while their tree was published."""
-    listed = [PublishedRelation(name("p_1"), 11, "r", (1,), True), PublishedRelation(name("p_2"), 12, "r", (1,))]
-    assert feeds({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})["public.p"].late == {11}
+    listed = [
+        PublishedRelation(name("p_1"), 11, "r", (1,), True),
+        PublishedRelation(name("p_2"), 12, "r", (1,)),
+    ]
+    assert feeds({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})[
+        "public.p"
+    ].late == {11}
 
 
 @pytest.mark.parametrize("case", JOINED)
 def test_leaves_that_join(case):
     root, held, fed, expected = JOINED[case]
-    now = {f"public.{n}": Feed(name(n), frozenset(oids), root_id) for n, (oids, root_id) in fed.items()}
-    state = TableState(datetime(2026, 1, 1, tzinfo=UTC), "r", "public.p", 1, "synced", relation_ids=held, root_id=root)
+    now = {
+        f"public.{n}": Feed(name(n), frozenset(oids), root_id) for n, (oids, root_id) in fed.items()
+    }
+    state = TableState(
+        datetime(2026, 1, 1, tzinfo=UTC),
+        "r",
+        "public.p",
+        1,
+        "synced",
+        relation_ids=held,
+        root_id=root,
+    )
     joined = with_leaves(state, now)
     assert joined.relation_ids == expected
     assert (joined is state) == (held == expected)

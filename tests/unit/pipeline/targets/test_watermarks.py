@@ -49,7 +49,9 @@ def _of_the_future(log: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_gone, _garbled, _not_text, _missing, _of_the_future])
 def test_a_damaged_target_is_named(lake, damage):
-    """Looks would fail for all tables, and nothing leave the slot, until somebody had mended this one."""
+    """Looks would fail for all tables, and nothing leave the slot, until somebody had mended this
+    one.
+    """
     job = Job(pipeline_file(lake, "s"), "", "run")
     job.ledger.append(LIFE)
     uri = uri_of(job, STATE.table_name)
@@ -58,5 +60,7 @@ def test_a_damaged_target_is_named(lake, damage):
     watermarks = Watermarks(job, SlotIdentity("s", "1", 1, "0/1"))
     assert watermarks.of(STATE) == 0
     damage(Path(uri.removeprefix("file://")) / "_delta_log")
-    with pytest.raises(StateError, match=r"public\.t: its target file:.* run the initial sync for it again"):
+    with pytest.raises(
+        StateError, match=r"public\.t: its target file:.* run the initial sync for it again"
+    ):
         watermarks.of(STATE)

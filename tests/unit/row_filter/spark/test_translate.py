@@ -1,4 +1,6 @@
-"""The row filter's translation into Spark SQL: faithful, or refused with the place and the reason."""
+"""The row filter's translation into Spark SQL: faithful, or refused with the place and the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -59,28 +61,47 @@ TRANSLATED = [
     ("active", "`active`"),
     ("(active IS NOT TRUE)", "(`active` is not true)"),
     ("(doc IS NULL)", "((`doc` is null))"),
-    ("(v IS DISTINCT FROM 3)", "(not (((`v` is null) and (3 is null)) or coalesce((`v` = 3), false)))"),
+    (
+        "(v IS DISTINCT FROM 3)",
+        "(not (((`v` is null) and (3 is null)) or coalesce((`v` = 3), false)))",
+    ),
     ("(code = 'AB'::bpchar)", "(rtrim(`code`) = rtrim('AB'))"),
     ("(origin = 'it''s'::text)", "(`origin` = 'it\\'s')"),
     ("(origin = '${x}\\'::text)", "(`origin` = '${x}\\\\')"),
     ('("Odd.Name" = 1)', "(`Odd.Name` = 1)"),
-    ("(uid = '6ecd8c99-4036-403d-bf84-cf8400f67836'::uuid)", "(`uid` = '6ecd8c99-4036-403d-bf84-cf8400f67836')"),
+    (
+        "(uid = '6ecd8c99-4036-403d-bf84-cf8400f67836'::uuid)",
+        "(`uid` = '6ecd8c99-4036-403d-bf84-cf8400f67836')",
+    ),
     ("(day IS NULL)", "((`day` is null and try_element_at(`_wd_raw`, 'day') is null))"),
     ("(rounded IS NULL)", "((`rounded` is null and try_element_at(`_wd_raw`, 'rounded') is null))"),
-    ("(document IS NOT NULL)", "(not (`document` is null and try_element_at(`_wd_raw`, 'document') is null))"),
+    (
+        "(document IS NOT NULL)",
+        "(not (`document` is null and try_element_at(`_wd_raw`, 'document') is null))",
+    ),
     ("((v / 2) = 1)", "(cast(cast(`v` as bigint) div cast(2 as bigint) as int) = 1)"),
     ("(origin ~~ 'a\\_b%'::text)", "(`origin` like 'a\\\\_b%')"),
     ("(origin !~~ like_escape('a!%%'::text, '!'::text))", "(`origin` not like 'a\\\\%%')"),
     ("(origin ~ '^a.*$'::text)", "(`origin` rlike '(?s)\\\\Aa.*\\\\z')"),
-    ("(origin ~ similar_to_escape('J(F|G)K%'::text))", "(`origin` rlike '(?s)\\\\A(?:J(?:F|G)K.*)\\\\z')"),
-    ("(lower(name_c) = 'x'::text)", "(translate(`name_c`, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz') = 'x')"),
+    (
+        "(origin ~ similar_to_escape('J(F|G)K%'::text))",
+        "(`origin` rlike '(?s)\\\\A(?:J(?:F|G)K.*)\\\\z')",
+    ),
+    (
+        "(lower(name_c) = 'x'::text)",
+        "(translate(`name_c`, 'ABCDEFGHIJKLMNOPQRSTUVWXYZ', 'abcdefghijklmnopqrstuvwxyz') = 'x')",
+    ),
     ("(name_c > 'a'::text)", "(`name_c` > 'a')"),
-    ('((origin COLLATE "C") < \'b\'::text)', "(`origin` < 'b')"),
+    ("((origin COLLATE \"C\") < 'b'::text)", "(`origin` < 'b')"),
     ("(v = NULL::integer)", "cast(null as boolean)"),
-]  # fmt: skip
+]
 
 REFUSED = [
-    ("((v > 1) AND (lower(origin) = 'jfk'::text))", "column 15 (near \"lower(origin) = 'jfk\")", "upper and lower case"),
+    (
+        "((v > 1) AND (lower(origin) = 'jfk'::text))",
+        'column 15 (near "lower(origin) = \'jfk")',
+        "upper and lower case",
+    ),
     ("(origin > 'J'::text)", "column 9", "the order of texts"),
     ("(odd = 'J'::text)", "column 6", "nondeterministic"),
     ("(name_c = origin)", "column 9", "texts of different collations"),
@@ -90,7 +111,11 @@ REFUSED = [
     ("((huge * (2)::numeric) > (1)::numeric)", "column 8", "more than 38 digits"),
     ("((amount / (3)::numeric) > (1)::numeric)", "column 10", "/ of numeric"),
     ("(missing = 1)", "column 2", "isn't in the target"),
-    ("(power(ratio, (2)::double precision) > (1)::double precision)", "column 2", "power, which isn't"),
+    (
+        "(power(ratio, (2)::double precision) > (1)::double precision)",
+        "column 2",
+        "power, which isn't",
+    ),
     ("(origin ~ '(ab)*'::text)", "column 9", "a group that is repeated"),
     ("(origin ~ '\\mx'::text)", "column 9", "the escape \\m"),
     ("(origin ~ '\\d'::text)", "column 9", "depends on the collation"),
@@ -102,7 +127,7 @@ REFUSED = [
     ("((v", "its end", "isn't known here"),
     ("(md5(origin) = 'x'::text)", "column 2", "the server's encoding"),
     ("v", "column 1", "where a boolean is wanted"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("row_filter", "expected"), TRANSLATED, ids=[c[0] for c in TRANSLATED])
@@ -122,9 +147,13 @@ def test_refused(row_filter, where, reason):
 
 
 def test_other_names_for_columns():
-    """A condition for old rows: every column, and the map of verbatim values, under another name."""
+    """A condition for old rows: every column, and the map of verbatim values, under another
+    name.
+    """
     names = {"v": "old.v", "day": "old.day", "_wd_raw": "old.raw"}
-    found = spark_condition(published_filter("((v > 1) AND (day > '2024-01-01'::date))"), COLUMNS, names)
+    found = spark_condition(
+        published_filter("((v > 1) AND (day > '2024-01-01'::date))"), COLUMNS, names
+    )
     assert re.findall(r"old\.\w+", found) == ["old.v", "old.raw", "old.day", "old.raw", "old.raw"]
     assert "`" not in found
 

@@ -1,4 +1,6 @@
-"""Which errors are taken for what PostgreSQL can't decode, and how what is in front of it is found."""
+"""Which errors are taken for what PostgreSQL can't decode, and how what is in front of it is
+found.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,31 @@ AT = Lsn.parse("16/B374D848")
 REFUSALS = {
     "a row filter": ("22012", "division by zero", CONTEXT, "division by zero"),
     "a filter's cast, without its value": (
-        "22P02", 'invalid input syntax for type integer: "secret"', CONTEXT, 'invalid input syntax for type integer: "…"',
+        "22P02",
+        'invalid input syntax for type integer: "secret"',
+        CONTEXT,
+        'invalid input syntax for type integer: "…"',
     ),
-    "a byte": ("22P05", 'byte 0x81 in encoding "WIN1252"', CONTEXT, 'byte 0x81 in encoding "WIN1252"'),
-    "a row that is too large": ("XX000", "invalid memory alloc request size 1100000003", CONTEXT,
-                                "invalid memory alloc request size 1100000003"),
+    "a byte": (
+        "22P05",
+        'byte 0x81 in encoding "WIN1252"',
+        CONTEXT,
+        'byte 0x81 in encoding "WIN1252"',
+    ),
+    "a row that is too large": (
+        "XX000",
+        "invalid memory alloc request size 1100000003",
+        CONTEXT,
+        "invalid memory alloc request size 1100000003",
+    ),
     "a message that is too large": ("54000", "out of memory", CONTEXT, "out of memory"),
-    "another language": ("22012", "Division durch Null", "Ausgabe-Plugin »pgoutput«, LSN 16/B374D848", "Division durch Null"),
-}  # fmt: skip
+    "another language": (
+        "22012",
+        "Division durch Null",
+        "Ausgabe-Plugin »pgoutput«, LSN 16/B374D848",
+        "Division durch Null",
+    ),
+}
 
 
 @pytest.mark.parametrize(("sqlstate", "said", "context", "words"), REFUSALS.values(), ids=REFUSALS)
@@ -30,27 +49,60 @@ def test_what_counts(sqlstate, said, context, words):
 
 
 PASSING = [
-    "57014", "57P01", "57P02", "57P03", "08006", "08P01", "53000", "53100", "53200", "53300", "53400", "55P03", "55006",
-    "40001", "40P01", "25P03", "25P04", "28000", "42501", "42704", "58030", "58P01", None,
-]  # fmt: skip
+    "57014",
+    "57P01",
+    "57P02",
+    "57P03",
+    "08006",
+    "08P01",
+    "53000",
+    "53100",
+    "53200",
+    "53300",
+    "53400",
+    "55P03",
+    "55006",
+    "40001",
+    "40P01",
+    "25P03",
+    "25P04",
+    "28000",
+    "42501",
+    "42704",
+    "58030",
+    "58P01",
+    None,
+]
 
 
 @pytest.mark.parametrize("sqlstate", PASSING)
 def test_what_may_be_gone_the_next_time_doesnt(sqlstate):
-    """Cancelled, disconnected, locked, out of room or rights, whatever was decoded at that moment; and no value at all."""
+    """Cancelled, disconnected, locked, out of room or rights, whatever was decoded at that moment;
+    and no value at all.
+    """
     assert Refusal.read(sqlstate, "x", CONTEXT) is None
 
 
 def test_an_error_of_no_change_doesnt():
     """As of an option that the server doesn't know; a defect counts also where none is named."""
-    assert Refusal.read("22023", "unrecognized option", 'output plugin "pgoutput", in the startup callback') is None
+    assert (
+        Refusal.read(
+            "22023", "unrecognized option", 'output plugin "pgoutput", in the startup callback'
+        )
+        is None
+    )
     assert Refusal.read("XX001", "could not find chunk", "").at is None
 
 
-# Messages of each transaction in front of the one that is refused; a negative number is that of discarded ones.
-@pytest.mark.parametrize("before", [(1,), (3, 1), (4, 4, 4, 100, 1), (1,) * 70, (5, 300, 7), (-1, 3), (-1, -1, -1)])
+# Messages of each transaction in front of the one that is refused; a negative number is that of
+# discarded ones.
+@pytest.mark.parametrize(
+    "before", [(1,), (3, 1), (4, 4, 4, 100, 1), (1,) * 70, (5, 300, 7), (-1, 3), (-1, -1, -1)]
+)
 def test_all_in_front_of_it(before):
-    """A call ends behind the transaction that brings its number of messages; few calls are refused."""
+    """A call ends behind the transaction that brings its number of messages; few calls are
+    refused.
+    """
     refused = Refusal("x", "22012", AT)
     asked = []
 
@@ -64,23 +116,38 @@ def test_all_in_front_of_it(before):
         return refused
 
     last, refusal = last_readable(ask, ask(1))
-    assert (last.messages, last.landing) == (sum(map(abs, before)), sum(number for number in before if number > 0))
+    assert (last.messages, last.landing) == (
+        sum(map(abs, before)),
+        sum(number for number in before if number > 0),
+    )
     assert refusal == refused
     assert len(asked) <= 2 * last.messages.bit_length() + 2
 
 
 def test_nothing_is_refused_any_more():
     """The call that asks for more than there is gets all."""
-    assert last_readable(lambda _: Answer(12, 12, AT), Answer(2, 2, AT)) == (Answer(12, 12, AT), None)
-    assert last_readable(lambda _: Answer(0, 0, None), Answer(0, 0, None)) == (Answer(0, 0, None), None)
+    assert last_readable(lambda _: Answer(12, 12, AT), Answer(2, 2, AT)) == (
+        Answer(12, 12, AT),
+        None,
+    )
+    assert last_readable(lambda _: Answer(0, 0, None), Answer(0, 0, None)) == (
+        Answer(0, 0, None),
+        None,
+    )
 
 
 def test_a_message_beyond_a_gigabyte_is_no_lack_of_room():
-    """PostgreSQL says the same words of both: a smaller read, or more memory, helps against one of them only."""
+    """PostgreSQL says the same words of both: a smaller read, or more memory, helps against one of
+    them only.
+    """
     too_long = (
-        "ERROR:  out of memory\nDETAIL:  Cannot enlarge string buffer containing 6 bytes by 1100000003 more bytes."
+        "ERROR:  out of memory\nDETAIL:  Cannot enlarge string buffer containing 6 bytes by"
+        " 1100000003 more bytes."
     )
     assert type(peek_error("s", f"{too_long}\n{CONTEXT}")).__name__ == "SourceError"
     assert (
-        type(peek_error("s", "ERROR:  out of memory\nDETAIL:  Failed on request of size 8.")).__name__ == "BiteTooLarge"
+        type(
+            peek_error("s", "ERROR:  out of memory\nDETAIL:  Failed on request of size 8.")
+        ).__name__
+        == "BiteTooLarge"
     )

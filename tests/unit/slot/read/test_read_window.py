@@ -63,7 +63,10 @@ KEPT = {
     "a timeout longer than any": ((1, 21600), (1, 10800)),
     "a window wider than today's file": ((1024, 600), FILE),
     "a timeout of yesterday's file": ((64, 60), (64, 600)),
-    "a timeout longer than today's file says, for a window that isn't the smallest": ((64, 6000), (64, 600)),
+    "a timeout longer than today's file says, for a window that isn't the smallest": (
+        (64, 6000),
+        (64, 600),
+    ),
 }
 
 
@@ -80,13 +83,17 @@ def run(lake):
 
 
 def test_runs_go_on_where_the_last_one_was(run):
-    """Killed or not: each change is in the ledger at once, and nothing as long as the server manages what the file says."""
+    """Killed or not: each change is in the ledger at once, and nothing as long as the server
+    manages what the file says.
+    """
     first = run()
     first.answered(1, is_whole=True)
     assert first._job.ledger.last_bite() is None
     first.timed_out()
     first.timed_out()
-    assert prune_ledger(first._job.ledger, now() + timedelta(days=1), None) == 1  # the newest stays, however old
+    assert (
+        prune_ledger(first._job.ledger, now() + timedelta(days=1), None) == 1
+    )  # the newest stays, however old
     second = run()
     assert size_of(second.next) == (16, 600)
     second.answered(200, is_whole=True)
@@ -100,7 +107,9 @@ def test_runs_go_on_where_the_last_one_was(run):
 
 
 def test_what_replay_ends_is_another_matter(run):
-    """How long a standby waits says nothing of the server's speed: no wider bite in this run, and the next one begins anew."""
+    """How long a standby waits says nothing of the server's speed: no wider bite in this run, and
+    the next one begins anew.
+    """
     bites = run()
     assert bites.ended_by_replay()
     bites.answered(1, is_whole=True)
@@ -112,7 +121,9 @@ def test_what_replay_ends_is_another_matter(run):
 
 
 def test_an_answer_without_room_is_narrowed_for_good(run):
-    """By halves where the server limits it; a full disk is met once more at the most. The next run begins there."""
+    """By halves where the server limits it; a full disk is met once more at the most. The next run
+    begins there.
+    """
     bites = run()
     assert bites.lacks_room()
     bites.answered(1, is_whole=True)

@@ -1,4 +1,6 @@
-"""Apply's decisions that need no Spark: which cuts are worth publishing, and what may still be merged."""
+"""Apply's decisions that need no Spark: which cuts are worth publishing, and what may still be
+merged.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from waldelta.stages.apply.outcome import Applied, isolated
 
 
 def cut(batch: int, **generations: int) -> BatchCut:
-    return BatchCut(now(), "r", batch, 0, None, [TargetCut(name, number, 0) for name, number in generations.items()])
+    return BatchCut(
+        now(),
+        "r",
+        batch,
+        0,
+        None,
+        [TargetCut(name, number, 0) for name, number in generations.items()],
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,9 @@ def test_a_cut_is_published_once_and_never_behind_a_later_one(ours, newest, told
 
 
 def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
-    """Whoever committed while the target was merged here may have taken it over, and copied it again."""
+    """Whoever committed while the target was merged here may have taken it over, and copied it
+    again.
+    """
     merged = []
     monkeypatch.setattr(merge_module, "merge_here", lambda *_: None)
     monkeypatch.setattr(merge_module, "_merge", lambda *_: merged.append(1))
@@ -60,7 +71,9 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
 def test_what_has_no_name_fails_one_table(caplog):
     """A defect in one table's way is named and may go away; whatever comes after it is done."""
     applied, state = Applied(), TableState(now(), "r", "public.t", 1, "synced")
-    job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(policy_of=lambda _: "evolve")))
+    job = SimpleNamespace(
+        pipeline=SimpleNamespace(target=SimpleNamespace(policy_of=lambda _: "evolve"))
+    )
     with isolated(job, state, applied):
         raise KeyError("c1")
     failure = applied.failures["public.t"]
@@ -87,7 +100,13 @@ def test_a_step_takes_no_more_than_the_most_of_anything(weights, ends):
 
 @pytest.mark.parametrize(
     ("rows", "bytes_", "tasks"),
-    [(0, 0, 1), (500_000, 128 << 20, 1), (500_001, 0, 2), (20_000, 20 << 30, 160), (2_000_000, 300 << 20, 4)],
+    [
+        (0, 0, 1),
+        (500_000, 128 << 20, 1),
+        (500_001, 0, 2),
+        (20_000, 20 << 30, 160),
+        (2_000_000, 300 << 20, 4),
+    ],
 )
 def test_tasks_divide_rows_and_bytes(rows, bytes_, tasks):
     """Few large rows are as many tasks as many small ones."""

@@ -33,6 +33,11 @@ def test_discarded_rows(case, tmp_path):
     rows = [{"action": action, "b0": base, "c0": key} for action, base, key in changes]
     write_parquet(folder, pa.Table.from_pylist(rows, schema=decode.net_schema))
     keys = {n: f'{{"id": "{n}"}}' for n in (1, 5, 9)}
-    found = discarded_since(SimpleNamespace(folder=folder), SimpleNamespace(decode=decode), [keys[1], keys[5]])
-    assert found == ({keys[n] for n in resolved}, {keys[old]: keys[new] for old, new in moved.items()})
+    found = discarded_since(
+        SimpleNamespace(folder=folder), SimpleNamespace(decode=decode), [keys[1], keys[5]]
+    )
+    assert found == (
+        {keys[n] for n in resolved},
+        {keys[old]: keys[new] for old, new in moved.items()},
+    )
     assert discarded_since(None, SimpleNamespace(decode=decode), []) == (set(), {})

@@ -1,4 +1,6 @@
-"""Landing and applying at once: what is applied meanwhile, what is left, and what happens when one of them fails or is ended."""
+"""Landing and applying at once: what is applied meanwhile, what is left, and what happens when one
+of them fails or is ended.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ class Applying:
     """Notes what is applied; each apply waits until it is let go on."""
 
     def __init__(self):
-        self.upto, self.begun, self.may_end, self.ended = [], threading.Event(), threading.Event(), []
+        self.upto, self.begun, self.may_end, self.ended = (
+            [],
+            threading.Event(),
+            threading.Event(),
+            [],
+        )
 
     def __call__(self, upto, goes_on):
         self.goes_on = goes_on
@@ -40,7 +47,9 @@ class Applying:
 
 
 def test_landing_goes_on_while_what_has_landed_is_applied():
-    """The second and third batch land during the first one's apply, and are applied together behind it."""
+    """The second and third batch land during the first one's apply, and are applied together behind
+    it.
+    """
     applying = Applying()
     with Overlap(newest, applying, WAIT_S) as overlap:
         overlap.landed(batch(1))
@@ -120,7 +129,9 @@ def test_an_apply_that_fails_holds_up_no_landing(caplog):
 
 
 def test_a_landing_that_fails_waits_for_the_step_under_way():
-    """Nothing of the run is at work once it has failed; what had landed behind that step is left."""
+    """Nothing of the run is at work once it has failed; what had landed behind that step is
+    left.
+    """
     applying = Applying()
 
     def land():
@@ -137,7 +148,9 @@ def test_a_landing_that_fails_waits_for_the_step_under_way():
 
 
 def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
-    """It is left then, told, and goes on with nothing more: the apply that follows has its own limit."""
+    """It is left then, told, and goes on with nothing more: the apply that follows has its own
+    limit.
+    """
     applying = Applying()
     with Overlap(newest, applying, 0.05) as overlap:
         overlap.landed(batch(1))
@@ -169,7 +182,9 @@ def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
 
 
 def test_each_step_has_its_own_time():
-    """What is left of the time of the one before says nothing of a step that is just beginning when landing ends."""
+    """What is left of the time of the one before says nothing of a step that is just beginning when
+    landing ends.
+    """
     second, may_end, ended = threading.Event(), threading.Event(), []
 
     def apply(upto, _):
@@ -224,7 +239,9 @@ def test_a_run_that_is_ended_waits_for_nothing():
     ],
 )
 def test_whole_steps(sizes, expected):
-    """A step is whole once another batch like the last one wouldn't fit into it: so it would be planned once that has landed, too."""
+    """A step is whole once another batch like the last one wouldn't fit into it: so it would be
+    planned once that has landed, too.
+    """
     assert whole_upto((sizes, 100)) == expected
     if expected is not None:
         following = {**sizes, max(sizes) + 1: sizes[max(sizes)]}
@@ -232,7 +249,9 @@ def test_whole_steps(sizes, expected):
 
 
 def test_each_batch_is_weighed_once(monkeypatch):
-    """Of a backlog whose batches come sooner than they are applied, too; those that were applied are forgotten."""
+    """Of a backlog whose batches come sooner than they are applied, too; those that were applied
+    are forgotten.
+    """
     asked = []
 
     class Log:

@@ -1,4 +1,6 @@
-"""The messages that rows came from: found by their keys, wherever they moved, with the bytes as they were landed."""
+"""The messages that rows came from: found by their keys, wherever they moved, with the bytes as
+they were landed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from types import SimpleNamespace
 from deltalake import write_deltalake
 
 from tests.support import pgoutput_encoder as enc
-from tests.unit.changes.decode.test_decode import T, change_log, chunk, commit, described, plain, plan_of, row
+from tests.unit.changes.decode.test_decode import (
+    T,
+    change_log,
+    chunk,
+    commit,
+    described,
+    plain,
+    plan_of,
+    row,
+)
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.stages.apply._sent_messages import keep_bytes, sent_messages
@@ -26,7 +37,9 @@ def deleted(key):
 
 
 def test_the_messages_of_each_row(lake):
-    """Back to its INSERT, through other keys and later commits; of what another row left at the key, nothing."""
+    """Back to its INSERT, through other keys and later commits; of what another row left at the
+    key, nothing.
+    """
     log = change_log(
         [
             *plain(
@@ -57,7 +70,9 @@ def test_the_messages_of_each_row(lake):
         for one in messages:
             at = data[one.batch, one.seq]
             assert one == SentMessage(one.batch, one.seq, at["lsn"], at["xid8"], at["data"])
-    order = {n: [(message.batch, message.seq) for message in messages] for n, messages in found.items()}
+    order = {
+        n: [(message.batch, message.seq) for message in messages] for n, messages in found.items()
+    }
     # 4 was the target's before; 5 was streamed, and committed behind the others.
     assert order == {
         1: [(1, 2), (1, 5), (1, 6), (1, 16), (2, 2)],
@@ -72,7 +87,8 @@ def test_the_messages_of_each_row(lake):
 def test_of_a_row_that_was_changed_often_the_newest_bytes_are_kept():
     """And of the others where they stand."""
     messages = [
-        SentMessage(1, n, n, 9, bytes(size)) for n, size in enumerate([10, 700_000, 400_000, 600_000, 5_000_000])
+        SentMessage(1, n, n, 9, bytes(size))
+        for n, size in enumerate([10, 700_000, 400_000, 600_000, 5_000_000])
     ]
     kept = keep_bytes(messages)
     assert [message.seq for message in kept] == [0, 1, 2, 3, 4]

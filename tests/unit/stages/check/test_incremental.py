@@ -1,4 +1,6 @@
-"""What earlier checks know: from which position on rows are to be judged, and which targets haven't changed."""
+"""What earlier checks know: from which position on rows are to be judged, and which targets haven't
+changed.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,32 @@ from waldelta.errors import ConfigError
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
 from waldelta.lake.ledger.records import BatchCut, TargetCut, now
-from waldelta.stages.check._incremental import At, Known, changed_since, is_settled, met_at, suite_of
+from waldelta.stages.check._incremental import (
+    At,
+    Known,
+    changed_since,
+    is_settled,
+    met_at,
+    suite_of,
+)
 from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
 
-PLAN = SuitePlan("public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),))
-FRESH = PlannedExpectation("expect_target_to_be_fresh", {"is_met": True}, "warning", "pipeline", "n")
+PLAN = SuitePlan(
+    "public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),)
+)
+FRESH = PlannedExpectation(
+    "expect_target_to_be_fresh", {"is_met": True}, "warning", "pipeline", "n"
+)
 COLUMNS = ["id", "_wd_lsn"]
 
 
 def commit(uri, verb=None):
     metadata = {"userMetadata": json.dumps({"waldelta": {"verb": verb}})} if verb else {}
     write_deltalake(
-        uri, pa.table({"id": [1]}), mode="append", commit_properties=CommitProperties(custom_metadata=metadata)
+        uri,
+        pa.table({"id": [1]}),
+        mode="append",
+        commit_properties=CommitProperties(custom_metadata=metadata),
     )
 
 
@@ -43,12 +59,19 @@ CASES = [
     ("judged where no cut was", [], {"end_lsn": None}, None),
     ("another suite", [], {"plan": SuitePlan("public.t", ())}, None),
     ("another copy", [], {"generation": 2}, None),
-    ("a suite with freshness", [], {"plan": replace(PLAN, expectations=(*PLAN.expectations, FRESH))}, 7),
+    (
+        "a suite with freshness",
+        [],
+        {"plan": replace(PLAN, expectations=(*PLAN.expectations, FRESH))},
+        7,
+    ),
     ("a later version was judged", [], {"version": 1}, None),
 ]
 
 
-@pytest.mark.parametrize(("verbs", "row", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("verbs", "row", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_changed_since(tmp_path, verbs, row, expected):
     """Only where nothing but applied changes came since, and the suite is the same."""
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
@@ -90,7 +113,11 @@ def test_settled(tmp_path):
     def settled(at, plan=PLAN, **row):
         return is_settled(known(target, whole=True, **row), At(target, at), plan, DeltaLog(uri))
 
-    assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (True, True, True)
+    assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (
+        True,
+        True,
+        True,
+    )
     assert (settled(2, version=0), settled(0, version=1)) == (False, False)
     assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
     assert not is_settled(known(target, version=1), At(target, 1), PLAN, DeltaLog(uri))
@@ -102,15 +129,26 @@ def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
     for verb in ["sync", "apply", "apply", "apply"]:
         commit(uri, verb)
-    found = [changed_since(known(target), At(target, version), PLAN, COLUMNS, DeltaLog(uri)) for version in (2, 3)]
+    found = [
+        changed_since(known(target), At(target, version), PLAN, COLUMNS, DeltaLog(uri))
+        for version in (2, 3)
+    ]
     assert found == [7, None]
 
 
 OWN = [
     ("expect_column_values_to_be_between", {"column": "id", "min_value": 1}, True),
     ("ExpectColumnMaxToBeBetween", {"column": "id", "max_value": 9}, True),
-    ("expect_column_max_to_be_between", {"column": "id", "max_value": {"$PARAMETER": "now()"}}, False),
-    ("expect_column_max_to_be_between", {"column": "id", "row_condition": "d < current_date()"}, False),
+    (
+        "expect_column_max_to_be_between",
+        {"column": "id", "max_value": {"$PARAMETER": "now()"}},
+        False,
+    ),
+    (
+        "expect_column_max_to_be_between",
+        {"column": "id", "row_condition": "d < current_date()"},
+        False,
+    ),
     ("expect_target_rows_to_satisfy", {"condition": "id > 0 and coalesce(v, '') <> 'x'"}, True),
     ("expect_target_rows_to_satisfy", {"condition": "until > current_date()"}, False),
     ("expect_target_rows_to_satisfy", {"condition": "until > localtimestamp"}, False),
@@ -127,7 +165,10 @@ def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind,
     target, uri = state([("id", "bigint", "bigint", True)]), str(tmp_path)
     commit(uri, "sync")
     plan = SuitePlan("public.t", (PlannedExpectation(kind, kwargs, "critical", "own", "m"),))
-    assert is_settled(known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri)) is expected
+    assert (
+        is_settled(known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri))
+        is expected
+    )
 
 
 def test_the_position_is_of_the_newest_cut_alone(tmp_path):
@@ -135,7 +176,11 @@ def test_the_position_is_of_the_newest_cut_alone(tmp_path):
     target = state([("id", "bigint", "bigint", True)])
     cut = BatchCut(now(), "r", 1, 99, None, [TargetCut(target.table_name, target.generation, 4)])
     found = Known(cut=cut)
-    assert (found.end_of(target, 4), found.end_of(target, 5), Known().end_of(target, 4)) == (99, None, None)
+    assert (found.end_of(target, 4), found.end_of(target, 5), Known().end_of(target, 4)) == (
+        99,
+        None,
+        None,
+    )
     assert found.end_of(replace(target, generation=9), 4) is None
 
 
@@ -148,6 +193,6 @@ def test_kept_rows(tmp_path):
     for dropped in (4, 0):
         assert suites.prune() == dropped
         latest = suites.latest(["t"])
-        assert {name: [(row.version, row.whole) for row in rows] for name, rows in latest.items()} == {
-            "t": [(1, True), (3, False)]
-        }
+        assert {
+            name: [(row.version, row.whole) for row in rows] for name, rows in latest.items()
+        } == {"t": [(1, True), (3, False)]}

@@ -18,8 +18,13 @@ from waldelta.stages.check.suite.plan import AS_BEFORE, SourceRules, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
 
 SCHEMA = pa.schema(
-    [("id", pa.int64()), ("mood", pa.string()), ("n", pa.decimal128(9, 2)), ("_wd_raw", pa.map_(pa.string(), pa.string()))]
-)  # fmt: skip
+    [
+        ("id", pa.int64()),
+        ("mood", pa.string()),
+        ("n", pa.decimal128(9, 2)),
+        ("_wd_raw", pa.map_(pa.string(), pa.string())),
+    ]
+)
 COLUMNS = [
     ("id", "bigint", "bigint", True),
     ("mood", "mood", "string", False),
@@ -46,7 +51,12 @@ CASES = [
         SourceRules(declared=[DeclaredType("mood", "character(2)", 1042, 6)]),
         False,
     ),
-    ("bits that are too few", FINE, SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]), False),
+    (
+        "bits that are too few",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]),
+        False,
+    ),
     (
         "no numeric of that precision",
         FINE,
@@ -61,12 +71,15 @@ CASES = [
 
 def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
     write_deltalake(
-        str(tmp_path), pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+        str(tmp_path),
+        pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
     )
     return outcomes_here(DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules))
 
 
-@pytest.mark.parametrize(("rows", "rules", "is_met"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("rows", "rules", "is_met"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
 def test_what_is_met(tmp_path, rows, rules, is_met):
     """Nothing is said of what isn't met for certain: Spark looks, and Great Expectations tells."""
     found = looked(tmp_path, rows, rules)
@@ -74,7 +87,9 @@ def test_what_is_met(tmp_path, rows, rules, is_met):
     assert all(outcome.success for outcome in found or ())
 
 
-@pytest.mark.parametrize("column", [("n", "numeric(9,2)", "decimal(10,2)", True), ("gone", "text", "string", False)])
+@pytest.mark.parametrize(
+    "column", [("n", "numeric(9,2)", "decimal(10,2)", True), ("gone", "text", "string", False)]
+)
 def test_other_columns_than_recorded(tmp_path, column):
     """Of another type, or missing."""
     assert looked(tmp_path, FINE, columns=[*COLUMNS[:2], column]) is None
@@ -82,7 +97,10 @@ def test_other_columns_than_recorded(tmp_path, column):
 
 def test_own_expectations_are_sparks(tmp_path):
     """Whatever their arguments are."""
-    item = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "mood", "mostly": 0.1}}
+    item = {
+        "type": "expect_column_values_to_not_be_null",
+        "kwargs": {"column": "mood", "mostly": 0.1},
+    }
     own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
     assert looked(tmp_path, FINE, own=own) is None
 
@@ -102,7 +120,9 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
         return
     measured, left = found
     assert (measured is None) is (rows is None)
-    assert [planned.type for planned in left.expectations].count(AS_BEFORE) == (0 if rows is None else 2)
+    assert [planned.type for planned in left.expectations].count(AS_BEFORE) == (
+        0 if rows is None else 2
+    )
     assert [reason.split(":")[0] for reason in left.left_out] == (["drift"] if rows is None else [])
 
 
@@ -113,7 +133,7 @@ def test_a_table_that_is_not_small(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "expected"), [(10_000, 1, True), (10_001, 1, False), (10_001, 100_009, False), (10_001, 100_010, True)]
+    ("changes", "rows", "expected"), [(10_000, 1, True), (10_001, 1, False), (10_001, 100_009, False), (10_001, 100_010, True)]  # noqa: E501
 )  # fmt: skip
 def test_little_is_few_changes_or_a_tenth_of_the_rows(tmp_path, changes, rows, expected):
     uri = str(tmp_path)

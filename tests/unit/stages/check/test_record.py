@@ -27,14 +27,19 @@ PLANNED = (
 
 def report(run_id, version, *, success):
     found = tuple(Outcome(planned, success, None, None) for planned in PLANNED)
-    return QualityReport(run_id, (TableVerdict("public.t", version, found, ("c: not checked",), None, 0.0),))
+    return QualityReport(
+        run_id, (TableVerdict("public.t", version, found, ("c: not checked",), None, 0.0),)
+    )
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it looks", "once it has looked"])
 @pytest.mark.parametrize(
-    ("version", "expected"), [(3, ["run"]), (4, ["run", "night"]), (5, ["run", "night"]), (None, ["run", "night"])]
+    ("version", "expected"),
+    [(3, ["run"]), (4, ["run", "night"]), (5, ["run", "night"]), (None, ["run", "night"])],
 )
-def test_a_verdict_on_an_older_version_is_not_the_last_word(lake, monkeypatch, version, expected, late):
+def test_a_verdict_on_an_older_version_is_not_the_last_word(
+    lake, monkeypatch, version, expected, late
+):
     """A run has judged a later one while maintenance was looking."""
     ledger, began = Ledger(lake), now() - timedelta(seconds=9)
     runs = [report("run", 4, success=False)]
@@ -63,7 +68,9 @@ def lacking(key, status=QUARANTINED):
 
 def told(lake):
     """What was said last of rows that lack values, and by whom."""
-    last = [row for row in read_expectation_results(lake) if row.expectation == ALL_VALUES_KNOWN][-1]
+    last = [row for row in read_expectation_results(lake) if row.expectation == ALL_VALUES_KNOWN][
+        -1
+    ]
     return last.run_id, last.success, last.observed
 
 
@@ -76,13 +83,22 @@ def told(lake):
         (0, 1, ("check", False, told_unknown(1))),
     ],
 )
-def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(lake, counted, left, expected):
+def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
+    lake, counted, left, expected
+):
     """Who discarded them has told that before the check enters what it had counted."""
     state = TableState(now(), "s", "public.t", 1, "synced", key_columns=["id"])
     ledger = Ledger(lake)
     ledger.append(state)
-    ledger.append(replace(state, at=now(), generation=2, status="copying"))  # which leaves the target as it was
-    Quarantine(lake).add([*(lacking(str(n)) for n in range(3)), *(lacking(str(n), DISCARDED) for n in range(left, 3))])
+    ledger.append(
+        replace(state, at=now(), generation=2, status="copying")
+    )  # which leaves the target as it was
+    Quarantine(lake).add(
+        [
+            *(lacking(str(n)) for n in range(3)),
+            *(lacking(str(n), DISCARDED) for n in range(left, 3)),
+        ]
+    )
     suite = plan_suite(state, ["id"], None, SourceRules(unknown_rows=counted))
     (planned,) = (p for p in suite.expectations if p.type == ALL_VALUES_KNOWN)
     found = Outcome(planned, planned.kwargs["is_met"], planned.kwargs["observed"], None)

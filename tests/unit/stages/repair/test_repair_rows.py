@@ -1,4 +1,6 @@
-"""Keys of quarantined rows as a repair reads them again: texts and typed values, as touched ones have."""
+"""Keys of quarantined rows as a repair reads them again: texts and typed values, as touched ones
+have.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from waldelta.types.type_map import target_type
 @pytest.fixture
 def rows():
     kinds = {"a": target_type(PgType(25, -1, "text")), "id": target_type(PgType(23, -1, "integer"))}
-    return SimpleNamespace(copy=SimpleNamespace(columns=tuple(kinds.items())), key=(("id", "integer"), ("a", "text")))
+    return SimpleNamespace(
+        copy=SimpleNamespace(columns=tuple(kinds.items())), key=(("id", "integer"), ("a", "text"))
+    )
 
 
 def test_keys_are_written_as_touched_ones_are(rows, tmp_path):
@@ -31,7 +35,9 @@ def test_keys_are_written_as_touched_ones_are(rows, tmp_path):
 
 
 def test_a_renamed_key_needs_a_copy(rows, tmp_path):
-    with pytest.raises(NeedsSync, match="its key was renamed while 1 of its rows are in quarantine"):
+    with pytest.raises(
+        NeedsSync, match="its key was renamed while 1 of its rows are in quarantine"
+    ):
         stage_named(rows, {'{"old": "7", "a": "y"}'}, (tmp_path / "touched").as_uri())
 
 
@@ -51,11 +57,17 @@ NET = {
 @pytest.mark.parametrize("asked, read, expected", NET.values(), ids=NET)
 def test_a_key_that_was_read_again_has_one_net_change(asked, read, expected):
     """The row that was read, else a delete."""
-    touched = pa.table({"t0": pa.array(map(str, asked), pa.string()), "k0": pa.array(asked, pa.float64())})
-    schema = pa.schema([("c0", pa.float64()), ("c1", pa.string()), ("raw", pa.map_(pa.string(), pa.string()))])
+    touched = pa.table(
+        {"t0": pa.array(map(str, asked), pa.string()), "k0": pa.array(asked, pa.float64())}
+    )
+    schema = pa.schema(
+        [("c0", pa.float64()), ("c1", pa.string()), ("raw", pa.map_(pa.string(), pa.string()))]
+    )
     again = pa.Table.from_pylist([{"c0": key, "c1": value} for key, value in read], schema)
     found = net_changes(again, touched, [0])
-    assert repr([(row["action"], row["b0"], row["c1"]) for row in found.to_pylist()]) == repr(expected)
+    assert repr([(row["action"], row["b0"], row["c1"]) for row in found.to_pylist()]) == repr(
+        expected
+    )
 
 
 def test_a_key_of_several_columns_is_equal_where_all_are():

@@ -29,30 +29,45 @@ def publication(*tables, **rest):
 
 CASES = [
     ("same", publication(A), publication(A), []),
-    ("same with filter and list", publication(FILTERED, schemas=("s",)), publication(FILTERED, schemas=("s",)), []),
+    (
+        "same with filter and list",
+        publication(FILTERED, schemas=("s",)),
+        publication(FILTERED, schemas=("s",)),
+        [],
+    ),
     (
         "absent",
         publication(FILTERED, LISTED, schemas=("s",)),
         None,
         [
             (
-                'create publication "p" for table only "public"."a" where ((id > 5)), '
-                'table only "public"."a" ("id", "v"), tables in schema "s" '
-                "with (publish = 'insert, update, delete, truncate', publish_via_partition_root = false)"
+                'create publication "p" for table only "public"."a" where ((id > 5)), table only'
+                ' "public"."a" ("id", "v"), tables in schema "s" with (publish = \'insert, update,'
+                " delete, truncate', publish_via_partition_root = false)"
             ),
             f"comment on publication \"p\" is '{MARK}'",
         ],
     ),
-    ("add", publication(A, B), publication(A), ['alter publication "p" add table only "public"."B"']),
-    ("drop", publication(A), publication(A, B), ['alter publication "p" drop table only "public"."B"']),
+    (
+        "add",
+        publication(A, B),
+        publication(A),
+        ['alter publication "p" add table only "public"."B"'],
+    ),
+    (
+        "drop",
+        publication(A),
+        publication(A, B),
+        ['alter publication "p" drop table only "public"."B"'],
+    ),
     (
         "filter changed: the others are kept, the schema too",
         publication(FILTERED, B, schemas=("s",)),
         publication(A, B, schemas=("s",)),
         [
             (
-                'alter publication "p" set table only "public"."B", table only "public"."a" where ((id > 5)), '
-                'tables in schema "s"'
+                'alter publication "p" set table only "public"."B", table only "public"."a" where ((id'  # noqa: E501
+                ' > 5)), tables in schema "s"'
             )
         ],
     ),
@@ -102,7 +117,10 @@ CASES = [
         "schemas",
         publication(A, schemas=("new",)),
         publication(A, schemas=("old",)),
-        ['alter publication "p" drop tables in schema "old"', 'alter publication "p" add tables in schema "new"'],
+        [
+            'alter publication "p" drop tables in schema "old"',
+            'alter publication "p" add tables in schema "new"',
+        ],
     ),
     (
         "list to all tables",
@@ -111,8 +129,8 @@ CASES = [
         [
             'drop publication "p"',
             (
-                "create publication \"p\" for all tables with (publish = 'insert, update, delete, truncate', "
-                "publish_via_partition_root = false)"
+                'create publication "p" for all tables with (publish = \'insert, update, delete,'
+                " truncate', publish_via_partition_root = false)"
             ),
             f"comment on publication \"p\" is '{MARK}'",
         ],
@@ -132,7 +150,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("wanted, actual, statements", [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    "wanted, actual, statements", [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_plan(wanted, actual, statements):
     planned = plan_publications([wanted], {"p": actual} if actual else {})
     assert [s.text() for s in planned] == statements
@@ -147,11 +167,17 @@ def test_identifiers_are_quoted():
 def test_mark_follows_the_definition():
     """Any change of the entry changes the mark; other comments are none."""
     entry = Publication.model_validate({"name": "p", "tables": [{"name": "public.a"}]})
-    other = Publication.model_validate({"name": "p", "tables": [{"name": "public.a", "where": "id > 1"}]})
+    other = Publication.model_validate(
+        {"name": "p", "tables": [{"name": "public.a", "where": "id > 1"}]}
+    )
     mark = Mark.of("x", entry)
     assert Mark.parse(str(mark)) == mark == Mark.parse(wanted_publication("x", entry).comment)
     assert mark != Mark.of("x", other)
     named = Mark.of("x", entry, "x_slot")
-    assert Mark.parse(str(named)) == named == Mark.parse(wanted_publication("x", entry, "x_slot").comment)
+    assert (
+        Mark.parse(str(named))
+        == named
+        == Mark.parse(wanted_publication("x", entry, "x_slot").comment)
+    )
     assert Mark.parse("waldelta is great") is None
     assert Mark.parse(None) is None

@@ -8,7 +8,14 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.records import COPYING, SYNCED, AttributeState, ColumnState, StorageState, TableState
+from waldelta.lake.ledger.records import (
+    COPYING,
+    SYNCED,
+    AttributeState,
+    ColumnState,
+    StorageState,
+    TableState,
+)
 from waldelta.lsn import Lsn
 from waldelta.pipeline.targets.target_sources import Feed, Target
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
@@ -18,12 +25,31 @@ from waldelta.stages.sync.skipped_copy import SkippedCopy
 
 ID = TableId("public", "t")
 BEGUN = TableState(
-    datetime(2026, 1, 1, tzinfo=UTC), "r", str(ID), 3, COPYING, reason="asked for", incarnation="2026-01-01T00:00:00"
+    datetime(2026, 1, 1, tzinfo=UTC),
+    "r",
+    str(ID),
+    3,
+    COPYING,
+    reason="asked for",
+    incarnation="2026-01-01T00:00:00",
 )
 TABLE = PublishedTable(
-    ID, 7, "r", "d", (Column("id", 1, PgType(23, -1, "integer"), True), Column("n", 3, PgType(1700, -1, "numeric"), False)), ("id",), ("id",),
-    ("id",), "(n > 1)", (Leaf(ID, 7, 7, 0, 0),), (7,), frozenset({"update", "insert"}),
-)  # fmt: skip
+    ID,
+    7,
+    "r",
+    "d",
+    (
+        Column("id", 1, PgType(23, -1, "integer"), True),
+        Column("n", 3, PgType(1700, -1, "numeric"), False),
+    ),
+    ("id",),
+    ("id",),
+    ("id",),
+    "(n > 1)",
+    (Leaf(ID, 7, 7, 0, 0),),
+    (7,),
+    frozenset({"update", "insert"}),
+)
 COPIED = SyncResult(ID, 3, 3001, "700:700:", Lsn(0x16B374D848), 12, 345, 1.5, 1, (7,))
 BEGINS = SkippedCopy("3:3:", Lsn(0x10))
 FORMER = replace(
@@ -48,24 +74,59 @@ CASES = [
     ("another mode is", PLAIN, COPIED, pipeline(mode="history"), {"mode": "history"}),
     ("its own name isn't told", PLAIN, COPIED, pipeline(), {"fed_by": None, "root_id": None}),
     (
-        "what it gathers is", replace(PLAIN, feed=Feed(TableId("public", "parts"), frozenset({7}), root_id=6)), COPIED, pipeline(),
+        "what it gathers is",
+        replace(PLAIN, feed=Feed(TableId("public", "parts"), frozenset({7}), root_id=6)),
+        COPIED,
+        pipeline(),
         {"fed_by": "public.parts", "root_id": 6},
     ),
     ("rows were copied", PLAIN, COPIED, pipeline(), {"copy_skipped": None}),
-    ("no row was copied", PLAIN, replace(COPIED, skipped=BEGINS), pipeline(copy=False), {
-        "copy_skipped": True, "reason": "taken without a copy: it gets the changes since 0/10, and lacks all other rows",
-        "key_columns": ["id"]}),
-    ("columns of a target that is continued", PLAIN, replace(COPIED, skipped=replace(BEGINS, former=FORMER)), pipeline(copy=False), {
-        "copy_skipped": True, "key_columns": ["a"], "columns": FORMER.columns,
-        "reason": "taken without a copy: it is continued at 0/10, and lacks earlier changes that weren't applied"}),
+    (
+        "no row was copied",
+        PLAIN,
+        replace(COPIED, skipped=BEGINS),
+        pipeline(copy=False),
+        {
+            "copy_skipped": True,
+            "reason": (
+                "taken without a copy: it gets the changes since 0/10, and lacks all other rows"
+            ),
+            "key_columns": ["id"],
+        },
+    ),
+    (
+        "columns of a target that is continued",
+        PLAIN,
+        replace(COPIED, skipped=replace(BEGINS, former=FORMER)),
+        pipeline(copy=False),
+        {
+            "copy_skipped": True,
+            "key_columns": ["a"],
+            "columns": FORMER.columns,
+            "reason": (
+                "taken without a copy: it is continued at 0/10, and lacks earlier changes that"
+                " weren't applied"
+            ),
+        },
+    ),
     ("columns that aren't known", PLAIN, COPIED, pipeline(), {"unpublished": [], "storage": None}),
-    ("columns not published", PLAIN, replace(COPIED, storage=ATTRIBUTES), pipeline(), {"unpublished": [2], "storage": ATTRIBUTES}),
-]  # fmt: skip
+    (
+        "columns not published",
+        PLAIN,
+        replace(COPIED, storage=ATTRIBUTES),
+        pipeline(),
+        {"unpublished": [2], "storage": ATTRIBUTES},
+    ),
+]
 
 
-@pytest.mark.parametrize(("fed", "copied", "file", "told"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("fed", "copied", "file", "told"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_what_is_told_of_a_copy(fed, copied, file, told):
-    """What differs from target to target; the pipeline file, the snapshot and the catalog each say a part of it."""
+    """What differs from target to target; the pipeline file, the snapshot and the catalog each say
+    a part of it.
+    """
     state = synced_state(BEGUN, copied, fed, file)
     assert {name: getattr(state, name) for name in told} == told
 
@@ -79,4 +140,7 @@ def test_the_row_goes_on_from_the_one_that_began():
     assert (state.rows, state.bytes, state.seconds, state.version) == (12, 345, 1.5, 3001)
     assert (state.relation_ids, state.key_columns, state.row_filter) == ([7], ["id"], "(n > 1)")
     assert state.publishes == ["insert", "update"]
-    assert [(c.name, c.attnum, c.not_null) for c in state.columns] == [("id", 1, True), ("n", 3, False)]
+    assert [(c.name, c.attnum, c.not_null) for c in state.columns] == [
+        ("id", 1, True),
+        ("n", 3, False),
+    ]

@@ -10,7 +10,11 @@ from waldelta.changes.merge.comparable import comparable
 from waldelta.lake.ledger.records import TableState
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff, obstacle
 
-COPIED = Former(TableState(datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", key_columns=["a", "b"]))
+COPIED = Former(
+    TableState(
+        datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", key_columns=["a", "b"]
+    )
+)
 TYPES = {"a": "int", "b": "int", "v": "string"}
 
 
@@ -22,9 +26,24 @@ TYPES = {"a": "int", "b": "int", "v": "string"}
         (Former(None), ("a", "b"), TYPES, "it was never copied completely"),
         (COPIED, (), TYPES, "it has no key"),
         (COPIED, ("a",), TYPES, "its key is another one than when it was copied"),
-        (COPIED, ("a", "b"), {**TYPES, "b": "bigint"}, "its columns, or their types, are others than its target's"),
-        (COPIED, ("a", "b"), {"a": "int", "b": "int"}, "its columns, or their types, are others than its target's"),
-        (COPIED, ("a", "b"), {**TYPES, "w": "int"}, "its columns, or their types, are others than its target's"),
+        (
+            COPIED,
+            ("a", "b"),
+            {**TYPES, "b": "bigint"},
+            "its columns, or their types, are others than its target's",
+        ),
+        (
+            COPIED,
+            ("a", "b"),
+            {"a": "int", "b": "int"},
+            "its columns, or their types, are others than its target's",
+        ),
+        (
+            COPIED,
+            ("a", "b"),
+            {**TYPES, "w": "int"},
+            "its columns, or their types, are others than its target's",
+        ),
     ],
 )
 def test_obstacle(former, key, held, expected):
@@ -43,7 +62,9 @@ def test_obstacle(former, key, held, expected):
     ],
 )
 def test_comparable(kind, expected):
-    """What equality would take for the same though it isn't, or can't compare, is brought into another form."""
+    """What equality would take for the same though it isn't, or can't compare, is brought into
+    another form.
+    """
     assert comparable("x", kind) == expected
 
 

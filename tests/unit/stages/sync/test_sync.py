@@ -21,12 +21,22 @@ CASES = [
     ("copied first", None, OLD, False, True),
     ("being copied", OLD, replace(COPIED, status=COPYING), False, False),
     ("a copy ended that was under way", replace(COPIED, status=COPYING), COPIED, False, True),
-    ("it ended in an earlier life of the slot", replace(COPIED, status=COPYING), replace(COPIED, incarnation="earlier"), False, False),
+    (
+        "it ended in an earlier life of the slot",
+        replace(COPIED, status=COPYING),
+        replace(COPIED, incarnation="earlier"),
+        False,
+        False,
+    ),
     ("somebody named the table", OLD, COPIED, True, False),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("known", "last", "insists", "done"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("known", "last", "insists", "done"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_what_another_run_has_done(known, last, insists, done):
-    """Asked under the table's lock, of the ledger's row then; a copy of an earlier life lacks what the slot doesn't know."""
+    """Asked under the table's lock, of the ledger's row then; a copy of an earlier life lacks what
+    the slot doesn't know.
+    """
     assert Order(TableId("public", "t"), None, None, known, insists).is_done(last, LIFE) is done

@@ -1,4 +1,6 @@
-"""Writing a copy's rows by tasks: what the target holds afterwards, what is told, who comes late, and what is left to Spark."""
+"""Writing a copy's rows by tasks: what the target holds afterwards, what is told, who comes late,
+and what is left to Spark.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def uri(tmp_path):
 
 
 def part(*ids, raw=None) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"id": i, "v": f"v{i}", "_wd_raw": raw} for i in ids], SCHEMA)
+    return pa.RecordBatch.from_pylist(
+        [{"id": i, "v": f"v{i}", "_wd_raw": raw} for i in ids], SCHEMA
+    )
 
 
 def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
@@ -46,7 +50,12 @@ def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
         return told
 
     return copy_files(
-        run, target, len(tasks), lambda n: iter(tasks[n]), ("app", attempt), {"verb": "sync", "n": attempt}
+        run,
+        target,
+        len(tasks),
+        lambda n: iter(tasks[n]),
+        ("app", attempt),
+        {"verb": "sync", "n": attempt},
     )
 
 
@@ -72,21 +81,38 @@ def test_a_copy_takes_the_place_of_all_that_was_there(uri):
 
 def test_a_new_target_has_the_columns_that_spark_would_give_it(uri):
     columns = [
-        TargetColumn("id", "bigint", pa.int64(), False), TargetColumn("s", "smallint", pa.int16(), True),
-        TargetColumn("n", "decimal(12,2)", pa.decimal128(12, 2), True), TargetColumn("b", "binary", pa.binary(), True),
-        TargetColumn("t", "timestamp", pa.timestamp("us", "UTC"), True), TargetColumn("l", "date", pa.date32(), True),
+        TargetColumn("id", "bigint", pa.int64(), False),
+        TargetColumn("s", "smallint", pa.int16(), True),
+        TargetColumn("n", "decimal(12,2)", pa.decimal128(12, 2), True),
+        TargetColumn("b", "binary", pa.binary(), True),
+        TargetColumn("t", "timestamp", pa.timestamp("us", "UTC"), True),
+        TargetColumn("l", "date", pa.date32(), True),
         TargetColumn("a", "array<int>", pa.list_(pa.int32()), True),
         *(TargetColumn(name, "", kind, True) for name, kind in METADATA_COLUMNS.items()),
-    ]  # fmt: skip
+    ]
     table = open_target(uri, columns, None).table
-    told = [(f["name"], f["type"], f["nullable"]) for f in json.loads(table.schema().to_json())["fields"]]
-    text_map = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+    told = [
+        (f["name"], f["type"], f["nullable"])
+        for f in json.loads(table.schema().to_json())["fields"]
+    ]
+    text_map = {
+        "type": "map",
+        "keyType": "string",
+        "valueType": "string",
+        "valueContainsNull": True,
+    }
     assert told == [
-        ("id", "long", False), ("s", "short", True), ("n", "decimal(12,2)", True), ("b", "binary", True),
-        ("t", "timestamp", True), ("l", "date", True),
+        ("id", "long", False),
+        ("s", "short", True),
+        ("n", "decimal(12,2)", True),
+        ("b", "binary", True),
+        ("t", "timestamp", True),
+        ("l", "date", True),
         ("a", {"type": "array", "elementType": "integer", "containsNull": True}, True),
-        ("_wd_lsn", "long", True), ("_wd_commit_ts", "timestamp", True), ("_wd_raw", text_map, True),
-    ]  # fmt: skip
+        ("_wd_lsn", "long", True),
+        ("_wd_commit_ts", "timestamp", True),
+        ("_wd_raw", text_map, True),
+    ]
     assert table.protocol().writer_features is None
 
 
@@ -135,7 +161,9 @@ def test_what_others_commit_meanwhile_is_replaced_as_what_they_did_before(uri):
         uri,
         [part(2)],
         attempt=2,
-        meanwhile=lambda: write_deltalake(uri, pa.table(part(9).to_pydict(), SCHEMA), mode="append"),
+        meanwhile=lambda: write_deltalake(
+            uri, pa.table(part(9).to_pydict(), SCHEMA), mode="append"
+        ),
     )
     assert ids(uri) == [2]
 
@@ -167,7 +195,9 @@ def test_the_error_that_a_task_names_is_raised(uri):
     assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
 
 
-@pytest.mark.parametrize("err", [SnapshotLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"])
+@pytest.mark.parametrize(
+    "err", [SnapshotLost("gone"), RuntimeError("the job was aborted")], ids=["named", "Spark's"]
+)
 def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
     """What the target holds, and what others have under way in its folder, stays."""
     copied(uri, [part(1)])
@@ -180,7 +210,9 @@ def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
         raise err
 
     with pytest.raises((SnapshotLost, TargetNotWritable)):
-        copy_files(run, open_target(uri, COLUMNS, None), 2, lambda n: iter([part(n)]), ("app", 2), {})
+        copy_files(
+            run, open_target(uri, COLUMNS, None), 2, lambda n: iter([part(n)]), ("app", 2), {}
+        )
     assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
 
 
@@ -196,14 +228,27 @@ def test_a_disk_that_takes_nothing_is_told(uri):
 
 
 UNKNOWN = {
-    "a name that Parquet can't hold": lambda uri: [*COLUMNS, TargetColumn("a b", "int", pa.int32(), True)],
+    "a name that Parquet can't hold": lambda uri: [
+        *COLUMNS,
+        TargetColumn("a b", "int", pa.int32(), True),
+    ],
     "a variant": lambda uri: [*COLUMNS, TargetColumn("j", "variant", pa.string(), True)],
-    "another column": lambda uri: copied(uri, []) and [*COLUMNS, TargetColumn("w", "int", pa.int32(), True)],
-    "another type": lambda uri: copied(uri, []) and [COLUMNS[0], TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]],
-    "a key that is none any more": lambda uri: copied(uri, []) and [TargetColumn("id", "bigint", pa.int64(), True), *COLUMNS[1:]],
-    "append only": lambda uri: DeltaTable.create(uri, SCHEMA, configuration={"delta.appendOnly": "true"}) and COLUMNS,
-    "somebody's files": lambda uri: (local_path(uri).mkdir(parents=True), (local_path(uri) / "x").touch()) and COLUMNS,
-}  # fmt: skip
+    "another column": lambda uri: (
+        copied(uri, []) and [*COLUMNS, TargetColumn("w", "int", pa.int32(), True)]
+    ),
+    "another type": lambda uri: (
+        copied(uri, []) and [COLUMNS[0], TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]]
+    ),
+    "a key that is none any more": lambda uri: (
+        copied(uri, []) and [TargetColumn("id", "bigint", pa.int64(), True), *COLUMNS[1:]]
+    ),
+    "append only": lambda uri: (
+        DeltaTable.create(uri, SCHEMA, configuration={"delta.appendOnly": "true"}) and COLUMNS
+    ),
+    "somebody's files": lambda uri: (
+        (local_path(uri).mkdir(parents=True), (local_path(uri) / "x").touch()) and COLUMNS
+    ),
+}
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
@@ -213,20 +258,29 @@ def test_what_is_left_to_spark(uri, case):
 
 def test_a_target_may_have_lost_its_not_null(uri):
     """As one that Spark once replaced with other columns."""
-    DeltaTable.create(uri, pa.schema([SCHEMA.field("v"), pa.field("id", pa.int64()), SCHEMA.field("_wd_raw")]))
+    DeltaTable.create(
+        uri, pa.schema([SCHEMA.field("v"), pa.field("id", pa.int64()), SCHEMA.field("_wd_raw")])
+    )
     copied(uri, [part(1)])
     assert DeltaTable(uri).to_pyarrow_table().to_pylist() == [{"v": "v1", "id": 1, "_wd_raw": None}]
 
 
 def test_values_that_recur_are_kept_in_a_dictionary():
     sample = pa.table(
-        {"unique": range(10), "same": ["x"] * 10, "half": [n // 2 for n in range(10)], "raw": pa.nulls(10, RAW_TYPE)}
+        {
+            "unique": range(10),
+            "same": ["x"] * 10,
+            "half": [n // 2 for n in range(10)],
+            "raw": pa.nulls(10, RAW_TYPE),
+        }
     )
     assert recurring_columns(sample) == ["same", "half"]
 
 
 def test_a_new_target_with_timestamps_without_a_zone_is_made_by_spark(uri):
-    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL: Spark refuses to read it."""
+    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL: Spark
+    refuses to read it.
+    """
     columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
     assert open_target(uri, columns, None) is None
     assert not DeltaTable.is_deltatable(uri)

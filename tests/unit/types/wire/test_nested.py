@@ -1,4 +1,6 @@
-"""Arrays and ranges in binary format, from bytes made here; the real server's are in integration/test_wire_format.py."""
+"""Arrays and ranges in binary format, from bytes made here; the real server's are in
+integration/test_wire_format.py.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ INT4, TEXT = PgType(23, -1, "integer", type_name="int4"), PgType(25, -1, "text",
 
 
 def array(elements, bounds=None):
-    """array_send of int4 values; ``bounds`` are sizes and lower bounds, for one dimension by default."""
+    """array_send of int4 values; ``bounds`` are sizes and lower bounds, for one dimension by
+    default.
+    """
     bounds = ([(len(elements), 1)] if elements else []) if bounds is None else bounds
-    body = b"".join(struct.pack("!i", -1) if v is None else struct.pack("!ii", 4, v) for v in elements)
+    body = b"".join(
+        struct.pack("!i", -1) if v is None else struct.pack("!ii", 4, v) for v in elements
+    )
     return (
         struct.pack("!iiI", len(bounds), int(None in elements), 23)
         + b"".join(struct.pack("!ii", *b) for b in bounds)
@@ -39,10 +45,14 @@ CASES = [
 
 @pytest.mark.parametrize("copies", [1, 50])
 def test_arrays(copies):
-    """Long and short, of any shape, one by one and among many, with nulls between and a slice's offset."""
+    """Long and short, of any shape, one by one and among many, with nulls between and a slice's
+    offset.
+    """
     given = [value for sent, _ in CASES for value in (sent, None)] * copies
     expected = [value for _, text in CASES for value in (text.encode(), None)] * copies
-    assert text_of(pa.array([b"junk", *given], pa.binary()).slice(1), "int4[]").to_pylist() == expected
+    assert (
+        text_of(pa.array([b"junk", *given], pa.binary()).slice(1), "int4[]").to_pylist() == expected
+    )
     for sent, text in CASES:
         assert text_of(pa.array([sent], pa.binary()), "int4[]").to_pylist() == [text.encode()]
 
@@ -73,7 +83,9 @@ def test_malformed(name, sent):
 
 
 def test_damage_never_crashes():
-    """Whatever is cut, flipped or added: an error by name, or texts, those of the others as ever."""
+    """Whatever is cut, flipped or added: an error by name, or texts, those of the others as
+    ever.
+    """
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -88,7 +100,9 @@ def test_damage_never_crashes():
             found = text_of(pa.array(given, pa.binary()), "int4[]").to_pylist()
         except DecodeError:
             continue
-        assert [f for k, f in enumerate(found) if k != at] == [t.encode() for k, (_, t) in enumerate(chosen) if k != at]
+        assert [f for k, f in enumerate(found) if k != at] == [
+            t.encode() for k, (_, t) in enumerate(chosen) if k != at
+        ]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +110,29 @@ def test_damage_never_crashes():
     [
         (INT4, "int4", True),
         (PgType(1, -1, "integer[]", kind="array", type_name="_int4", element=INT4), "int4[]", True),
-        (PgType(1, -1, "d[]", kind="array", element=PgType(2, -1, "d", kind="domain", base=TEXT)), "text[]", True),
-        (PgType(1, -1, "mood[]", kind="array", element=PgType(2, -1, "mood", kind="enum")), "enum[]", True),
-        (PgType(1, -1, "public.pair", kind="composite", type_name="pair", type_schema="public"), "public.pair", False),
+        (
+            PgType(
+                1, -1, "d[]", kind="array", element=PgType(2, -1, "d", kind="domain", base=TEXT)
+            ),
+            "text[]",
+            True,
+        ),
+        (
+            PgType(1, -1, "mood[]", kind="array", element=PgType(2, -1, "mood", kind="enum")),
+            "enum[]",
+            True,
+        ),
+        (
+            PgType(1, -1, "public.pair", kind="composite", type_name="pair", type_schema="public"),
+            "public.pair",
+            False,
+        ),
         (PgType(1, -1, "regclass", type_name="regclass"), "regclass", False),
-        (PgType(1, -1, "r", kind="range", type_name="int4range", type_schema="public"), "public.int4range", False),
+        (
+            PgType(1, -1, "r", kind="range", type_name="int4range", type_schema="public"),
+            "public.int4range",
+            False,
+        ),
     ],
     ids=str,
 )

@@ -1,4 +1,6 @@
-"""The DAGs of a folder of pipeline files: their tasks, their limits, and what a wrong file does to the others."""
+"""The DAGs of a folder of pipeline files: their tasks, their limits, and what a wrong file does to
+the others.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_the_dags_of_a_file(dags):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_every_dag_is_described_and_limited(dags, kind):
-    """Owner, tags, page, retries with growing delay, time limits, one run at a time, no catch-up."""
+    """Owner, tags, page, retries with growing delay, time limits, one run at a time, no
+    catch-up.
+    """
     dag = dags[f"shop_{kind}"]
     assert {"waldelta", "shop", kind, "crm"} <= set(dag.tags)
     assert "shop_cdc" in dag.doc_md
@@ -98,17 +102,23 @@ def test_every_dag_is_described_and_limited(dags, kind):
 
 
 @pytest.mark.parametrize(
-    "timeout_s, calls_s", [(600, 10800), (30000, 30000)], ids=["as far as it is raised", "the file's own"]
+    "timeout_s, calls_s",
+    [(600, 10800), (30000, 30000)],
+    ids=["as far as it is raised", "the file's own"],
 )
 def test_landing_outlasts_the_longest_call(write_pipeline, timeout_s, calls_s):
-    """A bite of that length is read, and read again as it is consumed: a shorter limit would kill every run at the same place."""
+    """A bite of that length is read, and read again as it is consumed: a shorter limit would kill
+    every run at the same place.
+    """
     write_pipeline("shop", more=f"batch: {{statement_timeout_s: {timeout_s}}}")
     limit = create_dags()["shop_cdc"].get_task("land").execution_timeout
     assert limit == timedelta(seconds=2 * calls_s, hours=2)
 
 
 def test_the_page_has_the_root_as_the_file_has_it(pipelines, write_pipeline, monkeypatch):
-    """Whoever may read the DAG reads its page; a variable's value may say more than they may know."""
+    """Whoever may read the DAG reads its page; a variable's value may say more than they may
+    know.
+    """
     monkeypatch.setenv("WALDELTA_LAKE", "file:///srv/inner/lake")
     path = write_pipeline("shop")
     path.write_text(re.sub("root: .*", "root: ${WALDELTA_LAKE}/shop", path.read_text()))
@@ -125,17 +135,28 @@ def test_the_time_of_apply_is_the_files(write_pipeline):
 
 def test_the_page_has_each_tasks_limit(dags):
     """And what becomes of a task that runs out of it."""
-    section = (_REPOSITORY / "docs/airflow.md").read_text().split("### A stage that hangs")[1].split("\n### ")[0]
+    section = (
+        (_REPOSITORY / "docs/airflow.md")
+        .read_text()
+        .split("### A stage that hangs")[1]
+        .split("\n### ")[0]
+    )
     told = {}
     for tasks, of, number, unit, then in re.findall(
         r"^\| (.*?) \| (.*?) \| (\d+) (min|h)\b.*? \| (.*?) \|$", section, re.MULTILINE
     ):
         limit = timedelta(minutes=int(number) * (60 if unit == "h" else 1))
         named = set(re.findall(r"`_(\w+)`", of)) or set(GRAPHS)
-        told |= {(kind, task): (limit, then) for task in re.findall(r"`(\w+)`", tasks) for kind in named & set(GRAPHS)
-                 if task in GRAPHS[kind]}  # fmt: skip
+        told |= {
+            (kind, task): (limit, then)
+            for task in re.findall(r"`(\w+)`", tasks)
+            for kind in named & set(GRAPHS)
+            if task in GRAPHS[kind]
+        }
     assert told == {
-        (kind, t.task_id): (t.execution_timeout, _then(t)) for kind in GRAPHS for t in dags[f"shop_{kind}"].tasks
+        (kind, t.task_id): (t.execution_timeout, _then(t))
+        for kind in GRAPHS
+        for t in dags[f"shop_{kind}"].tasks
     }
 
 
@@ -161,7 +182,9 @@ def test_a_retry_delay_that_is_none_is_refused(monkeypatch, given):
 
 
 def test_check_and_report_run_though_something_failed(dags):
-    """Once changes have landed, a failing table keeps the others neither from being checked nor from being reported."""
+    """Once changes have landed, a failing table keeps the others neither from being checked nor
+    from being reported.
+    """
     rules = {t.task_id: t.trigger_rule.value for t in dags["shop_cdc"].tasks}
     assert rules["check"] == rules["report"] == rules["copy_again"] == "all_done_min_one_success"
     assert (rules["apply"], rules["fail_the_run"]) == ("all_success", "one_failed")
@@ -169,17 +192,26 @@ def test_check_and_report_run_though_something_failed(dags):
 
 @pytest.mark.parametrize("kind, first", [("initial_sync", "sync"), ("resync", "resync")])
 def test_tables_copied_beside_one_that_failed_are_checked_and_reported(dags, kind, first):
-    """Nothing comes before the sync that could have skipped it, so its failure alone doesn't end the run's work."""
+    """Nothing comes before the sync that could have skipped it, so its failure alone doesn't end
+    the run's work.
+    """
     rules = {t.task_id: t.trigger_rule.value for t in dags[f"shop_{kind}"].tasks}
     assert rules == {
-        first: "all_success", "check": "all_done", "report": "all_done_min_one_success", "fail_the_run": "one_failed",
-    }  # fmt: skip
+        first: "all_success",
+        "check": "all_done",
+        "report": "all_done_min_one_success",
+        "fail_the_run": "one_failed",
+    }
 
 
 def test_runs_of_the_cdc_dag_leave_large_copies_to_the_initial_sync(dags):
-    """Its first two tasks say so to the job, whichever of them runs the stage; a run of that DAG follows."""
+    """Its first two tasks say so to the job, whichever of them runs the stage; a run of that DAG
+    follows.
+    """
     tasks = {t.task_id: t for t in dags["shop_cdc"].tasks}
-    handing_over = {name for name, t in tasks.items() if getattr(t, "options", {}).get("hand-over") == "True"}
+    handing_over = {
+        name for name, t in tasks.items() if getattr(t, "options", {}).get("hand-over") == "True"
+    }
     assert handing_over == {"land", "apply"}
     assert tasks["copy_again"].trigger_dag_id == "shop_initial_sync"
 
@@ -206,7 +238,9 @@ def test_reconciliations_have_a_schedule_of_their_own(write_pipeline):
 
 def test_tasks_that_touch_the_slot_are_in_its_pool(dags):
     """The slot's own pool for what reads or makes the slot, the default pool for the rest."""
-    pooled = {t.task_id for dag in dags.values() for t in dag.tasks if t.pool == "waldelta_shop_cdc"}
+    pooled = {
+        t.task_id for dag in dags.values() for t in dag.tasks if t.pool == "waldelta_shop_cdc"
+    }
     assert pooled == {"slot_has_changes", "land", "set_up"}
 
 
@@ -214,23 +248,46 @@ def test_params(dags):
     """Params are typed, with defaults that are valid."""
     assert dags["shop_setup"].params.dump() == {"dry_run": False}
     assert dags["shop_initial_sync"].params.dump() == {"tables": None, "reason": None, "due": False}
-    assert dags["shop_quarantine"].params.dump() == {"action": "retry", "tables": None, "rows": None, "reason": None}
-    assert dags["shop_resync"].params.dump() == {"tables": None, "reason": None, "accept_server": None}
+    assert dags["shop_quarantine"].params.dump() == {
+        "action": "retry",
+        "tables": None,
+        "rows": None,
+        "reason": None,
+    }
+    assert dags["shop_resync"].params.dump() == {
+        "tables": None,
+        "reason": None,
+        "accept_server": None,
+    }
     assert dags["shop_reconcile"].params.dump() == {"tables": None, "repair": False, "reason": None}
 
 
 ASKED = [
-    ({"tables": None, "repair": False, "reason": None}, None, {"tables": "", "repair": "False", "reason": "", "by": "Airflow"}),
-    ({"tables": ["public.a", "public.b"], "repair": True, "reason": "a foreign writer"}, "mia",
-     {"tables": "public.a,public.b", "repair": "True", "reason": "a foreign writer", "by": "mia"}),
-]  # fmt: skip
+    (
+        {"tables": None, "repair": False, "reason": None},
+        None,
+        {"tables": "", "repair": "False", "reason": "", "by": "Airflow"},
+    ),
+    (
+        {"tables": ["public.a", "public.b"], "repair": True, "reason": "a foreign writer"},
+        "mia",
+        {
+            "tables": "public.a,public.b",
+            "repair": "True",
+            "reason": "a foreign writer",
+            "by": "mia",
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize("params, user, options", ASKED, ids=["as scheduled", "as pressed"])
 def test_a_reconciliation_says_who_asked_for_it(dags, params, user, options):
     """The job's options, from the params and the user who triggered the run."""
     task = dags["shop_reconcile"].get_task("reconcile")
-    task.render_template_fields({"params": params, "dag_run": SimpleNamespace(triggering_user_name=user)})
+    task.render_template_fields(
+        {"params": params, "dag_run": SimpleNamespace(triggering_user_name=user)}
+    )
     assert task.options == options
 
 
@@ -244,7 +301,9 @@ def test_a_reconciliation_says_who_asked_for_it(dags, params, user, options):
     ],
 )
 def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, expected):
-    """The error is filed under the pipeline file and names it; the other file's DAGs are all there."""
+    """The error is filed under the pipeline file and names it; the other file's DAGs are all
+    there.
+    """
     write_pipeline("shop")
     bad = write_pipeline("crm", more=wrong)
     errors, dag_ids = dag_errors()
@@ -256,14 +315,22 @@ def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, exp
 
 DOUBLES = [
     ("pipeline: b", "pipeline: a", "pipeline 'a' is also in {first}: rename one"),
-    ("slot: b_cdc", "slot: a_cdc", "slot 'a_cdc' of connection 'a_source' is also in {first}: give each its own slot"),
+    (
+        "slot: b_cdc",
+        "slot: a_cdc",
+        "slot 'a_cdc' of connection 'a_source' is also in {first}: give each its own slot",
+    ),
     ("lake/b", "lake/a", "target.root '{lake}/a' is also in {first}: give each a root of its own"),
 ]
 
 
 @pytest.mark.parametrize("own, other, expected", DOUBLES, ids=["name", "slot", "root"])
-def test_two_files_with_one_pipeline_slot_or_lake_are_refused(write_pipeline, lake, own, other, expected):
-    """The second file is an import error under its own path that names both; the first's DAGs are all there."""
+def test_two_files_with_one_pipeline_slot_or_lake_are_refused(
+    write_pipeline, lake, own, other, expected
+):
+    """The second file is an import error under its own path that names both; the first's DAGs are
+    all there.
+    """
     first, second = write_pipeline("a"), write_pipeline("b")
     second.write_text(second.read_text().replace(own, other).replace("b_source", "a_source"))
     errors, dag_ids = dag_errors()
@@ -294,16 +361,24 @@ print(len(dags), f"{seconds:.3f}", ",".join(sorted(heavy)) or "none")
 
 
 def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipeline, pipelines):
-    """A few milliseconds a DAG, without Spark, Arrow, Delta or a driver of PostgreSQL, and without any connection."""
+    """A few milliseconds a DAG, without Spark, Arrow, Delta or a driver of PostgreSQL, and without
+    any connection.
+    """
     for number in range(50):
         write_pipeline(f"p{number:02}")
-    heavy = "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,adbc_driver_postgresql"
+    heavy = "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,adbc_driver_postgresql"  # noqa: E501
     taken, limit_s = [], 350 * 0.006
     while (
         len(taken) < 4 and min(taken, default=9) >= limit_s
     ):  # a core that another process shares counts more CPU time
         run = subprocess.run(
-            [sys.executable, "-c", PARSE, str(_REPOSITORY / "dags" / "waldelta_pipelines.py"), heavy],
+            [
+                sys.executable,
+                "-c",
+                PARSE,
+                str(_REPOSITORY / "dags" / "waldelta_pipelines.py"),
+                heavy,
+            ],
             capture_output=True,
             text=True,
             check=True,
@@ -318,10 +393,10 @@ def test_parsing_fifty_pipelines_is_fast_and_imports_nothing_heavy(write_pipelin
     ("params", "given"),
     [
         ({"action": "retry"}, ["--retry"]),
-        ({"action": "retry", "tables": ["public.a"], "reason": "it is back"}, ["--retry", "--tables=public.a", "--reason=it is back"]),
-        ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"}, ["--discard", "--row=0123456789abcdef", "--reason=noise"]),
-        ({"action": "accept", "rows": ["0123456789abcdef"], "reason": "known"}, ["--accept", "--row=0123456789abcdef", "--reason=known"]),
-        ({"action": "release", "tables": ["public.a", "public.b"], "reason": "known"}, ["--release", "--tables=public.a,public.b", "--reason=known"]),
+        ({"action": "retry", "tables": ["public.a"], "reason": "it is back"}, ["--retry", "--tables=public.a", "--reason=it is back"]),  # noqa: E501
+        ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"}, ["--discard", "--row=0123456789abcdef", "--reason=noise"]),  # noqa: E501
+        ({"action": "accept", "rows": ["0123456789abcdef"], "reason": "known"}, ["--accept", "--row=0123456789abcdef", "--reason=known"]),  # noqa: E501
+        ({"action": "release", "tables": ["public.a", "public.b"], "reason": "known"}, ["--release", "--tables=public.a,public.b", "--reason=known"]),  # noqa: E501
     ],
 )  # fmt: skip
 def test_the_quarantine_dag_hands_decisions_on(dags, params, given):
@@ -331,11 +406,17 @@ def test_the_quarantine_dag_hands_decisions_on(dags, params, given):
     from jinja2 import Environment
 
     run = SimpleNamespace(
-        run_id="r", run_type="manual", data_interval_start=None, data_interval_end=None, triggering_user_name="ann"
+        run_id="r",
+        run_type="manual",
+        data_interval_start=None,
+        data_interval_end=None,
+        triggering_user_name="ann",
     )
     context = {"params": {"tables": None, "rows": None, "reason": None} | params, "dag_run": run}
     task = dags["shop_quarantine"].get_task("quarantine")
     task.render_template_fields(context, Environment())
     arguments = task.arguments(context, Path("r.json"), ())
     assert arguments[0] == "quarantine"
-    assert sorted(arguments[2:]) == sorted([*given, "--by=ann", "--run-id=r", "--run-type=manual", "--result=r.json"])
+    assert sorted(arguments[2:]) == sorted(
+        [*given, "--by=ann", "--run-id=r", "--run-type=manual", "--result=r.json"]
+    )

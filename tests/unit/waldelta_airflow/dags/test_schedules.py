@@ -19,14 +19,23 @@ from waldelta_airflow.views._installed_pipelines import _schedule
 WELL, BAD, BUSY = DagRunState.SUCCESS, DagRunState.FAILED, DagRunState.RUNNING
 NOTHING, CHANGES, SILENT = False, True, None
 
-# Each run's state, and its look's own answer, an hour apart; which of them is the failed one, and which the last that found nothing.
+# Each run's state, and its look's own answer, an hour apart; which of them is the failed one, and
+# which the last that found nothing.
 RUNS = {
     "none": ([], None, None),
     "nothing to do": ([(WELL, CHANGES), (WELL, NOTHING)], None, 1),
     "with changes": ([(WELL, NOTHING), (WELL, CHANGES)], None, 0),
     "failed": ([(WELL, NOTHING), (BAD, SILENT)], 1, 0),
-    "failed, and the next is tried again": ([(WELL, NOTHING), (BAD, SILENT), (BAD, SILENT), (BUSY, SILENT)], 2, 0),
-    "well again, and the next is under way": ([(BAD, SILENT), (WELL, NOTHING), (BUSY, SILENT)], None, 1),
+    "failed, and the next is tried again": (
+        [(WELL, NOTHING), (BAD, SILENT), (BAD, SILENT), (BUSY, SILENT)],
+        2,
+        0,
+    ),
+    "well again, and the next is under way": (
+        [(BAD, SILENT), (WELL, NOTHING), (BUSY, SILENT)],
+        None,
+        1,
+    ),
     "marked by hand": ([(WELL, NOTHING), (WELL, SILENT)], None, 0),
 }
 
@@ -41,10 +50,19 @@ def test_what_runs_say(runs, failed, looked):
             at = NOON + timedelta(hours=n)
             session.execute(
                 insert(DagRun).values(
-                    id=n, dag_id="shop_cdc", run_id=f"run-{n}", run_type=DagRunType.SCHEDULED, state=state, run_after=at,
-                    start_date=at, log_template_id=None, clear_number=0, triggered_by=None, backfill_id=None,
+                    id=n,
+                    dag_id="shop_cdc",
+                    run_id=f"run-{n}",
+                    run_type=DagRunType.SCHEDULED,
+                    state=state,
+                    run_after=at,
+                    start_date=at,
+                    log_template_id=None,
+                    clear_number=0,
+                    triggered_by=None,
+                    backfill_id=None,
                 )
-            )  # fmt: skip
+            )
             if answer is not SILENT:
                 told = {
                     "dag_run_id": n,

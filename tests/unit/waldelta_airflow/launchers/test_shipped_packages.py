@@ -17,7 +17,7 @@ import importlib, json, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
 print(json.dumps({name: m.__file__ for name, m in sys.modules.items() if name.partition(".")[0] in ("waldelta", "spark_jobs")}))
-"""
+"""  # noqa: E501
 
 
 def test_every_module_is_found_in_the_zip(tmp_path):
@@ -26,9 +26,19 @@ def test_every_module_is_found_in_the_zip(tmp_path):
         shipped_packages(tmp_path),
         [name for package in (waldelta, spark_jobs) for name in _modules(package)],
     )
-    assert {"waldelta.slot.read.peek", "waldelta.pgoutput.relation", "waldelta.changes.stage.stage_tasks"} <= set(names)
-    found = subprocess.run([python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names], cwd=tmp_path,
-                           env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=False)  # fmt: skip
+    assert {
+        "waldelta.slot.read.peek",
+        "waldelta.pgoutput.relation",
+        "waldelta.changes.stage.stage_tasks",
+    } <= set(names)
+    found = subprocess.run(
+        [python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(archive)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert found.returncode == 0, found.stderr
     files = json.loads(found.stdout)
     assert {name: file for name, file in files.items() if not file.startswith(f"{archive}/")} == {}
@@ -37,5 +47,10 @@ def test_every_module_is_found_in_the_zip(tmp_path):
 
 def _modules(package) -> list[str]:
     parent = Path(package.__file__).parents[1]
-    paths = [path.relative_to(parent).with_suffix("") for path in sorted((parent / package.__name__).rglob("*.py"))]
-    return [".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__main__"]
+    paths = [
+        path.relative_to(parent).with_suffix("")
+        for path in sorted((parent / package.__name__).rglob("*.py"))
+    ]
+    return [
+        ".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__main__"
+    ]

@@ -1,4 +1,6 @@
-"""The job operator: what the job is given, what its end means to Airflow, and that nothing secret is shown."""
+"""The job operator: what the job is given, what its end means to Airflow, and that nothing secret
+is shown.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.spark.settings import driver_settings
 from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
-from waldelta_airflow.operators.job_operator import CopyAgainOperator, ReportOperator, WaldeltaJobOperator
+from waldelta_airflow.operators.job_operator import (
+    CopyAgainOperator,
+    ReportOperator,
+    WaldeltaJobOperator,
+)
 
 pytestmark = pytest.mark.airflow
 
@@ -45,7 +51,12 @@ def make_task(write_pipeline):
     def make(verb: str = "consume", stage: str | None = None, **kwargs) -> WaldeltaJobOperator:
         pipeline = load_pipeline_file(path)
         return WaldeltaJobOperator(
-            task_id=stage or verb, pipeline_path=path, pipeline=pipeline, verb=verb, stage=stage, **kwargs
+            task_id=stage or verb,
+            pipeline_path=path,
+            pipeline=pipeline,
+            verb=verb,
+            stage=stage,
+            **kwargs,
         )
 
     return make
@@ -60,14 +71,22 @@ def ledger_says(pipeline, run_id: str, result: dict) -> None:
     from waldelta.lake.ledger.ledger import Ledger
     from waldelta.lake.ledger.records import Run, now
 
-    Ledger(pipeline.target.root).append(Run(now(), run_id, "consume", result["status"], result=json.dumps(result)))
+    Ledger(pipeline.target.root).append(
+        Run(now(), run_id, "consume", result["status"], result=json.dumps(result))
+    )
 
 
 def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
     """The command line says which run, over which interval, and which stage."""
     task = make_task(
         stage="land",
-        options={"tables": "public.a,public.b", "reason": "", "dry-run": "True", "repair": "True", "x": "None"},
+        options={
+            "tables": "public.a,public.b",
+            "reason": "",
+            "dry-run": "True",
+            "repair": "True",
+            "x": "None",
+        },
     )
     task.execute(make_context())
     assert job.seen["argv"][:2] == ["consume", task.pipeline_path]
@@ -88,9 +107,17 @@ def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
 def test_what_differs_is_measured_where_it_is_found(make_task, make_context, job, monkeypatch):
     """That ends the task, and the report with all other metrics never comes."""
     sent = []
-    monkeypatch.setattr("airflow.sdk.observability.stats.gauge", lambda name, value, tags: sent.append((name, value)))
+    monkeypatch.setattr(
+        "airflow.sdk.observability.stats.gauge",
+        lambda name, value, tags: sent.append((name, value)),
+    )
     stages = {"reconcile": {"status": "failed", "seconds": 1.0}}
-    result = {"verb": "reconcile", "status": "failed", "stages": stages, "tables": {"public.a": {"differing": 2}}}
+    result = {
+        "verb": "reconcile",
+        "status": "failed",
+        "stages": stages,
+        "tables": {"public.a": {"differing": 2}},
+    }
     job.does(result=result, exit=1)
     with pytest.raises(TaskFailedForGood):
         make_task("reconcile", "reconcile").execute(make_context())
@@ -101,20 +128,40 @@ TRIES = [
     ("it went well", {"report": {"status": "succeeded"}}, 1, [12]),
     ("it is tried again", {"report": {"status": "failed"}}, 2, []),
     ("that was the last try", {"report": {"status": "failed"}}, 3, [12]),
-    ("trying again doesn't help", {"report": {"status": "failed", "error": {"class": "QualityFailed", "message": "m"}}}, 1, [12]),
-]  # fmt: skip
+    (
+        "trying again doesn't help",
+        {"report": {"status": "failed", "error": {"class": "QualityFailed", "message": "m"}}},
+        1,
+        [12],
+    ),
+]
 
 
-@pytest.mark.parametrize("stages, try_number, counted", [case[1:] for case in TRIES], ids=[case[0] for case in TRIES])
-def test_a_run_is_counted_once(make_task, make_context, job, monkeypatch, stages, try_number, counted):
+@pytest.mark.parametrize(
+    "stages, try_number, counted", [case[1:] for case in TRIES], ids=[case[0] for case in TRIES]
+)
+def test_a_run_is_counted_once(
+    make_task, make_context, job, monkeypatch, stages, try_number, counted
+):
     """However often its report is tried; what it measured is told each time."""
     measured, added = {}, []
     monkeypatch.setattr(
-        "airflow.sdk.observability.stats.gauge", lambda name, value, tags: measured.update({name: value})
+        "airflow.sdk.observability.stats.gauge",
+        lambda name, value, tags: measured.update({name: value}),
     )
-    monkeypatch.setattr("airflow.sdk.observability.stats.incr", lambda name, count, tags: added.append(count))
+    monkeypatch.setattr(
+        "airflow.sdk.observability.stats.incr", lambda name, count, tags: added.append(count)
+    )
     error = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
-    job.does(result={"verb": "consume", "status": "failed", "stages": stages, "changes": 12, "error": error})
+    job.does(
+        result={
+            "verb": "consume",
+            "status": "failed",
+            "stages": stages,
+            "changes": 12,
+            "error": error,
+        }
+    )
     with suppress(TaskFailed, TaskFailedForGood):
         make_task("consume", "report").execute(make_context(try_number=try_number, max_tries=2))
     assert added == counted
@@ -122,20 +169,27 @@ def test_a_run_is_counted_once(make_task, make_context, job, monkeypatch, stages
 
 
 def test_secrets_travel_in_the_environment_only(make_task, make_context, job, caplog):
-    """The job's environment holds the source and the Spark server's token, and nothing else of Airflow's."""
+    """The job's environment holds the source and the Spark server's token, and nothing else of
+    Airflow's.
+    """
     caplog.set_level(logging.DEBUG)
     task = make_task(stage="land")
     pushed = task.execute(make_context())
     environment = job.seen["environment"]
     assert json.loads(environment["AIRFLOW_CONN_SHOP_SOURCE"])["password"] == PASSWORD
     assert environment["SPARK_REMOTE"] == f"sc://localhost:15002/;token={TOKEN}"
-    assert {k for k in environment if k.startswith("AIRFLOW_")} <= {"AIRFLOW_CONN_SHOP_SOURCE", "AIRFLOW_HOME"}
+    assert {k for k in environment if k.startswith("AIRFLOW_")} <= {
+        "AIRFLOW_CONN_SHOP_SOURCE",
+        "AIRFLOW_HOME",
+    }
     shown = json.dumps([job.seen["argv"], pushed, task.options]) + caplog.text
     assert PASSWORD not in shown
     assert TOKEN not in shown
 
 
-def test_a_standby_s_connection_travels_beside_the_primary_s(write_pipeline, make_context, job, caplog, monkeypatch):
+def test_a_standby_s_connection_travels_beside_the_primary_s(
+    write_pipeline, make_context, job, caplog, monkeypatch
+):
     """Both are in the job's environment, and neither password in its arguments or the log."""
     caplog.set_level(logging.DEBUG)
     standby = {
@@ -187,8 +241,12 @@ def test_verbs_without_spark_need_no_spark_connection(make_task, make_context, j
 
 @pytest.mark.parametrize("verb", ["check", "setup"])
 @pytest.mark.parametrize("accepts", [False, True])
-def test_a_lake_on_s3_is_judged_by_the_session_that_jobs_get(write_pipeline, make_context, job, verb, accepts):
-    """Spark's log store is configured where the connection leads; a file that accepts any store needs no Spark."""
+def test_a_lake_on_s3_is_judged_by_the_session_that_jobs_get(
+    write_pipeline, make_context, job, verb, accepts
+):
+    """Spark's log store is configured where the connection leads; a file that accepts any store
+    needs no Spark.
+    """
     on_s3(write_pipeline, verb, accepts=accepts).execute(make_context())
     assert ("SPARK_REMOTE" in job.seen["environment"]) != accepts
 
@@ -200,13 +258,18 @@ def test_a_lake_on_s3_is_judged_by_the_application_that_jobs_are(
     use_spark_submit(monkeypatch)
     on_s3(write_pipeline, "check").execute(make_context())
     assert job.seen["environment"]["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
-    assert any(line.endswith("/spark_jobs/check.py") for line in spark_submit_program.read_text().splitlines())
+    assert any(
+        line.endswith("/spark_jobs/check.py")
+        for line in spark_submit_program.read_text().splitlines()
+    )
 
 
 def on_s3(write_pipeline, verb: str, *, accepts: bool = False) -> WaldeltaJobOperator:
     text = PIPELINE.replace("{root}", "s3a://lake/shop")
     path = write_pipeline("shop", "  accept_unsafe_store: true" if accepts else "", text)
-    return WaldeltaJobOperator(task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb)
+    return WaldeltaJobOperator(
+        task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb
+    )
 
 
 def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog):
@@ -214,21 +277,38 @@ def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog)
     caplog.set_level(logging.INFO)
     job.does(lines=["landed 10 changes", "stderr: a warning"], result={"status": "succeeded"})
     make_task().execute(make_context())
-    logged = [r.getMessage() for r in caplog.records if r.name == "waldelta_airflow.launchers.child_process"]
+    logged = [
+        r.getMessage()
+        for r in caplog.records
+        if r.name == "waldelta_airflow.launchers.child_process"
+    ]
     assert sorted(logged) == ["landed 10 changes", "stderr: a warning"]
 
 
 def test_the_summary_goes_to_xcom(make_task, make_context, job):
     """Counts and positions go on to later tasks; errors and stage details don't."""
     tables = {"public.flights": {"inserted": 3}}
-    job.does(result={"status": "succeeded", "run_id": "r", "tables": tables, "changes": 3, "stages": {}, "error": None})
+    job.does(
+        result={
+            "status": "succeeded",
+            "run_id": "r",
+            "tables": tables,
+            "changes": 3,
+            "stages": {},
+            "error": None,
+        }
+    )
     assert make_task().execute(make_context()) == {"run_id": "r", "tables": tables, "changes": 3}
 
 
 @pytest.mark.parametrize("retryable, kind", [(True, TaskFailed), (False, TaskFailedForGood)])
 def test_only_errors_that_can_go_away_are_retried(make_task, make_context, job, retryable, kind):
     """The error's class and its whole message, of several lines, are the task's failure."""
-    error = {"class": "PreflightFailed", "message": "refused:\n  - a\n  - b", "retryable": retryable}
+    error = {
+        "class": "PreflightFailed",
+        "message": "refused:\n  - a\n  - b",
+        "retryable": retryable,
+    }
     job.does(result=FAILED | {"error": error}, exit=1)
     with pytest.raises(kind) as failure:
         make_task(stage="land").execute(make_context())
@@ -242,7 +322,11 @@ def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
         result={
             "status": "failed",
             "stages": {"check": {"status": "failed"}},
-            "error": {"class": "QualityFailed", "message": "1 critical expectation failed", "retryable": False},
+            "error": {
+                "class": "QualityFailed",
+                "message": "1 critical expectation failed",
+                "retryable": False,
+            },
             "failed_expectations": ["public.flights: expect_column_values_to_not_be_null(origin)"],
             "report": "/lake/_waldelta/data_docs/index.html",
         },
@@ -262,7 +346,11 @@ def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
     [
         ({"exit": 2}, AirflowFailException, "the job refused its arguments"),
         ({"exit": 1}, AirflowException, "the job ended with exit code 1 before it could report"),
-        ({"signal": signal.SIGKILL}, AirflowException, "the job was ended by signal 9 before it could report"),
+        (
+            {"signal": signal.SIGKILL},
+            AirflowException,
+            "the job was ended by signal 9 before it could report",
+        ),
         ({"exit": 0}, AirflowException, "the job ended with exit code 0 before it could report"),
     ],
 )
@@ -279,24 +367,32 @@ def test_a_backfill_is_told_to_the_job(make_task, make_context, job):
     make_task(stage="land").execute(make_context(run_type="backfill"))
     told = {name: job.options[name] for name in ("run-type", "interval-start", "interval-end")}
     assert told == {
-        "run-type": "backfill", "interval-start": "2026-01-01T00:00:00+00:00", "interval-end": "2026-01-01T00:05:00+00:00",
-    }  # fmt: skip
+        "run-type": "backfill",
+        "interval-start": "2026-01-01T00:00:00+00:00",
+        "interval-end": "2026-01-01T00:05:00+00:00",
+    }
 
 
 def test_a_connection_of_another_type_is_refused(make_task, make_context, job, monkeypatch):
     """Neither a wrong Spark connection nor a wrong source starts the job."""
     monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", "http://x")
-    with pytest.raises(AirflowFailException, match="'waldelta_spark' has type 'http': give spark_conn_id"):
+    with pytest.raises(
+        AirflowFailException, match="'waldelta_spark' has type 'http': give spark_conn_id"
+    ):
         make_task().execute(make_context())
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", "mysql://x:secret@y/z")
-    with pytest.raises(AirflowFailException, match="'shop_source' has type 'mysql': a source's type is postgres"):
+    with pytest.raises(
+        AirflowFailException, match="'shop_source' has type 'mysql': a source's type is postgres"
+    ):
         make_task().execute(make_context())
     assert not job.ran
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stubborn):
-    """SIGTERM for the group, SIGKILL when it doesn't go within four seconds; before Airflow kills the task at five."""
+    """SIGTERM for the group, SIGKILL when it doesn't go within four seconds; before Airflow kills
+    the task at five.
+    """
     job.does(sleep_s=60, stubborn=stubborn, lines=[])
     task, started, ended = make_task(), job.folder / "started", []
 
@@ -317,9 +413,15 @@ def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stu
         wait_until(lambda pid=pid: not alive(pid))
 
 
-@pytest.mark.parametrize("stage, kind", [("apply", TaskFailedForGood), ("land", AirflowTaskTimeout)])
-def test_only_landing_is_tried_again_when_it_ran_out_of_time(make_task, make_context, job, stage, kind):
-    """The next run lands before it applies what is left: trying apply again would keep it from that."""
+@pytest.mark.parametrize(
+    "stage, kind", [("apply", TaskFailedForGood), ("land", AirflowTaskTimeout)]
+)
+def test_only_landing_is_tried_again_when_it_ran_out_of_time(
+    make_task, make_context, job, stage, kind
+):
+    """The next run lands before it applies what is left: trying apply again would keep it from
+    that.
+    """
     job.does(sleep_s=60, lines=[])
     task = make_task(stage=stage, first=stage == "land", execution_timeout=timedelta(seconds=90))
     started = job.folder / "started"
@@ -342,8 +444,12 @@ def test_only_landing_is_tried_again_when_it_ran_out_of_time(make_task, make_con
 
 @pytest.mark.parametrize("submits", [False, True])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_killed_task_takes_its_job_along(make_task, make_context, job, request, monkeypatch, submits):
-    """kill -9 leaves a task no time to end anything; its job, and what that started, end all the same."""
+def test_a_killed_task_takes_its_job_along(
+    make_task, make_context, job, request, monkeypatch, submits
+):
+    """kill -9 leaves a task no time to end anything; its job, and what that started, end all the
+    same.
+    """
     if submits:
         request.getfixturevalue("spark_submit_program")
         use_spark_submit(monkeypatch)
@@ -390,13 +496,19 @@ def test_spark_submit_runs_all_stages_in_one_application(
     assert PASSWORD not in spark_submit_program.read_text()
 
 
-def test_later_stages_read_how_theirs_went(make_task, make_context, job, spark_submit_program, monkeypatch):
+def test_later_stages_read_how_theirs_went(
+    make_task, make_context, job, spark_submit_program, monkeypatch
+):
     """No second application: apply's outcome and error come from the ledger, by run id."""
     use_spark_submit(monkeypatch)
     context, task = make_context(), make_task(stage="apply")
     error = {"class": "LateWriter", "message": "too late", "retryable": True}
     stages = {"land": {"status": "succeeded"}, "apply": {"status": "failed"}}
-    ledger_says(task.pipeline, context["dag_run"].run_id, {"status": "failed", "stages": stages, "error": error})
+    ledger_says(
+        task.pipeline,
+        context["dag_run"].run_id,
+        {"status": "failed", "stages": stages, "error": error},
+    )
     with pytest.raises(AirflowException, match="LateWriter: too late"):
         task.execute(context)
     assert not job.ran
@@ -412,7 +524,9 @@ def test_later_stages_read_how_theirs_went(make_task, make_context, job, spark_s
 def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
     make_task, make_context, job, monkeypatch, try_number, reported
 ):
-    """A retry of apply, or an application that died before it, runs that stage in an application of its own."""
+    """A retry of apply, or an application that died before it, runs that stage in an application of
+    its own.
+    """
     use_spark_submit(monkeypatch)
     context, task = make_context(try_number=try_number), make_task(stage="apply")
     document = {"status": "failed", "stages": {reported: {"status": "failed"}}, "error": None}
@@ -425,7 +539,9 @@ def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
 def test_executors_elsewhere_get_our_packages(
     make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path
 ):
-    """On a cluster the zip of waldelta and spark_jobs goes along, from a folder that no other user can have prepared."""
+    """On a cluster the zip of waldelta and spark_jobs goes along, from a folder that no other user
+    can have prepared.
+    """
     import zipfile
 
     from waldelta_airflow.launchers.spark_submit import shipped_packages
@@ -440,16 +556,26 @@ def test_executors_elsewhere_get_our_packages(
     make_task(stage="land", first=True).execute(make_context())
     submitted = spark_submit_program.read_text().splitlines()
     archive = Path(submitted[submitted.index("--py-files") + 1])
-    assert (archive.name, archive.exists(), archive.is_relative_to(tmp_path / "tmp")) == (name, False, True)
+    assert (archive.name, archive.exists(), archive.is_relative_to(tmp_path / "tmp")) == (
+        name,
+        False,
+        True,
+    )
     shipped = tmp_path / "shipped" / name
     names = zipfile.ZipFile(shipped).namelist()
-    assert {"waldelta/__init__.py", "waldelta/pgoutput/__init__.py", "waldelta/spark/session.py"} <= set(names)
+    assert {
+        "waldelta/__init__.py",
+        "waldelta/pgoutput/__init__.py",
+        "waldelta/spark/session.py",
+    } <= set(names)
     assert not [name for name in names if not name.startswith(("waldelta/", "spark_jobs/"))]
     assert shipped.parent.stat().st_mode & 0o077 == 0
     assert "spark.driver.host=127.0.0.1" not in submitted
 
 
-def test_cluster_deploy_mode_is_refused(make_task, make_context, job, spark_submit_program, monkeypatch):
+def test_cluster_deploy_mode_is_refused(
+    make_task, make_context, job, spark_submit_program, monkeypatch
+):
     """The password would have to travel as an argument."""
     use_spark_submit(monkeypatch, host="yarn", **{"deploy-mode": "cluster"})
     with pytest.raises(AirflowFailException, match="set deploy-mode to client"):
@@ -457,7 +583,9 @@ def test_cluster_deploy_mode_is_refused(make_task, make_context, job, spark_subm
     assert not job.ran
 
 
-def test_missing_jars_are_named(make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path):
+def test_missing_jars_are_named(
+    make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path
+):
     """Without Delta's jars nothing is submitted."""
     use_spark_submit(monkeypatch)
     monkeypatch.setenv("WALDELTA_JARS", str(tmp_path / "absent"))
@@ -470,7 +598,15 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
     """Only targets with changes that passed their check get an event, with counts and LSN range."""
     path = write_pipeline("shop")
     pipeline = load_pipeline_file(path)
-    none = {"inserted": 0, "updated": 0, "deleted": 0, "skipped": 0, "truncated": False, "version": None, "rows": None}
+    none = {
+        "inserted": 0,
+        "updated": 0,
+        "deleted": 0,
+        "skipped": 0,
+        "truncated": False,
+        "version": None,
+        "rows": None,
+    }
     tables = {
         "public.flights": none | {"inserted": 2, "updated": 1, "skipped": 1, "version": 4},
         "public.planes": none | {"skipped": 3},
@@ -482,7 +618,13 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
     passed = sorted(set(tables) - {"public.failed"})
     bounds = {"run_id": "r", "start_lsn": "0/1", "end_lsn": "0/2"}
     stages = {"report": {"status": "succeeded"}}
-    done = {"status": "failed", "stages": stages, "tables": tables, "passed": passed, "not_applied": ["public.behind"]}
+    done = {
+        "status": "failed",
+        "stages": stages,
+        "tables": tables,
+        "passed": passed,
+        "not_applied": ["public.behind"],
+    }
     job.does(result=done | {"report": "/d/index.html", **bounds})
     context = make_context()
     task = ReportOperator(task_id="report", pipeline_path=path, pipeline=pipeline, verb="consume")
@@ -501,8 +643,12 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
     assert [alias.name for alias in task.outlets] == ["waldelta/shop"]
 
 
-def test_the_report_that_the_check_made_is_not_made_again(write_pipeline, make_task, make_context, job):
-    """The check's client runs both stages; the report's task starts no process when it did, and one when it didn't."""
+def test_the_report_that_the_check_made_is_not_made_again(
+    write_pipeline, make_task, make_context, job
+):
+    """The check's client runs both stages; the report's task starts no process when it did, and one
+    when it didn't.
+    """
     context = make_context()
     make_task(stage="check").execute(context)
     assert job.options["stage"] == "check,report"
@@ -517,24 +663,35 @@ def test_the_report_that_the_check_made_is_not_made_again(write_pipeline, make_t
     assert not job.ran
     (events,) = context["outlet_events"].values()
     assert [asset.name for asset, _ in events.added] == ["shop/public.flights"]
-    ledger_says(pipeline, context["dag_run"].run_id, document | {"stages": {"apply": {"status": "failed"}}})
+    ledger_says(
+        pipeline, context["dag_run"].run_id, document | {"stages": {"apply": {"status": "failed"}}}
+    )
     job.does(result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}})
     report.execute(make_context())
     assert job.options["stage"] == "report"
 
 
-# Tables that the run left to a copy; whether the other DAG is paused, and its runs; what becomes of the task.
+# Tables that the run left to a copy; whether the other DAG is paused, and its runs; what becomes of
+# the task.
 COPIES = {
     "none": ([], True, 0, AirflowSkipException, "no table"),
     "one": (["public.a"], False, 0, DagRunTriggerException, ""),
     "a run is under way": (["public.a"], False, 1, AirflowSkipException, "under way already"),
-    "the DAG is paused": (["public.a"], True, 1, AirflowFailException, r"public\.a.* shop_initial_sync is paused"),
+    "the DAG is paused": (
+        ["public.a"],
+        True,
+        1,
+        AirflowFailException,
+        r"public\.a.* shop_initial_sync is paused",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", COPIES)
 def test_tables_left_to_a_copy_trigger_one_run(write_pipeline, make_context, case):
-    """A run of the initial sync for them alone, unless one is under way; a paused DAG is a failure, not silence."""
+    """A run of the initial sync for them alone, unless one is under way; a paused DAG is a failure,
+    not silence.
+    """
     tables, paused, runs, kind, text = COPIES[case]
     pipeline, context = load_pipeline_file(write_pipeline("shop")), make_context()
     run_id = context["dag_run"].run_id
@@ -554,7 +711,9 @@ def test_tables_left_to_a_copy_trigger_one_run(write_pipeline, make_context, cas
 
 def test_a_run_that_recorded_nothing_leaves_nothing_to_copy(write_pipeline, make_context):
     """Its first stage may have been killed."""
-    task = CopyAgainOperator(task_id="copy_again", pipeline=load_pipeline_file(write_pipeline("shop")))
+    task = CopyAgainOperator(
+        task_id="copy_again", pipeline=load_pipeline_file(write_pipeline("shop"))
+    )
     with pytest.raises(AirflowSkipException):
         task.execute(make_context())
 
@@ -563,7 +722,10 @@ def test_a_stage_has_its_own_error(make_task, make_context, job):
     """When several stages failed, each task shows its own."""
     first = {"class": "ApplyError", "message": "a table failed", "retryable": False}
     own = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
-    stages = {"apply": {"status": "failed", "error": first}, "report": {"status": "failed", "error": own}}
+    stages = {
+        "apply": {"status": "failed", "error": first},
+        "report": {"status": "failed", "error": own},
+    }
     job.does(result={"status": "failed", "stages": stages, "error": first}, exit=1)
     with pytest.raises(AirflowException, match=r"^SourceUnreachable: gone$"):
         make_task(stage="report").execute(make_context())

@@ -28,9 +28,14 @@ DOCUMENT = {
 
 # It stays out of requirements.txt: installed, Airflow asks it about every task.
 PROVIDER = (
-    "apache-airflow-providers-openlineage==2.20.3", "openlineage-python==1.54.0", "openlineage-integration-common==1.54.0",
-    "openlineage_sql==1.54.0", "httpx2==2.16.2", "httpcore2==2.16.2", "truststore==0.10.5",
-)  # fmt: skip
+    "apache-airflow-providers-openlineage==2.20.3",
+    "openlineage-python==1.54.0",
+    "openlineage-integration-common==1.54.0",
+    "openlineage_sql==1.54.0",
+    "httpx2==2.16.2",
+    "httpcore2==2.16.2",
+    "truststore==0.10.5",
+)
 CACHE = Path(__file__).resolve().parents[4] / ".cache"
 
 
@@ -66,16 +71,25 @@ def provider() -> Iterator[None]:
 
 
 def test_a_run_s_datasets_and_facets(provider):
-    """A table that feeds two targets is read once; one that nothing happened to is not part of it."""
+    """A table that feeds two targets is read once; one that nothing happened to is not part of
+    it.
+    """
     from waldelta_airflow.reporting.lineage import lineage
 
     tables = {"public.log": {"from": "public.flights", "where": "id > 0", "mode": "changelog"}}
     pipeline = pipeline_file(
-        "s3a://lake/root", "shop", ["public.flights"], target={"root": "s3a://lake/root", "tables": tables}
+        "s3a://lake/root",
+        "shop",
+        ["public.flights"],
+        target={"root": "s3a://lake/root", "tables": tables},
     )
     found = lineage(pipeline, DOCUMENT, ("db", None, "app"))
-    assert [(i.namespace, i.name) for i in found.inputs] == [("postgres://db:5432", "app.public.flights")]
-    assert [(o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs] == [
+    assert [(i.namespace, i.name) for i in found.inputs] == [
+        ("postgres://db:5432", "app.public.flights")
+    ]
+    assert [
+        (o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs
+    ] == [
         ("s3a://lake", "/root/public/flights", 7),
         ("s3a://lake", "/root/public/log", 7),
     ]
@@ -92,15 +106,35 @@ def published(name="p", where=None, table="public.flights", **more):
 PUBLISHED = [
     ("its filter", [published(where="a")], "a"),
     ("of its table alone", [published(where="a", table="public.other")], None),
-    ("of several, whatever one lets pass", [published(where="a"), published("q", "b")], "(a) or (b)"),
+    (
+        "of several, whatever one lets pass",
+        [published(where="a"), published("q", "b")],
+        "(a) or (b)",
+    ),
     ("the same in both", [published(where="a"), published("q", "a")], "a"),
     ("all rows, which one of them lets pass", [published(where="a"), published("q")], None),
-    ("all rows of all tables", [published(where="a"), published("q", all_tables=True, accept_future_tables=True)], None),
-    ("all rows of its schema", [published(where="a"), published("q", schemas=["public"], accept_future_tables=True)], None),
-    ("beside another schema", [published(where="a"), published("q", schemas=["pub"], accept_future_tables=True)], "a"),
-    ("nobody knows of one that is read as it is", [published(where="a"), published("q", manage=False)], None),
+    (
+        "all rows of all tables",
+        [published(where="a"), published("q", all_tables=True, accept_future_tables=True)],
+        None,
+    ),
+    (
+        "all rows of its schema",
+        [published(where="a"), published("q", schemas=["public"], accept_future_tables=True)],
+        None,
+    ),
+    (
+        "beside another schema",
+        [published(where="a"), published("q", schemas=["pub"], accept_future_tables=True)],
+        "a",
+    ),
+    (
+        "nobody knows of one that is read as it is",
+        [published(where="a"), published("q", manage=False)],
+        None,
+    ),
     ("nor of its own one there", [{**published(where="a"), "manage": False}], None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -111,20 +145,28 @@ def test_the_filter_that_is_in_force(provider, publications, expected):
     from waldelta_airflow.reporting.lineage import lineage
 
     source = {"conn_id": "c", "slot": "shop", "publications": publications}
-    found = lineage(pipeline_file("file:///lake", "shop", source=source), DOCUMENT, ("db", None, "app"))
+    found = lineage(
+        pipeline_file("file:///lake", "shop", source=source), DOCUMENT, ("db", None, "app")
+    )
     filters = found.run_facets["waldelta_replication"].filters
     assert filters.get("public.flights") == expected
 
 
 def test_the_provider_gets_it_of_the_report_s_task(provider, write_pipeline, make_context, job):
-    """By the extractor that its listener picks for the operator, once the task is done; the source's place is its connection's."""
+    """By the extractor that its listener picks for the operator, once the task is done; the
+    source's place is its connection's.
+    """
     from airflow.providers.openlineage.extractors.base import DefaultExtractor
     from airflow.providers.openlineage.extractors.manager import ExtractorManager
 
     path = write_pipeline("shop")
-    task = ReportOperator(task_id="report", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume")
+    task = ReportOperator(
+        task_id="report", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume"
+    )
     assert ExtractorManager().get_extractor_class(task) is DefaultExtractor
-    job.does(result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}} | DOCUMENT)
+    job.does(
+        result={"status": "succeeded", "stages": {"report": {"status": "succeeded"}}} | DOCUMENT
+    )
     context = make_context()
     task.execute(context)
     found = DefaultExtractor(task).extract_on_complete(context["ti"])
@@ -133,7 +175,9 @@ def test_the_provider_gets_it_of_the_report_s_task(provider, write_pipeline, mak
         ("postgres://db:5432", "app.public.log"),
     ]
     root = local_path(task.pipeline.target.root)
-    assert [(o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs] == [
+    assert [
+        (o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs
+    ] == [
         ("file", f"{root}/public/flights", 7),
         ("file", f"{root}/public/log", 7),
     ]

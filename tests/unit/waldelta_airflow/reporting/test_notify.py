@@ -1,4 +1,6 @@
-"""Who is told of a failure: by the class of the error, with what the notifier's templates see of it."""
+"""Who is told of a failure: by the class of the error, with what the notifier's templates see of
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import pytest
 from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from waldelta.errors import ApplyError, PrivilegeMissing, SlotGap, SnapshotLost, SyncFailed, WaldeltaError
+from waldelta.errors import (
+    ApplyError,
+    PrivilegeMissing,
+    SlotGap,
+    SnapshotLost,
+    SyncFailed,
+    WaldeltaError,
+)
 from waldelta.remedies import REMEDIES
 from waldelta.stages.land.idle_check import Look
 from waldelta_airflow.dags.factory import create_dags
@@ -27,7 +36,10 @@ notify:
     arguments: {arguments}
 """
 HERE = f"{__name__}.Noted"
-TEXT = "{text: '{{ failure.pipeline }} {{ failure.error_class }}: {{ failure.message }} | {{ failure.remedy }}'}"
+TEXT = (
+    "{text: '{{ failure.pipeline }} {{ failure.error_class }}: {{ failure.message }} | {{"
+    " failure.remedy }}'}"
+)
 
 
 class Noted(BaseNotifier):
@@ -85,17 +97,35 @@ TOLD = {
     "one of several": ("[QualityFailed, SourceError]", lambda: fail(GAP), True),
     "another class": ("[QualityFailed, LakeError]", lambda: fail(GAP), False),
     "a class below it": ("[SlotLost]", lambda: fail(GAP), False),
-    "what a job reported": ("[ApplyError]", lambda: fail_job({"class": "NeedsSync", "message": "no"}), True),
-    "what another job reported": ("[SlotError]", lambda: fail_job({"class": "NeedsSync", "message": "no"}), False),
+    "what a job reported": (
+        "[ApplyError]",
+        lambda: fail_job({"class": "NeedsSync", "message": "no"}),
+        True,
+    ),
+    "what another job reported": (
+        "[SlotError]",
+        lambda: fail_job({"class": "NeedsSync", "message": "no"}),
+        False,
+    ),
     "a cause": ("[PrivilegeMissing]", lambda: fail(SYNC), True),
     "a cause that a job reported": (
         "[SlotError]",
-        lambda: fail_job({"class": "ApplyError", "message": "two", "causes": ["LateWriter", "SlotStuck"]}),
+        lambda: fail_job(
+            {"class": "ApplyError", "message": "two", "causes": ["LateWriter", "SlotStuck"]}
+        ),
         True,
     ),
     "no cause": ("[SlotError]", lambda: fail(SYNC), False),
-    "no named error": ("[WaldeltaError]", lambda: AirflowException("the job was ended by signal 9"), False),
-    "no named error, any": ("[any]", lambda: AirflowException("the job was ended by signal 9"), True),
+    "no named error": (
+        "[WaldeltaError]",
+        lambda: AirflowException("the job was ended by signal 9"),
+        False,
+    ),
+    "no named error, any": (
+        "[any]",
+        lambda: AirflowException("the job was ended by signal 9"),
+        True,
+    ),
     "killed from outside": ("[any]", lambda: None, True),
     "killed, no class": ("[WaldeltaError]", lambda: "heartbeat lost", False),
 }
@@ -113,7 +143,12 @@ def test_what_templates_see(dags_with):
     """Pipeline, class, whole message and remedy; also for two failures in one process."""
     dag = dags_with("[any]")["shop_cdc"]
     (callback,) = dag.get_task("land").on_failure_callback
-    for error in (fail(GAP), fail_job({"class": "ApplyError", "message": "t: no"}), AirflowException("killed"), None):
+    for error in (
+        fail(GAP),
+        fail_job({"class": "ApplyError", "message": "t: no"}),
+        AirflowException("killed"),
+        None,
+    ):
         callback({"dag": dag, "exception": error})
     assert Noted.sent == [
         f"shop SlotGap: {GAP} | {REMEDIES['SlotGap']}",
@@ -138,13 +173,20 @@ class Task:
 
 
 def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, job, monkeypatch):
-    """By the look and by landing, to whoever is told of the slot's errors; once an hour, and no notifier fails the run."""
+    """By the look and by landing, to whoever is told of the slot's errors; once an hour, and no
+    notifier fails the run.
+    """
     dag, kept = dags_with("[SlotError]")["shop_cdc"], {}
     monkeypatch.setattr(
-        "waldelta.stages.land.idle_check.look", lambda _: Look(True, "changes", 0, critical=("it is lost soon",))
+        "waldelta.stages.land.idle_check.look",
+        lambda _: Look(True, "changes", 0, critical=("it is lost soon",)),
     )
     job.does(
-        result={"status": "succeeded", "stages": {"land": {"status": "succeeded"}}, "slot_critical": ["lost soon"]}
+        result={
+            "status": "succeeded",
+            "stages": {"land": {"status": "succeeded"}},
+            "slot_critical": ["lost soon"],
+        }
     )
 
     def run(task_id: str) -> int:
@@ -167,7 +209,9 @@ def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, j
 
 
 def test_every_task_tells_but_the_one_that_repeats(dags_with):
-    """Also once Airflow has serialized the DAGs: fail_the_run only repeats another task's failure."""
+    """Also once Airflow has serialized the DAGs: fail_the_run only repeats another task's
+    failure.
+    """
     for dag in dags_with("[SlotError, any]").values():
         for task in dag.tasks:
             assert len(task.on_failure_callback) == (task.task_id != "fail_the_run"), task.task_id
@@ -196,10 +240,16 @@ def test_the_example_of_the_page(write_pipeline):
 
 
 REFUSED = {
-    "misspelt class": ({"errors": "[SlotErorr]"}, "there is no class of errors 'SlotErorr': write SlotError"),
+    "misspelt class": (
+        {"errors": "[SlotErorr]"},
+        "there is no class of errors 'SlotErorr': write SlotError",
+    ),
     "no such class": ({"errors": "[Nonsense]"}, "README.md lists them"),
     "no class": ({"errors": "[]"}, "notify[0].errors"),
-    "no such module": ({"notifier": "nowhere.at.all.Pager"}, "notifier nowhere.at.all.Pager can't be imported"),
+    "no such module": (
+        {"notifier": "nowhere.at.all.Pager"},
+        "notifier nowhere.at.all.Pager can't be imported",
+    ),
     "no such notifier": ({"notifier": f"{__name__}.Pager"}, "can't be imported"),
     "not a notifier": ({"notifier": "pathlib.Path"}, "no notifier of Airflow's"),
     "not a dotted name": ({"notifier": "Pager"}, "notify[0].notifier"),

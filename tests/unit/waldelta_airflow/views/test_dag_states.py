@@ -1,4 +1,6 @@
-"""A pipeline's DAGs on its pages: what runs, links to Airflow, and what a reader may start and unpause from there."""
+"""A pipeline's DAGs on its pages: what runs, links to Airflow, and what a reader may start and
+unpause from there.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ REFRESH = '<meta http-equiv="refresh"'
 @pytest.fixture
 def airflow_db(monkeypatch):
     """Airflow's tables of DAGs and runs, empty."""
-    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    engine = create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+    )
     import_all_models()  # which foreign keys name
     for model in (DagModel, DagRun, TaskInstance, Log):
         model.__table__.create(engine)
@@ -60,7 +64,12 @@ def airflow_db(monkeypatch):
 
 
 def add_dag(session, dag_id, *, paused=False, stale=False):
-    told = {"dag_id": dag_id, "is_paused": paused, "is_stale": stale, "timetable_description": "Every 5 minutes"}
+    told = {
+        "dag_id": dag_id,
+        "is_paused": paused,
+        "is_stale": stale,
+        "timetable_description": "Every 5 minutes",
+    }
     more = {
         "bundle_name": "b",
         "fileloc": "",
@@ -76,10 +85,19 @@ def add_run(session, dag_id, n, state, **more):
     at = NOON + timedelta(hours=n)
     session.execute(
         insert(DagRun).values(
-            dag_id=dag_id, run_id=f"run-{n}", run_type=DagRunType.MANUAL, state=state, run_after=at, start_date=at,
-            log_template_id=None, clear_number=0, triggered_by=None, backfill_id=None, **more,
+            dag_id=dag_id,
+            run_id=f"run-{n}",
+            run_type=DagRunType.MANUAL,
+            state=state,
+            run_after=at,
+            start_date=at,
+            log_template_id=None,
+            clear_number=0,
+            triggered_by=None,
+            backfill_id=None,
+            **more,
         )
-    )  # fmt: skip
+    )
     session.commit()
 
 
@@ -93,7 +111,9 @@ LATEST = {
 
 @pytest.mark.parametrize("states, expected", LATEST.values(), ids=LATEST)
 def test_which_run_of_a_dag_is_shown(airflow_db, states, expected):
-    """One under way, else the latest; DAGs that Airflow has forgotten, and other pipelines' runs, aren't."""
+    """One under way, else the latest; DAGs that Airflow has forgotten, and other pipelines' runs,
+    aren't.
+    """
     add_dag(airflow_db, "shop_cdc")
     add_dag(airflow_db, "shop_resync", stale=True)
     for n, state in enumerate(states):
@@ -117,13 +137,20 @@ def test_what_airflow_knows_of_one_run(airflow_db):
 
 
 def test_what_a_button_needs_to_know(airflow_db):
-    """Whether its DAG is paused, which of its runs are under way and who asked for what, and how the run ended that was asked for."""
+    """Whether its DAG is paused, which of its runs are under way and who asked for what, and how
+    the run ended that was asked for.
+    """
     add_dag(airflow_db, "shop_quarantine", paused=True)
     asked = {"triggering_user_name": "ann", "conf": {"action": "retry"}}
     for n, state in enumerate(("success", "failed", "queued")):
         add_run(airflow_db, "shop_quarantine", n, state, **asked)
     found = read_action_dag("shop_quarantine", "run-1")
-    assert (found.is_paused, found.is_ready, found.is_under_way, found.asked) == (True, False, False, "failed")
+    assert (found.is_paused, found.is_ready, found.is_under_way, found.asked) == (
+        True,
+        False,
+        False,
+        "failed",
+    )
     assert [(one.run_id, one.state, one.by, one.conf) for one in found.under_way] == [
         ("run-2", "queued", "ann", {"action": "retry"})
     ]
@@ -139,19 +166,25 @@ def test_unpausing_is_entered_into_airflows_audit_log(airflow_db):
     unpause("shop_cdc", "ann")
     airflow_db.expire_all()
     assert airflow_db.get(DagModel, "shop_cdc").is_paused is False
-    assert airflow_db.execute(select(Log.dag_id, Log.owner, Log.event)).all() == [("shop_cdc", "ann", "patch_dag")]
+    assert airflow_db.execute(select(Log.dag_id, Log.owner, Log.event)).all() == [
+        ("shop_cdc", "ann", "patch_dag")
+    ]
     with pytest.raises(HTTPException, match="doesn't know"):
         unpause("gone_cdc", "ann")
 
 
 def test_airflows_own_pages_are_where_the_application_is_mounted():
     assert airflow_url("/waldelta", "dags", "a b") == "/dags/a%20b"
-    assert airflow_url("/behind/waldelta", "dags", "d", "runs", "r/1") == "/behind/dags/d/runs/r%2F1"
+    assert (
+        airflow_url("/behind/waldelta", "dags", "d", "runs", "r/1") == "/behind/dags/d/runs/r%2F1"
+    )
 
 
 @pytest.fixture
 def shop(write_pipeline, monkeypatch):
-    """A pipeline that Airflow knows two DAGs of, one paused and one with a run under way; what was asked of Airflow."""
+    """A pipeline that Airflow knows two DAGs of, one paused and one with a run under way; what was
+    asked of Airflow.
+    """
     loaded = load_pipeline_file(write_pipeline("shop"))
     Ledger(loaded.target.root).append(run("manual__9", now()))
     states = (
@@ -162,9 +195,14 @@ def shop(write_pipeline, monkeypatch):
     )
     pages, app = "waldelta_airflow.views._page_data", "waldelta_airflow.views._app"
     monkeypatch.setattr(f"{pages}.read_schedules", lambda names: {"shop": Schedule(dags=states)})
-    monkeypatch.setattr(f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"})))
+    monkeypatch.setattr(
+        f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"}))
+    )
     asked = []
-    monkeypatch.setattr(f"{app}.trigger_run", lambda dag_id, prefix, conf, user: asked.append((dag_id, prefix, conf)))
+    monkeypatch.setattr(
+        f"{app}.trigger_run",
+        lambda dag_id, prefix, conf, user: asked.append((dag_id, prefix, conf)),
+    )
     monkeypatch.setattr(f"{app}.unpause", lambda dag_id, name: asked.append((dag_id, name)))
     return asked
 
@@ -178,9 +216,13 @@ BUTTONS = {
 
 @pytest.mark.parametrize("role", BUTTONS)
 def test_buttons_are_there_for_whom_airflow_lets_do_it(shop, open_pages, role):
-    """None beside a DAG that runs, and none for a resync, which nothing but a lost slot is a reason for."""
+    """None beside a DAG that runs, and none for a resync, which nothing but a lost slot is a reason
+    for.
+    """
     text = open_pages(role).get("/p/shop").text
-    found = re.findall(r"<button type=\"submit\">(.*?)<span class=\"visually-hidden\">(.*?)</span>", text)
+    found = re.findall(
+        r"<button type=\"submit\">(.*?)<span class=\"visually-hidden\">(.*?)</span>", text
+    )
     assert {f"{label}{dag_id}" for label, dag_id in found} == BUTTONS[role]
 
 
@@ -191,7 +233,13 @@ POSTS = {
     "unpause by a viewer": ("p/shop/dags/cdc/unpause", "viewer", OWN, 403, []),
     "by nobody": ("p/shop/dags/cdc/run", None, OWN, 404, []),
     "from another site": ("p/shop/dags/cdc/run", "op", {"sec-fetch-site": "cross-site"}, 403, []),
-    "unpause from another site": ("p/shop/dags/cdc/unpause", "op", {"origin": "http://elsewhere"}, 403, []),
+    "unpause from another site": (
+        "p/shop/dags/cdc/unpause",
+        "op",
+        {"origin": "http://elsewhere"},
+        403,
+        [],
+    ),
     "a resync": ("p/shop/dags/resync/run", "op", OWN, 403, []),
     "no DAG of a pipeline": ("p/shop/dags/other/run", "op", OWN, 422, []),
     "another pipeline": ("p/none/dags/cdc/run", "op", OWN, 404, []),
@@ -212,7 +260,9 @@ def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatc
         assert REFRESH in answer.text, page
         assert "script-src" not in answer.headers["content-security-policy"]
     assert "reconcile running" in client.get("/").text
-    monkeypatch.setattr("waldelta_airflow.views._page_data.read_schedules", lambda names: {"shop": Schedule()})
+    monkeypatch.setattr(
+        "waldelta_airflow.views._page_data.read_schedules", lambda names: {"shop": Schedule()}
+    )
     assert REFRESH not in client.get("/p/shop").text
 
 

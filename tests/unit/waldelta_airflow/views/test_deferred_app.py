@@ -1,4 +1,6 @@
-"""Data Docs: only for users who may read the DAG, only files of reports, only below their folder."""
+"""Data Docs: only for users who may read the DAG, only files of reports, only below their
+folder.
+"""
 
 from __future__ import annotations
 
@@ -54,22 +56,41 @@ def client(docs, open_pages):
     return open_pages("viewer")
 
 
-def checked(folder, at, table="public.orders", run_id="scheduled__1", failures=(), warnings=(), pipeline="shop"):
+def checked(
+    folder,
+    at,
+    table="public.orders",
+    run_id="scheduled__1",
+    failures=(),
+    warnings=(),
+    pipeline="shop",
+):
     """A report on the list, with its page."""
     page = f"validations/{table}/{at:%H%M%S} {run_id}.html"
     (folder / page).parent.mkdir(parents=True, exist_ok=True)
     (folder / page).write_text("<h1>page</h1>")
-    add_entry(folder, ReportEntry(at, pipeline, run_id, table, 3, 4, tuple(failures), tuple(warnings), page))
+    add_entry(
+        folder,
+        ReportEntry(at, pipeline, run_id, table, 3, 4, tuple(failures), tuple(warnings), page),
+    )
 
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 def test_the_index_lists_the_runs_newest_first(client, docs):
-    """Run, table, time and result; what failed is said at once and comes first; the links lead to pages."""
+    """Run, table, time and result; what failed is said at once and comes first; the links lead to
+    pages.
+    """
     checked(docs, NOON, "public.a", "old_run")
     checked(docs, NOON + timedelta(hours=1), "public.a", "new_run")
-    checked(docs, NOON + timedelta(hours=1), "public.z", "new_run", failures=["key (id) is unique (2 rows)"])
+    checked(
+        docs,
+        NOON + timedelta(hours=1),
+        "public.z",
+        "new_run",
+        failures=["key (id) is unique (2 rows)"],
+    )
     text = client.get("/docs/").text
     places = [text.index(part) for part in ("new_run", "public.z", "public.a", "old_run")]
     assert places == sorted(places)
@@ -84,7 +105,9 @@ def test_a_table_that_couldnt_be_checked_has_no_link(client, docs):
     """Its run failed, and there is no page of it to lead to."""
     checked(docs, NOON, "public.a")
     failures = ("couldn't be checked: it isn't there",)
-    add_entry(docs, ReportEntry(NOON, "shop", "scheduled__1", "public.gone", None, 1, failures, (), ""))
+    add_entry(
+        docs, ReportEntry(NOON, "shop", "scheduled__1", "public.gone", None, 1, failures, (), "")
+    )
     text = client.get("/docs/?failed=true").text
     assert "couldn&#x27;t be checked" in text
     assert "<td>public.gone</td>" in text
@@ -104,7 +127,9 @@ def test_the_index_has_pages_and_can_show_failed_runs_only(client, docs):
     """Long lists are cut, with links to the rest; the failed runs can be had alone."""
     for minute in range(45):
         failures = ["no nulls"] if minute == 2 else []
-        checked(docs, NOON + timedelta(minutes=minute), run_id=f"run_{minute:02}", failures=failures)
+        checked(
+            docs, NOON + timedelta(minutes=minute), run_id=f"run_{minute:02}", failures=failures
+        )
     first, second = client.get("/docs/").text, client.get("/docs/?page=2").text
     assert (first.count('class="run"'), second.count('class="run"')) == (30, 15)
     assert "run_44" in first
@@ -112,7 +137,9 @@ def test_the_index_has_pages_and_can_show_failed_runs_only(client, docs):
     assert '<a href="/docs/?page=1">newer</a>' in second
     failed = client.get("/docs/?failed=true").text
     assert re.findall(r"run_\d\d", re.sub(r'href="[^"]*"', "", failed)) == ["run_02"]
-    assert client.get("/docs/?page=99").status_code == client.get("/docs/?page=-1").status_code == 200
+    assert (
+        client.get("/docs/?page=99").status_code == client.get("/docs/?page=-1").status_code == 200
+    )
 
 
 def test_without_reports_the_index_says_so(client, docs):
@@ -124,7 +151,9 @@ def test_without_reports_the_index_says_so(client, docs):
 
 
 def test_reports_are_served_without_scripts(client, listed):
-    """Reports show values from the source; no script in them may act with the reader's login, and no image is fetched."""
+    """Reports show values from the source; no script in them may act with the reader's login, and
+    no image is fetched.
+    """
     answer = client.get("/docs/shop/validations/run.html")
     assert answer.text == "<h1>run</h1>"
     policy = answer.headers["content-security-policy"]
@@ -170,7 +199,9 @@ def test_a_pipelines_own_list_is_made_anew(client, docs, path):
     ],
 )
 def test_nothing_else_is_served(client, listed, path):
-    """Neither other files nor kept results nor anything outside the folder, by dots, absolute paths or symbolic links."""
+    """Neither other files nor kept results nor anything outside the folder, by dots, absolute paths
+    or symbolic links.
+    """
     assert client.get(f"/docs/{path}").status_code == 404
 
 
@@ -191,7 +222,10 @@ def test_a_check_that_is_tried_again_has_the_report_of_how_it_ended(docs, pipeli
     checked(docs, NOON + timedelta(minutes=5), "public.a")
     checked(docs, NOON, "public.b", failures=["no nulls"])
     found = reports_of(load_pipeline_file(pipelines / "shop.yml"), "scheduled__1")
-    assert {table: entry.verdict for table, entry in found.items()} == {"public.a": "passed", "public.b": "failed"}
+    assert {table: entry.verdict for table, entry in found.items()} == {
+        "public.a": "passed",
+        "public.b": "failed",
+    }
 
 
 def test_an_absolute_path_doesnt_leave_the_folder(docs, listed, tmp_path, pipelines):
@@ -212,12 +246,16 @@ def test_without_login_nothing_is_shown(docs, path):
 
 
 def test_the_plugin_loads_nothing_heavy():
-    """Airflow loads plugins in every task; FastAPI and Airflow's security come with the first request only."""
+    """Airflow loads plugins in every task; FastAPI and Airflow's security come with the first
+    request only.
+    """
     script = (
-        "import sys, runpy, airflow.plugins_manager; before = set(sys.modules)\n"
-        "names = runpy.run_path(sys.argv[1])\n"
-        "new = {m.partition('.')[0] for m in set(sys.modules) - before}\n"
-        "print(names['WaldeltaPlugin'].name, sorted(new & {'fastapi', 'starlette', 'pyarrow', 'pyspark', 'deltalake'}))"
+        "import sys, runpy, airflow.plugins_manager; before = set(sys.modules)\nnames ="
+        " runpy.run_path(sys.argv[1])\nnew = {m.partition('.')[0] for m in set(sys.modules) -"
+        " before}\nprint(names['WaldeltaPlugin'].name, sorted(new & {'fastapi', 'starlette',"
+        " 'pyarrow', 'pyspark', 'deltalake'}))"
     )
-    run = subprocess.run([sys.executable, "-c", script, str(PLUGIN)], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(PLUGIN)], capture_output=True, text=True, check=True
+    )
     assert run.stdout.splitlines()[-1] == "waldelta []"

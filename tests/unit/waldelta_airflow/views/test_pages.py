@@ -1,4 +1,6 @@
-"""The pipelines' pages: what they show, to whom, and that nothing in them is markup or leads astray."""
+"""The pipelines' pages: what they show, to whom, and that nothing in them is markup or leads
+astray.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine, SentMessage, message_key
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliation, Reconciliations, RowDifference
+from waldelta.lake.ledger.reconciliations import (
+    ColumnDifference,
+    Reconciliation,
+    Reconciliations,
+    RowDifference,
+)
 from waldelta.lake.ledger.records import Release, Run, TableState, TargetCut, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
@@ -55,7 +62,8 @@ def schedules(monkeypatch):
     """What Airflow's database says, by pipeline; a unit test has none."""
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.views._page_data.read_schedules", lambda names: {n: known[n] for n in names if n in known}
+        "waldelta_airflow.views._page_data.read_schedules",
+        lambda names: {n: known[n] for n in names if n in known},
     )
     return known
 
@@ -66,7 +74,9 @@ def dags(monkeypatch):
     known: dict[str, ActionDag] = {}
     monkeypatch.setattr(
         "waldelta_airflow.views._app.read_action_dag",
-        lambda dag_id, asked=None: replace(known.get(dag_id, ActionDag(dag_id)), asked=asked and "running"),
+        lambda dag_id, asked=None: replace(
+            known.get(dag_id, ActionDag(dag_id)), asked=asked and "running"
+        ),
     )
     return known
 
@@ -81,7 +91,9 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
     root, at = pipeline.target.root, now()
     ledger = Ledger(root)
     for table, status in (("public.orders", "synced"), (f"public.{said}", "failed")):
-        ledger.append(TableState(at - timedelta(hours=9), "manual__1", table, 1, status, reason=said))
+        ledger.append(
+            TableState(at - timedelta(hours=9), "manual__1", table, 1, status, reason=said)
+        )
     for n, status in ((30, "succeeded"), (20, "failed"), (10, "succeeded")):
         result = {
             "stages": {"land": {"status": "succeeded", "seconds": 1.25, "detail": said}},
@@ -92,33 +104,76 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         ended = at - timedelta(minutes=n)
         name = run_id if n == 10 else f"{run_id}{n}"
         ledger.append(
-            Run(ended, name, "consume", status, start_lsn=1 << 20, end_lsn=2 << 20, changes=12345, seconds=9.0,
-                result=json.dumps(result), as_of=ended - timedelta(minutes=1), lag_before_bytes=5 << 20, lag_bytes=0,
-                retained_bytes=16 << 20, wal_status="reserved", applied=status == "succeeded",
-                targets=[TargetCut("public.orders", 1, 3, inserted=n)])
-        )  # fmt: skip
-    found = ExpectationResult(at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said])
+            Run(
+                ended,
+                name,
+                "consume",
+                status,
+                start_lsn=1 << 20,
+                end_lsn=2 << 20,
+                changes=12345,
+                seconds=9.0,
+                result=json.dumps(result),
+                as_of=ended - timedelta(minutes=1),
+                lag_before_bytes=5 << 20,
+                lag_bytes=0,
+                retained_bytes=16 << 20,
+                wal_status="reserved",
+                applied=status == "succeeded",
+                targets=[TargetCut("public.orders", 1, 3, inserted=n)],
+            )
+        )
+    found = ExpectationResult(
+        at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said]
+    )
     append_expectation_results(root, [found])
     row = IncompleteRow(
-        at, run_id, "quarantined", "public.orders", 1, 1, json.dumps({"id": said}), [said], json.dumps({said: said, "n": None}),
-        reason=said, messages=[SentMessage(1, 2, 1 << 20, 77, said.encode()), SentMessage(1, 3, None, 77)],
-    )  # fmt: skip
+        at,
+        run_id,
+        "quarantined",
+        "public.orders",
+        1,
+        1,
+        json.dumps({"id": said}),
+        [said],
+        json.dumps({said: said, "n": None}),
+        reason=said,
+        messages=[SentMessage(1, 2, 1 << 20, 77, said.encode()), SentMessage(1, 3, None, 77)],
+    )
     gone = replace(row, status="discarded", key=json.dumps({"id": f"{said} 2"}), by=said)
     Quarantine(root).add([row, gone])
     ledger.append(Release(at, run_id, "public.orders", 1, "1", 1, 1 << 20, said, said))
-    odd = RowDifference("different", json.dumps({"id": said}), 1, [ColumnDifference(said, said, None)])
+    odd = RowDifference(
+        "different", json.dumps({"id": said}), 1, [ColumnDifference(said, said, None)]
+    )
     gone = RowDifference("missing", json.dumps({"id": "2"}))
     Reconciliations(root).add(
         [
-            Reconciliation(at, run_id, "public.orders", "different", position=1 << 20, version=3, source_rows=12345, target_rows=12344,
-                           missing=1, different=1, buckets=64, differing_buckets=2, differences=[odd, gone], by=said),
+            Reconciliation(
+                at,
+                run_id,
+                "public.orders",
+                "different",
+                position=1 << 20,
+                version=3,
+                source_rows=12345,
+                target_rows=12344,
+                missing=1,
+                different=1,
+                buckets=64,
+                differing_buckets=2,
+                differences=[odd, gone],
+                by=said,
+            ),
             Reconciliation(at, run_id, f"public.{said}", "not compared", said),
         ]
-    )  # fmt: skip
+    )
     folder, page = docs_folder(pipeline), "validations/a b.html"
     (folder / "validations").mkdir(parents=True, exist_ok=True)
     (folder / page).write_text("<h1>page</h1>")
-    add_entry(folder, ReportEntry(at, pipeline.pipeline, run_id, "public.orders", 3, 1, (said,), (), page))
+    add_entry(
+        folder, ReportEntry(at, pipeline.pipeline, run_id, "public.orders", 3, 1, (said,), (), page)
+    )
     return pipeline
 
 
@@ -142,12 +197,21 @@ class Links(HTMLParser):
 
 def test_the_overview_tells_each_pipeline_in_a_row(shop, open_pages):
     text = open_pages("viewer").get("/").text
-    for part in ("shop", "healthy", "16 MB held back", "1 failed", "1 row in quarantine", "11 min ago"):
+    for part in (
+        "shop",
+        "healthy",
+        "16 MB held back",
+        "1 failed",
+        "1 row in quarantine",
+        "11 min ago",
+    ):
         assert part in text, part
 
 
 def test_all_links_lead_somewhere(shop, open_pages):
-    """From the overview every page can be reached, and none of them is broken, unreadable or without a way on by keyboard."""
+    """From the overview every page can be reached, and none of them is broken, unreadable or
+    without a way on by keyboard.
+    """
     client = open_pages("viewer")
     seen, todo = set(), ["/"]
     while todo:
@@ -165,7 +229,14 @@ def test_all_links_lead_somewhere(shop, open_pages):
         assert all(link.startswith(("/", "#")) for link in page.links), page.links
         seen |= fresh
         todo += fresh
-    assert {"/p/shop", "/p/shop/runs", "/p/shop/expectations", "/p/shop/quarantine", "/docs/", "/style.css"} <= seen
+    assert {
+        "/p/shop",
+        "/p/shop/runs",
+        "/p/shop/expectations",
+        "/p/shop/quarantine",
+        "/docs/",
+        "/style.css",
+    } <= seen
     assert any(link.startswith("/docs/shop/validations/") for link in seen)
 
 
@@ -182,10 +253,17 @@ def test_a_tables_page_says_how_to_read_it(shop, open_pages):
 
 
 def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
-    Ledger(shop.target.root).append(TableState(now(), "s", "public.orders", 9, "synced", copy_skipped=True))
+    Ledger(shop.target.root).append(
+        TableState(now(), "s", "public.orders", 9, "synced", copy_skipped=True)
+    )
     client = open_pages("viewer")
-    assert "taken without a copy: it lacks rows of the source" in client.get("/p/shop/table/public.orders").text
-    assert re.search(r"public\.orders</a> <span class=\"dim\">without a copy</span>", client.get("/p/shop").text)
+    assert (
+        "taken without a copy: it lacks rows of the source"
+        in client.get("/p/shop/table/public.orders").text
+    )
+    assert re.search(
+        r"public\.orders</a> <span class=\"dim\">without a copy</span>", client.get("/p/shop").text
+    )
 
 
 def test_no_page_names_the_servers_folders(shop, open_pages):
@@ -193,7 +271,10 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     folder = pipelines_folder()
     (folder / "broken.yml").write_text("pipeline: broken")
     result = {"warnings": [f"{folder.parent}/expectations/shop/x.yml fits no table"]}
-    result["error"] = {"class": "ConfigError", "message": f"pipeline file {folder}/shop.yml is refused"}
+    result["error"] = {
+        "class": "ConfigError",
+        "message": f"pipeline file {folder}/shop.yml is refused",
+    }
     Ledger(shop.target.root).append(run("told", now(), "failed", result=json.dumps(result)))
     client = open_pages("admin")
     for page in ("/", "/p/shop", "/p/shop/run/consume/told"):
@@ -231,7 +312,9 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("path, status", [case[1:] for case in ANSWERS], ids=[case[0] for case in ANSWERS])
+@pytest.mark.parametrize(
+    "path, status", [case[1:] for case in ANSWERS], ids=[case[0] for case in ANSWERS]
+)
 def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
     """Those of FastAPI itself and of errors too; what can't be read is named without its value."""
 
@@ -281,34 +364,54 @@ def test_a_body_is_read_no_further_than_it_may_be(shop, role, headers, status, m
     named = [(name.encode(), value.encode()) for name, value in headers.items()]
     form = (b"content-type", b"application/x-www-form-urlencoded")
     path = "/p/shop/quarantine"
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http",
-             "query_string": b"", "headers": [*named, form], "client": ("127.0.0.1", 1), "server": ("testserver", 80)}  # fmt: skip
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [*named, form],
+        "client": ("127.0.0.1", 1),
+        "server": ("testserver", 80),
+    }
     asyncio.run(plugin_app(role)(scope, receive, send))
     assert answered[0]["status"] == status
     assert read <= most_read
 
 
 def test_values_are_never_markup(write_pipeline, schedules, open_pages):
-    """Ids, tables, columns, keys and messages that would like to be markup, on every page and in every address."""
+    """Ids, tables, columns, keys and messages that would like to be markup, on every page and in
+    every address.
+    """
     fill(load_pipeline_file(write_pipeline("shop")), HOSTILE, HOSTILE)
     client = open_pages("viewer")
     seen, todo = (
         set(),
-        ["/", "/dag/%22%3E%3Cscript%3E", "/p/shop/table/%3Cscript%3E", "/p/shop/run/consume/%3Cscript%3E"],
+        [
+            "/",
+            "/dag/%22%3E%3Cscript%3E",
+            "/p/shop/table/%3Cscript%3E",
+            "/p/shop/run/consume/%3Cscript%3E",
+        ],
     )
     while todo:
         path = todo.pop()
         text = client.get(path).text
         assert "<script" not in text, path
         assert "<img" not in text, path
-        fresh = {link.partition("#")[0] for link in Links(text).links if link.startswith("/p/")} - seen
+        fresh = {
+            link.partition("#")[0] for link in Links(text).links if link.startswith("/p/")
+        } - seen
         seen |= fresh
         todo += fresh
     assert any("/run/consume/" in path for path in seen)
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, f"p/shop/run/consume/{RUN_ID}", "docs/", "docs/shop/index.html", "dag/shop_cdc"]
+    "page",
+    [*PAGES, f"p/shop/run/consume/{RUN_ID}", "docs/", "docs/shop/index.html", "dag/shop_cdc"],
 )
 def test_who_may_not_read_the_dag_sees_nothing_of_its_pipeline(shop, open_pages, page):
     """Not even that there is one."""
@@ -330,28 +433,40 @@ def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pa
     )
     client = open_pages("viewer")
     assert "secret" not in client.get("/").text
-    assert [client.get(f"/p/{name}").status_code for name in ("shop", "secret", "absent")] == [200, 404, 404]
+    assert [client.get(f"/p/{name}").status_code for name in ("shop", "secret", "absent")] == [
+        200,
+        404,
+        404,
+    ]
     assert client.get("/docs/secret/index.html").status_code == 404
     # Nothing tells one that exists from one that doesn't.
     pages = [client.get(f"/p/{name}").text.replace(name, "") for name in ("secret", "absent")]
     assert pages[0] == pages[1]
 
 
-def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(shop, schedules, open_pages, monkeypatch):
+def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(
+    shop, schedules, open_pages, monkeypatch
+):
     """On the overview and on the page of a run: another DAG's id and run are none of theirs."""
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
-    states = [DagState(kind, f"shop_{kind}", run_id="r", run_state="running") for kind in ("cdc", "resync")]
+    states = [
+        DagState(kind, f"shop_{kind}", run_id="r", run_state="running")
+        for kind in ("cdc", "resync")
+    ]
     schedules["shop"] = Schedule(dags=tuple(states))
     monkeypatch.setattr(
-        "waldelta_airflow.views._page_data.read_dag_run", lambda *_: DagRunState("success", frozenset({"land"}))
+        "waldelta_airflow.views._page_data.read_dag_run",
+        lambda *_: DagRunState("success", frozenset({"land"})),
     )
     pages = ("/", f"/p/shop/run/consume/{RUN_ID}", "/p/shop/run/resync/r")
     for reads_all in (True, False):
         monkeypatch.setattr(
             SimpleAuthManager,
             "is_authorized_dag",
-            lambda _, *, method, details, user, access_entity=None, reads=reads_all: reads or details.id == "shop_cdc",
+            lambda _, *, method, details, user, access_entity=None, reads=reads_all: (
+                reads or details.id == "shop_cdc"
+            ),
         )
         text = "".join(open_pages("viewer").get(page).text for page in pages)
         assert "dags/shop_cdc/runs" in text
@@ -359,7 +474,9 @@ def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(shop, schedules,
 
 
 @pytest.mark.parametrize("role, shown", [("admin", True), ("viewer", True), (None, False)])
-def test_a_refused_file_is_shown_to_those_who_see_import_errors(pipelines, schedules, open_pages, role, shown):
+def test_a_refused_file_is_shown_to_those_who_see_import_errors(
+    pipelines, schedules, open_pages, role, shown
+):
     (pipelines / "broken.yml").write_text("pipeline: <b>")
     assert ("broken.yml is refused" in open_pages(role).get("/").text) is shown
 
@@ -370,7 +487,10 @@ def test_of_two_files_that_share_what_is_one_pipelines_the_first_counts(
 ):
     """As for the DAGs: the pages show whose DAGs there are, and the other file as refused."""
     text = write_pipeline("shop").read_text()
-    name, root = ("shop" if double == "pipeline" else "stop", "/lake/stop" if double != "root" else "/shop")
+    name, root = (
+        "shop" if double == "pipeline" else "stop",
+        "/lake/stop" if double != "root" else "/shop",
+    )
     other = text.replace("pipeline: shop", f"pipeline: {name}").replace("/shop", root)
     other = other if double == "slot" else re.sub(r"slot: \w+", "slot: other", other)
     (pipelines / "shop2.yml").write_text(other)
@@ -396,15 +516,25 @@ def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedu
     assert "run setup, then the initial sync" in text
     assert "its lake can&#39;t be read from here" in text
     assert "16 MB held back" in text
-    assert [client.get(f"/p/{name}").status_code for name in ("shop", "fresh", "broken")] == [200, 200, 502]
+    assert [client.get(f"/p/{name}").status_code for name in ("shop", "fresh", "broken")] == [
+        200,
+        200,
+        502,
+    ]
     for page in PAGES[1:]:
         assert client.get(f"/{page.replace('shop', 'fresh')}").status_code == 200
 
 
-def test_an_error_page_names_no_folder_of_this_server(write_pipeline, schedules, open_pages, tmp_path_factory):
+def test_an_error_page_names_no_folder_of_this_server(
+    write_pipeline, schedules, open_pages, tmp_path_factory
+):
     """A store's error may have the path of the file that can't be read."""
     root = tmp_path_factory.mktemp("elsewhere")
-    shop = fill(load_pipeline_file(write_pipeline("shop", text=PIPELINE.replace("{root}", f"file://{root}"))))
+    shop = fill(
+        load_pipeline_file(
+            write_pipeline("shop", text=PIPELINE.replace("{root}", f"file://{root}"))
+        )
+    )
     folder = Path(urlsplit(shop.target.root).path) / "_waldelta/runs"
     for file in folder.rglob("*.parquet"):
         file.unlink()
@@ -417,7 +547,9 @@ def test_an_error_page_names_no_folder_of_this_server(write_pipeline, schedules,
 
 
 def test_from_airflows_own_pages(shop, open_pages):
-    """Of a DAG and of a run the tabs lead to the pipeline and to what the run did; other DAGs' say that they aren't ours."""
+    """Of a DAG and of a run the tabs lead to the pipeline and to what the run did; other DAGs' say
+    that they aren't ours.
+    """
     client = open_pages("viewer")
     assert client.get("/dag/shop_initial_sync").url.path == "/p/shop"
     run = client.get(f"/dag/shop_cdc/run/{RUN_ID}")
@@ -443,7 +575,9 @@ def test_the_pipeline_of_a_dag(dag_id, found):
 
 
 def test_what_only_airflow_knows(shop, schedules, open_pages):
-    """A DAG that is paused, late, or fails before its ledger hears of it; and a run that found nothing to do is news too."""
+    """A DAG that is paused, late, or fails before its ledger hears of it; and a run that found
+    nothing to do is news too.
+    """
     client, at = open_pages("viewer"), now()
     schedules["shop"] = Schedule(is_paused=True, looked=at, failed="scheduled__early", well=at)
     text = client.get("/").text
@@ -452,14 +586,18 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     assert re.search(r'title="[^"]+">0\.\d s ago', text)
     schedules["shop"] = Schedule(due=at - timedelta(hours=1), failed="scheduled__early")
     text = client.get("/p/shop").text
-    assert text.index("scheduled__early") < text.index("overdue by 1 h")  # problems come before warnings
+    assert text.index("scheduled__early") < text.index(
+        "overdue by 1 h"
+    )  # problems come before warnings
     schedules["shop"] = Schedule(paused=frozenset({"maintenance", "reconcile"}))
     text = client.get("/p/shop").text
     assert "the maintenance DAG is paused" in text
     assert "the reconcile DAG is paused" not in text  # it has no schedule: it is triggered by hand
 
 
-@pytest.mark.parametrize("path", ["table/..%2f..%2fsecret", "run/consume/..%2f..%2f..%2fetc%2fpasswd", "run/no/x"])
+@pytest.mark.parametrize(
+    "path", ["table/..%2f..%2fsecret", "run/consume/..%2f..%2f..%2fetc%2fpasswd", "run/no/x"]
+)
 def test_addresses_lead_to_nothing_but_the_ledger(shop, open_pages, path):
     """Ids in addresses are looked for in tables, never on a disk."""
     assert open_pages("viewer").get(f"/p/shop/{path}").status_code == 404
@@ -471,37 +609,61 @@ def decided(monkeypatch):
     runs = []
     monkeypatch.setattr(
         "waldelta_airflow.views._app.trigger_run",
-        lambda dag_id, prefix, conf, user: runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1",
+        lambda dag_id, prefix, conf, user: (
+            runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1"
+        ),
     )
     return runs
 
 
 def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monkeypatch):
-    """Counts, positions, and of each row that differs its key, columns and both values; the overview leads to it."""
+    """Counts, positions, and of each row that differs its key, columns and both values; the
+    overview leads to it.
+    """
     client, scanned, scan = open_pages("op"), [], LedgerTable.scan
-    monkeypatch.setattr(LedgerTable, "scan", lambda self, *a, **k: scanned.append(self.uri) or scan(self, *a, **k))
+    monkeypatch.setattr(
+        LedgerTable, "scan", lambda self, *a, **k: scanned.append(self.uri) or scan(self, *a, **k)
+    )
     text = client.get("/p/shop/reconciliation").text
     assert sum(uri.endswith("/reconciliations") for uri in scanned) == 1
     # Nothing was counted of a table that couldn't be compared, and the list says where it ends.
     last = text[text.index("Last 30 days") :]
-    assert re.search(r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL)
+    assert re.search(
+        r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL
+    )
     assert "before" not in last
     monkeypatch.setattr("waldelta_airflow.views._reconciliation._MOST_TOLD", 1)
     assert "and 1 before" in client.get("/p/shop/reconciliation").text
-    for part in ("12,345", "0/100000", "missing", "fine", "Repair the table that differs", "not compared", "null"):
+    for part in (
+        "12,345",
+        "0/100000",
+        "missing",
+        "fine",
+        "Repair the table that differs",
+        "not compared",
+        "null",
+    ):
         assert part in text, part
     assert "public.orders: other rows than the source has" in client.get("/").text
 
 
-def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(shop, open_pages, monkeypatch):
-    """The link "expectations not met" leads to a page that has the table, with what was found and when."""
+def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
+    shop, open_pages, monkeypatch
+):
+    """The link "expectations not met" leads to a page that has the table, with what was found and
+    when.
+    """
     monkeypatch.setattr("waldelta_airflow.views._page_data._HEAT_MAP_RUNS", 1)
-    later = ExpectationResult(now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3)
+    later = ExpectationResult(
+        now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3
+    )
     append_expectation_results(shop.target.root, [later])
     client = open_pages("viewer")
     assert "public.orders: expectations not met" in client.get("/").text
     text = client.get("/p/shop/expectations").text
-    assert re.search(r"before these runs.*public\.orders.*failed.*[\d.]+ s ago.*1 failed of 1", text, re.DOTALL)
+    assert re.search(
+        r"before these runs.*public\.orders.*failed.*[\d.]+ s ago.*1 failed of 1", text, re.DOTALL
+    )
 
 
 EQUAL = [
@@ -513,30 +675,50 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize("found, told, fine", [case[1:] for case in EQUAL], ids=[case[0] for case in EQUAL])
-def test_nothing_is_fine_that_was_not_compared(write_pipeline, schedules, open_pages, found, told, fine):
-    """Each page says of how many tables the lake is known to equal its source, and how old that knowledge is."""
+@pytest.mark.parametrize(
+    "found, told, fine", [case[1:] for case in EQUAL], ids=[case[0] for case in EQUAL]
+)
+def test_nothing_is_fine_that_was_not_compared(
+    write_pipeline, schedules, open_pages, found, told, fine
+):
+    """Each page says of how many tables the lake is known to equal its source, and how old that
+    knowledge is.
+    """
     root = load_pipeline_file(write_pipeline("shop")).target.root
     names = ["public.a", "public.b"]
     for name in names:
         Ledger(root).append(TableState(now(), "s", name, 1, "synced"))
     at = now() - timedelta(hours=7, minutes=1)
-    rows = [Reconciliation(at, "r", name, status) for name, status in zip(names, found, strict=False)]
+    rows = [
+        Reconciliation(at, "r", name, status) for name, status in zip(names, found, strict=False)
+    ]
     Reconciliations(root).add(rows)
     client = open_pages("viewer")
     pages = [client.get(path).text for path in ("/", "/p/shop", "/p/shop/reconciliation")]
     assert all(told in text for text in (pages if found else pages[:2]))
-    assert [bool(re.search("oldest answer .*7 h 1 min ago", text)) for text in pages] == [bool(found)] * 3
+    assert [bool(re.search("oldest answer .*7 h 1 min ago", text)) for text in pages] == [
+        bool(found)
+    ] * 3
     assert ("no differences" in pages[2]) is (fine is not None)
 
 
-def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(shop, open_pages, decided):
+def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(
+    shop, open_pages, decided
+):
     """With its rows and its button; and the attempt is told beside it."""
-    locked = Reconciliation(now(), "later", "public.orders", "not compared", "it is locked just now")
+    locked = Reconciliation(
+        now(), "later", "public.orders", "not compared", "it is locked just now"
+    )
     Reconciliations(shop.target.root).add([locked])
     client = open_pages("op")
     text = client.get("/p/shop/reconciliation").text
-    for part in ("12,345", "fine", "Repair the table that differs", "not compared since", "it is locked just now"):
+    for part in (
+        "12,345",
+        "fine",
+        "Repair the table that differs",
+        "not compared since",
+        "it is locked just now",
+    ):
         assert part in text, part
     client.post("/p/shop/repair", headers=OWN)
     assert [conf["tables"] for _, conf, _ in decided] == [["public.orders"]]
@@ -549,13 +731,17 @@ def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
     assert "Run <code>repair__1</code>" in answer.text
     client.post("/p/shop/repair", headers=OWN)
-    conf = {"tables": ["public.orders"], "repair": True, "reason": "asked for on the page of what differs"}
+    conf = {
+        "tables": ["public.orders"],
+        "repair": True,
+        "reason": "asked for on the page of what differs",
+    }
     assert decided == [("shop_reconcile", conf, "somebody")] * 2
 
 
 @pytest.mark.parametrize(
     "role, headers, status",
-    [("viewer", OWN, 403), (None, OWN, 404), ("op", {}, 403), ("op", {"sec-fetch-site": "cross-site"}, 403),
+    [("viewer", OWN, 403), (None, OWN, 404), ("op", {}, 403), ("op", {"sec-fetch-site": "cross-site"}, 403),  # noqa: E501
      ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["repair", "repair/public.orders"])
@@ -572,15 +758,39 @@ def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_repair_not
 
 ROW = "0123456789abcdef"
 DECISIONS = [
-    ("all rows read again", {"action": "retry", "reason": "x"}, {"action": "retry", "tables": None, "rows": None, "reason": None}),
-    ("a table's rows read again", {"action": "retry", "table": "public.orders"}, {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None}),
-    ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "}, {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
-    ("rows accepted", {"action": "accept", "row": ROW, "reason": "known"}, {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"}),
-    ("a table released", {"action": "release", "table": "public.orders", "reason": "known"}, {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"}),
+    (
+        "all rows read again",
+        {"action": "retry", "reason": "x"},
+        {"action": "retry", "tables": None, "rows": None, "reason": None},
+    ),
+    (
+        "a table's rows read again",
+        {"action": "retry", "table": "public.orders"},
+        {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None},
+    ),
+    (
+        "rows discarded",
+        {"action": "discard", "row": [ROW, ROW], "reason": " noise "},
+        {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"},
+    ),
+    (
+        "rows accepted",
+        {"action": "accept", "row": ROW, "reason": "known"},
+        {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"},
+    ),
+    (
+        "a table released",
+        {"action": "release", "table": "public.orders", "reason": "known"},
+        {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"},
+    ),
     ("rows discarded without a reason", {"action": "discard", "row": ROW}, None),
     ("rows accepted without a reason", {"action": "accept", "row": ROW, "reason": " "}, None),
     ("a table released without a reason", {"action": "release", "table": "public.orders"}, None),
-    ("a message skipped", {"action": "skip", "row": ROW, "reason": "known"}, {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"}),
+    (
+        "a message skipped",
+        {"action": "skip", "row": ROW, "reason": "known"},
+        {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"},
+    ),
     ("a message skipped without a reason", {"action": "skip", "row": ROW}, None),
     ("no message", {"action": "skip", "reason": "known"}, None),
     ("no rows", {"action": "discard"}, None),
@@ -588,10 +798,12 @@ DECISIONS = [
     ("no table", {"action": "release"}, None),
     ("no row of ours", {"action": "discard", "row": "--by=x"}, None),
     ("nothing that we do", {"action": "drop"}, None),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("form", "conf"), [case[1:] for case in DECISIONS], ids=[case[0] for case in DECISIONS])
+@pytest.mark.parametrize(
+    ("form", "conf"), [case[1:] for case in DECISIONS], ids=[case[0] for case in DECISIONS]
+)
 def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, form, conf):
     """In the name of who pressed it; a form that isn't ours is refused."""
     answer = open_pages("op").post("/p/shop/quarantine", data=form, headers=OWN)
@@ -609,15 +821,22 @@ def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, fo
      ("op", {"origin": "http://elsewhere"}, 403), ("op", {"origin": "http://testserver"}, 200)],
 )  # fmt: skip
 def test_who_may_decide(shop, open_pages, decided, role, headers, status):
-    """Airflow's permission to trigger the DAG, and a form of our own page; without it there are no buttons."""
+    """Airflow's permission to trigger the DAG, and a form of our own page; without it there are no
+    buttons.
+    """
     client = open_pages(role)
-    assert client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code == status
+    assert (
+        client.post("/p/shop/quarantine", data={"action": "retry"}, headers=headers).status_code
+        == status
+    )
     assert bool(decided) is (status == 200)
     assert ("<button" in client.get("/p/shop/quarantine").text) is (role == "op")
 
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
-    """What stops runs, with its bytes and a button; skipped, who decided and which table lacks it, until it is settled."""
+    """What stops runs, with its bytes and a button; skipped, who decided and which table lacks it,
+    until it is settled.
+    """
     sent = json.dumps({"kind": "Insert", "error": "length at byte 0", "incarnation": ""})
     row = IncompleteRow(
         now(), "r", "unreadable", "public.orders", 1, 0, message_key(ROW), sent=sent, lsn=1 << 20,
@@ -641,11 +860,15 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
 
 def quarantined(n, table="public.orders", reason="fails amount is positive", **more):
     key, sent = json.dumps({"id": str(n)}), json.dumps({"id": str(n), "amount": "-1", "note": None})
-    return IncompleteRow(now(), "r", "quarantined", table, 1, 1, key, [], sent, 1 << 20, reason=reason, **more)
+    return IncompleteRow(
+        now(), "r", "quarantined", table, 1, 1, key, [], sent, 1 << 20, reason=reason, **more
+    )
 
 
 def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_pages, decided):
-    """By links alone; what is read again is the chosen table's, and what is chosen stays while pages are turned."""
+    """By links alone; what is read again is the chosen table's, and what is chosen stays while
+    pages are turned.
+    """
     pipeline = load_pipeline_file(write_pipeline("shop"))
     for table in ("public.a", "public.b & c"):
         Ledger(pipeline.target.root).append(TableState(now(), "s", table, 1, "synced"))
@@ -654,7 +877,10 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     client = open_pages("op")
     page = client.get("/p/shop/quarantine")
     links = {link for link in Links(page.text).links if "?" in link}
-    of_table, of_reason = "/p/shop/quarantine?table=public.b%20%26%20c", "/p/shop/quarantine?reason=gone"
+    of_table, of_reason = (
+        "/p/shop/quarantine?table=public.b%20%26%20c",
+        "/p/shop/quarantine?reason=gone",
+    )
     assert links >= {of_table, of_reason, "/p/shop/quarantine?reason="}
     assert "131 rows" in page.text
     one = client.get(of_table).text
@@ -663,22 +889,35 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     assert "/p/shop/quarantine?reason=gone&amp;table=public.a" in client.get(of_reason).text
     assert client.get("/p/shop/quarantine?reason=").text.count('name="row"') == 1
     older = "/p/shop/quarantine?page=2&table=public.a&reason=gone"
-    assert older.replace("&", "&amp;") in client.get("/p/shop/quarantine?table=public.a&reason=gone").text
+    assert (
+        older.replace("&", "&amp;")
+        in client.get("/p/shop/quarantine?table=public.a&reason=gone").text
+    )
     assert client.get(older).text.count('name="row"') == 29
     assert "no such rows" in client.get("/p/shop/quarantine?table=x").text
-    client.post("/p/shop/quarantine", data={"action": "retry", "table": "public.b & c"}, headers=OWN)
+    client.post(
+        "/p/shop/quarantine", data={"action": "retry", "table": "public.b & c"}, headers=OWN
+    )
     assert [conf["tables"] for _, conf, _ in decided] == [["public.b & c"]]
 
 
 def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_pages):
-    """Values as PostgreSQL's text, cut in the list; the messages as they were sent, cut too; also once it is decided on."""
+    """Values as PostgreSQL's text, cut in the list; the messages as they were sent, cut too; also
+    once it is decided on.
+    """
     raw = b"U\x00\xff<b>" + b"x" * 5000
     row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
     row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
     Quarantine(shop.target.root).add([row])
     client, page = open_pages("viewer"), f"/p/shop/quarantine/row/{row.id}"
     text = client.get("/p/shop/quarantine").text
-    for part in (page, "<summary>3 values</summary>", "-1", '<span class="dim">null</span>', "and 100 more letters"):
+    for part in (
+        page,
+        "<summary>3 values</summary>",
+        "-1",
+        '<span class="dim">null</span>',
+        "and 100 more letters",
+    ):
         assert part in text, part
     text = client.get(page).text
     for part in (
@@ -694,7 +933,9 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     assert "000ff0 " in text
     assert "001000 " not in text
     assert "target has" in text
-    Quarantine(shop.target.root).add([replace(row, status="discarded", at=now(), by="ann", reason="noise")])
+    Quarantine(shop.target.root).add(
+        [replace(row, status="discarded", at=now(), by="ann", reason="noise")]
+    )
     text = client.get(page).text
     assert re.search(r"discarded.*by ann: noise", text)
     assert "target has" not in text
@@ -705,7 +946,10 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
 OTHER_COPIES = {
     "one under way": ([(2, "copying")], False),
     "one that failed": ([(2, "copying"), (2, "failed")], False),
-    "one that failed, of a table that left": ([(2, "copying"), (2, "failed"), (2, "removed")], False),
+    "one that failed, of a table that left": (
+        [(2, "copying"), (2, "failed"), (2, "removed")],
+        False,
+    ),
     "one that ended": ([(2, "copying"), (2, "synced")], True),
     "one that is to be": ([(2, "copying"), (2, "synced"), (2, "needs_sync"), (3, "copying")], True),
     "one that was undone": ([(2, "copying"), (1, "synced")], False),
@@ -722,20 +966,31 @@ def test_a_row_is_lacking_until_another_copy_has_ended(shop, open_pages, rows, i
     client = open_pages("viewer")
     page = client.get(f"/p/shop/quarantine/row/{row.id}").text
     assert ("past" in page, "target had" in page) == (is_past, is_past)
-    assert (f"/p/shop/quarantine/row/{row.id}" in client.get("/p/shop/quarantine").text) is not is_past
+    assert (
+        f"/p/shop/quarantine/row/{row.id}" in client.get("/p/shop/quarantine").text
+    ) is not is_past
 
 
 def test_what_was_decided_stays_on_the_page(shop, open_pages):
-    """Who, when and why: rows discarded and read again, one line for all that went at once, and tables released.
+    """Who, when and why: rows discarded and read again, one line for all that went at once, and
+    tables released.
 
-    A repair takes what was discarded along into the next generation, and an update to another key: that is no other decision.
+    A repair takes what was discarded along into the next generation, and an update to another key:
+    that is no other decision.
     """
     rows = [quarantined(n) for n in range(3)]
     Quarantine(shop.target.root).add(rows)
-    again = [replace(row, status="resolved", by="ben", run_id="retry__1", reason="read again") for row in rows]
+    again = [
+        replace(row, status="resolved", by="ben", run_id="retry__1", reason="read again")
+        for row in rows
+    ]
     Quarantine(shop.target.root).add([replace(row, at=now()) for row in again])
-    Quarantine(shop.target.root).add([replace(quarantined(9), status="resolved", reason="a later change")])
-    dropped = [replace(quarantined(n), status="discarded", by="cid", run_id="discard__1") for n in (20, 21)]
+    Quarantine(shop.target.root).add(
+        [replace(quarantined(9), status="resolved", reason="a later change")]
+    )
+    dropped = [
+        replace(quarantined(n), status="discarded", by="cid", run_id="discard__1") for n in (20, 21)
+    ]
     Quarantine(shop.target.root).add(dropped)
     later = now() + timedelta(days=2)
     for generation in (2, 3):
@@ -747,14 +1002,25 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
     assert "at another key" not in decided
     (cid,) = re.findall(r"<tr>(?:(?!</tr>).)*cid.*?</tr>", decided, re.DOTALL)
     assert (f"{later:%Y-%m-%d}" in cid, "and 1 more" in cid) == (False, True)
-    for part in ("ben", "retry__1", "and 2 more", "discarded", "all that had landed by 0/100000", "fine"):
+    for part in (
+        "ben",
+        "retry__1",
+        "and 2 more",
+        "discarded",
+        "all that had landed by 0/100000",
+        "fine",
+    ):
         assert part in decided, part
     assert decided.count("read again</td>") == 2  # what, and why
     assert "a later change" not in decided
 
 
-def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(shop, open_pages, decided, monkeypatch):
-    """The proxy asks under a Host of its own, and plain HTTP has the browser leave Sec-Fetch-Site out."""
+def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(
+    shop, open_pages, decided, monkeypatch
+):
+    """The proxy asks under a Host of its own, and plain HTTP has the browser leave Sec-Fetch-Site
+    out.
+    """
     client, form = open_pages("op"), {"action": "retry"}
     headers = {"origin": "http://lake.example:8080"}
     refused = client.post("/p/shop/quarantine", data=form, headers=headers)
@@ -763,16 +1029,27 @@ def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(shop, open
     assert "testserver" in refused.text
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://lake.example:8080/airflow")
     assert client.post("/p/shop/quarantine", data=form, headers=headers).status_code == 200
-    assert client.post("/p/shop/quarantine", data=form, headers={"origin": "null"}).status_code == 403
+    assert (
+        client.post("/p/shop/quarantine", data=form, headers={"origin": "null"}).status_code == 403
+    )
     assert len(decided) == 1
 
 
 def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
-    """A browser presses the first button of the form that the field is in: none that lets rows pass."""
-    monkeypatch.setattr("waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")])
-    forms = re.findall(r"<form.*?</form>", open_pages("op").get("/p/shop/quarantine").text, re.DOTALL)
+    """A browser presses the first button of the form that the field is in: none that lets rows
+    pass.
+    """
+    monkeypatch.setattr(
+        "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")]
+    )
+    forms = re.findall(
+        r"<form.*?</form>", open_pages("op").get("/p/shop/quarantine").text, re.DOTALL
+    )
     first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
-    assert [button for form, button in first.items() if 'name="reason"' in form] == ["discard", "release"]
+    assert [button for form, button in first.items() if 'name="reason"' in form] == [
+        "discard",
+        "release",
+    ]
     assert "retry" in first.values()
 
 
@@ -782,9 +1059,15 @@ def stopped(table, waiting=7, released=None, may_pass=True):
 
 
 def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
-    """Which expectation, since when, how many changes wait; not those that are released, or that a release doesn't help."""
+    """Which expectation, since when, how many changes wait; not those that are released, or that a
+    release doesn't help.
+    """
     released = Release(now(), "r", "public.b", 1, "1", 1, 9, "ann", "known")
-    found = [stopped("public.a"), stopped("public.b", released=released), stopped("public.c", None, may_pass=False)]
+    found = [
+        stopped("public.a"),
+        stopped("public.b", released=released),
+        stopped("public.c", None, may_pass=False),
+    ]
     monkeypatch.setattr("waldelta_airflow.views._quarantine.read_stopped", lambda *_: found)
     text = open_pages("op").get("/p/shop/quarantine").text
     section = text[text.index('id="stopped"') : text.index("What was decided")]
@@ -810,15 +1093,25 @@ PAGES_WITH_BUTTONS = [
 ]
 
 
-@pytest.mark.parametrize("page, dag_id, path, form", PAGES_WITH_BUTTONS, ids=[case[0] for case in PAGES_WITH_BUTTONS])
-def test_a_button_says_what_keeps_it(shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form):
-    """A DAG that is paused, and a run that is at work: the buttons are disabled, and nobody meets a bare error."""
+@pytest.mark.parametrize(
+    "page, dag_id, path, form", PAGES_WITH_BUTTONS, ids=[case[0] for case in PAGES_WITH_BUTTONS]
+)
+def test_a_button_says_what_keeps_it(
+    shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form
+):
+    """A DAG that is paused, and a run that is at work: the buttons are disabled, and nobody meets a
+    bare error.
+    """
     client = open_pages("op")
 
     def buttons():
         text = client.get(f"/p/shop/{page}").text
         found = re.findall(r"<button([^>]*)>", text)
-        return text, {"disabled" in button for button in found if "action" in button or page == "reconciliation"}
+        return text, {
+            "disabled" in button
+            for button in found
+            if "action" in button or page == "reconciliation"
+        }
 
     assert buttons()[1] == {False}
     run = UnderWay("retry__9", "queued", "ben", now() - timedelta(minutes=2), {"action": "retry"})
@@ -833,7 +1126,9 @@ def test_a_button_says_what_keeps_it(shop, open_pages, decided, dags, monkeypatc
     assert "Another run" in answer.text
     dags[dag_id] = ActionDag(dag_id, is_paused=True)
     pressed = []
-    monkeypatch.setattr("waldelta_airflow.views._app.unpause", lambda dag, user: pressed.append((dag, user)))
+    monkeypatch.setattr(
+        "waldelta_airflow.views._app.unpause", lambda dag, user: pressed.append((dag, user))
+    )
 
     def paused(asked_for, *_):
         raise DagPaused(asked_for)
@@ -848,15 +1143,26 @@ def test_a_button_says_what_keeps_it(shop, open_pages, decided, dags, monkeypatc
     assert client.post(unpause, headers={"sec-fetch-site": "cross-site"}).status_code == 403
     assert open_pages("viewer").post(unpause, headers=OWN).status_code == 403
     assert unpause not in open_pages("viewer").get(f"/p/shop/{page}").text
-    assert client.post(unpause.replace(f"to={page}", "to=//elsewhere"), headers=OWN).status_code == 422
+    assert (
+        client.post(unpause.replace(f"to={page}", "to=//elsewhere"), headers=OWN).status_code == 422
+    )
     answer = client.post(unpause, headers=OWN)
-    assert (answer.history[0].headers["location"], pressed) == (f"/p/shop/{page}", [(dag_id, "somebody")])
+    assert (answer.history[0].headers["location"], pressed) == (
+        f"/p/shop/{page}",
+        [(dag_id, "somebody")],
+    )
 
 
 @pytest.mark.parametrize("permission, sees", [("read", True), ("trigger", False), ("edit", False)])
-def test_values_of_rows_can_need_more_than_reading(write_pipeline, schedules, open_pages, permission, sees):
-    """Counts, tables and reasons stay; neither keys nor values, nor reports, nor messages are served."""
-    pipeline = fill(load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret")
+def test_values_of_rows_can_need_more_than_reading(
+    write_pipeline, schedules, open_pages, permission, sees
+):
+    """Counts, tables and reasons stay; neither keys nor values, nor reports, nor messages are
+    served.
+    """
+    pipeline = fill(
+        load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
+    )
     row = quarantined(5)
     Quarantine(pipeline.target.root).add([row])
     paths = ("quarantine", f"quarantine/row/{row.id}", "reconciliation", f"run/consume/{RUN_ID}")
@@ -868,14 +1174,19 @@ def test_values_of_rows_can_need_more_than_reading(write_pipeline, schedules, op
             assert ("&#34;id&#34;" in answer.text) is shown
             assert ("row_values" in answer.text) is not shown
         assert row.id in answers[0].text
-        assert client.get("/docs/shop/validations/a%20b.html").status_code == (200 if shown else 403)
+        assert client.get("/docs/shop/validations/a%20b.html").status_code == (
+            200 if shown else 403
+        )
 
 
 def test_a_message_that_cant_be_read_is_no_row_of_its_run(write_pipeline, schedules, open_pages):
     """It stands on the quarantine's page, with its bytes for those who may see values."""
     pipeline = fill(load_pipeline_file(write_pipeline("shop")))
     message = replace(
-        quarantined(5, reason="can't be read"), run_id=RUN_ID, status="unreadable", key=message_key("ab" * 8)
+        quarantined(5, reason="can't be read"),
+        run_id=RUN_ID,
+        status="unreadable",
+        key=message_key("ab" * 8),
     )
     Quarantine(pipeline.target.root).add([message])
     text = open_pages("op").get(f"/p/shop/run/consume/{RUN_ID}").text

@@ -1,4 +1,6 @@
-"""CHECK constraints of source tables: what every row of a table meets, so that every row of its target must."""
+"""CHECK constraints of source tables: what every row of a table meets, so that every row of its
+target must.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from waldelta.lake.ledger.records import TableState
 
 @dataclass(frozen=True, slots=True)
 class CheckConstraint:
-    """A constraint's name and its expression as PostgreSQL prints it; a row meets it where that is true or null."""
+    """A constraint's name and its expression as PostgreSQL prints it; a row meets it where that is
+    true or null.
+    """
 
     name: str
     expression: str
@@ -22,10 +26,11 @@ class CheckConstraint:
 
 @dataclass(frozen=True, slots=True)
 class ChecksRead:
-    """The constraints that hold for all rows of the tables that feed targets, by target; and the targets whose weren't read.
+    """The constraints that hold for all rows of the tables that feed targets, by target; and the
+    targets whose weren't read.
 
-    ``not_landed``: the names of those that a transaction made which may not have landed, by target: rows that it changed first
-    may be in the target as they were.
+    ``not_landed``: the names of those that a transaction made which may not have landed, by target:
+    rows that it changed first may be in the target as they were.
     """
 
     found: Mapping[str, tuple[CheckConstraint, ...]] = field(default_factory=dict)
@@ -39,12 +44,15 @@ def read_check_constraints(
     landed_as_of: int | None,
     barred: Collection[int] = (),
 ) -> ChecksRead:
-    """Read those of these targets, under a lock on the tables that feed them, but not of tables (by oid) that are ``barred``.
+    """Read those of these targets, under a lock on the tables that feed them, but not of tables (by
+    oid) that are ``barred``.
 
-    What transactions from ``landed_as_of`` (xid8) on made hasn't landed for certain; None: it doesn't matter. Without those on
-    columns whose collation finds different texts equal.
+    What transactions from ``landed_as_of`` (xid8) on made hasn't landed for certain; None: it
+    doesn't matter. Without those on columns whose collation finds different texts equal.
     """
-    fed_by = {state.table_name: split_table_name(state.fed_by or state.table_name) for state in states}
+    fed_by = {
+        state.table_name: split_table_name(state.fed_by or state.table_name) for state in states
+    }
     if not fed_by:
         return ChecksRead()
     schemas, names = (list(part) for part in zip(*fed_by.values(), strict=True))
@@ -62,15 +70,20 @@ def read_check_constraints(
     return ChecksRead(
         {target: tuple(found[table]) for target, table in fed_by.items() if table in found},
         frozenset(target for target, table in fed_by.items() if table in unread),
-        {target: tuple(not_landed[table]) for target, table in fed_by.items() if table in not_landed},
+        {
+            target: tuple(not_landed[table])
+            for target, table in fed_by.items()
+            if table in not_landed
+        },
     )
 
 
 def is_before(xmin: int, xid8: int) -> bool:
-    """Whether a row's 32 bits of a transaction's number are of one before ``xid8``, as PostgreSQL compares them.
+    """Whether a row's 32 bits of a transaction's number are of one before ``xid8``, as PostgreSQL
+    compares them.
 
-    >>> is_before(5, 9), is_before(9, 9), is_before(2**32 - 3, 2**32 + 9), is_before(12, 2**32 + 9), is_before(2, 2**31 + 9)
-    (True, False, True, False, True)
+    >>> is_before(5, 9), is_before(9, 9), is_before(2**32 - 3, 2**32 + 9), is_before(12, 2**32 + 9),
+    is_before(2, 2**31 + 9) (True, False, True, False, True)
     """
     return xmin <= _FROZEN or 0 < (xid8 - xmin) % (1 << 32) < 1 << 31
 

@@ -1,6 +1,8 @@
-"""Declared types: what the types of source columns make sure of beyond what their type in the lake holds.
+"""Declared types: what the types of source columns make sure of beyond what their type in the lake
+holds.
 
-A domain's constraints, and lengths and precisions: ``varchar(n)``, ``char(n)``, ``bit(n)``, ``numeric(p,s)``.
+A domain's constraints, and lengths and precisions: ``varchar(n)``, ``char(n)``, ``bit(n)``,
+``numeric(p,s)``.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ _HEADER_BYTES = 4  # VARHDRSZ, which the typmod of texts and numerics has added
 class DeclaredType:
     """What the type of a column makes sure of.
 
-    ``base_type`` is as PostgreSQL prints it, of a domain the one below it, with ``base_oid`` and the ``typmod`` that limits it
-    (-1: nothing does). ``checks`` are the domains' CHECK constraints on VALUE, ``not_null`` the domains that are NOT NULL.
+    ``base_type`` is as PostgreSQL prints it, of a domain the one below it, with ``base_oid`` and
+    the ``typmod`` that limits it (-1: nothing does). ``checks`` are the domains' CHECK constraints
+    on VALUE, ``not_null`` the domains that are NOT NULL.
     """
 
     column: str
@@ -44,10 +47,11 @@ class DeclaredType:
 
     @property
     def precision(self) -> tuple[int, int] | None:
-        """A numeric's digits, and how many of them are behind the point; that may be negative, or more than there are.
+        """A numeric's digits, and how many of them are behind the point; that may be negative, or
+        more than there are.
 
-        >>> DeclaredType("n", "numeric(3,-2)", 1700, ((3 << 16) | (-2 & 0x7FF)) + 4).precision
-        (3, -2)
+        >>> DeclaredType("n", "numeric(3,-2)", 1700, ((3 << 16) | (-2 & 0x7FF)) + 4).precision (3,
+        -2)
         """
         if self.typmod < _HEADER_BYTES or self.base_oid != NUMERIC:
             return None
@@ -59,26 +63,36 @@ class DeclaredType:
 def read_declared_types(
     connection: psycopg.Connection[Any], states: Sequence[TableState], landed_as_of: int
 ) -> dict[str, tuple[DeclaredType, ...]]:
-    """What the types of these targets' columns make sure of, by target; columns of which there is nothing to say are left out.
+    """What the types of these targets' columns make sure of, by target; columns of which there is
+    nothing to say are left out.
 
-    Of constraints those of transactions that have landed (all below this xid8 have), and that were validated; of a limit that was
-    changed, the wider one, since the target follows with the next change.
+    Of constraints those of transactions that have landed (all below this xid8 have), and that were
+    validated; of a limit that was changed, the wider one, since the target follows with the next
+    change.
     """
-    sources = {state.table_name: state.root_id or next(iter(state.relation_ids), 0) for state in states}
-    rows = fetch(connection, _TYPES, {"oids": sorted({*sources.values()} - {0}), "limited": list(_LIMITED)})
+    sources = {
+        state.table_name: state.root_id or next(iter(state.relation_ids), 0) for state in states
+    }
+    rows = fetch(
+        connection, _TYPES, {"oids": sorted({*sources.values()} - {0}), "limited": list(_LIMITED)}
+    )
     by_relation: dict[int, list[Any]] = {}
     for row in rows:
         by_relation.setdefault(row.relation_id, []).append(row)
     found = {}
     for state in states:
-        of = (_declared(state, row, landed_as_of) for row in by_relation.get(sources[state.table_name], ()))
+        of = (
+            _declared(state, row, landed_as_of)
+            for row in by_relation.get(sources[state.table_name], ())
+        )
         if declared := tuple(one for one in of if one is not None):
             found[state.table_name] = declared
     return found
 
 
 def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:
-    # By number and type too: a name may be another column's by now, and a type is followed with the next change.
+    # By number and type too: a name may be another column's by now, and a type is followed with the
+    # next change.
     column = next((c for c in state.columns if c.name == row.name), None)
     if column is None or column.attnum not in (0, row.attnum) or column.type_oid != row.type_oid:
         return None
@@ -105,15 +119,22 @@ def _wider(column: ColumnState, row: Any) -> int:
 
 
 def base_columns(state: TableState, declared: Collection[DeclaredType]) -> list[ColumnState]:
-    """The target's columns, those of domains with the name of the type below, as expressions on their values see them."""
+    """The target's columns, those of domains with the name of the type below, as expressions on
+    their values see them.
+    """
     bases = {one.column: one.base_type for one in declared}
-    return [replace(column, type_name=bases.get(column.name, column.type_name)) for column in state.columns]
+    return [
+        replace(column, type_name=bases.get(column.name, column.type_name))
+        for column in state.columns
+    ]
 
 
 # Domains may be of domains; only the innermost can have a modifier.
 _TYPES = """
-with recursive part (relation_id, attnum, attname, type_oid, oid, typmod, kind, below, below_typmod, depth) as (
-    select a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypid, a.atttypmod, t.typtype, t.typbasetype, t.typtypmod, 0
+with recursive part (relation_id, attnum, attname, type_oid, oid, typmod, kind, below,
+                     below_typmod, depth) as (
+    select a.attrelid, a.attnum, a.attname, a.atttypid, a.atttypid, a.atttypmod, t.typtype,
+      t.typbasetype, t.typtypmod, 0
     from pg_attribute a
     join pg_type t on t.oid = a.atttypid
     where a.attrelid = any(%(oids)s::oid[])
@@ -121,7 +142,8 @@ with recursive part (relation_id, attnum, attname, type_oid, oid, typmod, kind, 
       and not a.attisdropped
       and (t.typtype = 'd' or (a.atttypid = any(%(limited)s::oid[]) and a.atttypmod >= 0))
     union all
-    select p.relation_id, p.attnum, p.attname, p.type_oid, t.oid, p.below_typmod, t.typtype, t.typbasetype, t.typtypmod, p.depth + 1
+    select p.relation_id, p.attnum, p.attname, p.type_oid, t.oid, p.below_typmod, t.typtype,
+      t.typbasetype, t.typtypmod, p.depth + 1
     from part p
     join pg_type t on t.oid = p.below
     where p.kind = 'd'
@@ -145,7 +167,8 @@ select b.relation_id::bigint,
                'xmin', t.xmin::text::bigint,
                'checks', (
                    select json_agg(json_build_object(
-                       'name', k.conname, 'expression', pg_get_expr(k.conbin, 0), 'xmin', k.xmin::text::bigint
+                       'name', k.conname, 'expression', pg_get_expr(k.conbin, 0), 'xmin',
+                         k.xmin::text::bigint
                    ) order by k.conname)
                    from pg_constraint k
                    where k.contypid = d.oid and k.contype = 'c' and k.convalidated

@@ -13,7 +13,8 @@ from waldelta.lake.ledger.records import TableState
 def read_enum_labels(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
 ) -> dict[str, dict[str, tuple[str, ...]]]:
-    """The labels there are by now, by target and column; of columns of an enum, or of a domain over one.
+    """The labels there are by now, by target and column; of columns of an enum, or of a domain over
+    one.
 
     A label that was added since is no trouble; one that was renamed has the table copied again.
     """
@@ -31,9 +32,11 @@ def read_enum_labels(
 # Domains may be of domains.
 _LABELS = """
 with recursive base as (
-    select t.oid as asked, t.oid, t.typtype, t.typbasetype from pg_type t where t.oid = any (%s::oid[])
+    select t.oid as asked, t.oid, t.typtype, t.typbasetype from pg_type t
+      where t.oid = any (%s::oid[])
     union all
-    select b.asked, t.oid, t.typtype, t.typbasetype from base b join pg_type t on t.oid = b.typbasetype where b.typtype = 'd'
+    select b.asked, t.oid, t.typtype, t.typbasetype from base b join pg_type t
+      on t.oid = b.typbasetype where b.typtype = 'd'
 )
 select b.asked::bigint, array_agg(e.enumlabel::text order by e.enumsortorder)
 from base b

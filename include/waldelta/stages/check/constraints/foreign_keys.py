@@ -1,4 +1,6 @@
-"""Foreign keys of source tables: which rows of a target have to find another row in this or another target."""
+"""Foreign keys of source tables: which rows of a target have to find another row in this or another
+target.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from waldelta.stages.check.constraints.check_constraints import is_before
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of one side: its number and name, and the oid of its type, of a domain that of the type below it."""
+    """A column of one side: its number and name, and the oid of its type, of a domain that of the
+    type below it.
+    """
 
     attnum: int
     name: str
@@ -23,9 +27,11 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A validated foreign key: ``referring`` columns of one table refer to ``referenced`` ones of another (or the same).
+    """A validated foreign key: ``referring`` columns of one table refer to ``referenced`` ones of
+    another (or the same).
 
-    ``leaves`` are those of a partitioned referenced table, by oid. ``obstacle`` says why Spark can't judge it as PostgreSQL does.
+    ``leaves`` are those of a partitioned referenced table, by oid. ``obstacle`` says why Spark
+    can't judge it as PostgreSQL does.
     """
 
     name: str
@@ -43,10 +49,12 @@ class ForeignKey:
 def read_foreign_keys(
     connection: psycopg.Connection[Any], relation_ids: Collection[int], landed_as_of: int
 ) -> list[ForeignKey]:
-    """The foreign keys from or to these relations that all rows have been found to meet, by table and name.
+    """The foreign keys from or to these relations that all rows have been found to meet, by table
+    and name.
 
-    Without those that a transaction made, or whose columns one changed, which hasn't landed (xid8 from ``landed_as_of`` on). A
-    partition's own row for the key of the table above it counts; what a key needs for each partition that it refers to doesn't.
+    Without those that a transaction made, or whose columns one changed, which hasn't landed (xid8
+    from ``landed_as_of`` on). A partition's own row for the key of the table above it counts; what
+    a key needs for each partition that it refers to doesn't.
     """
     rows = fetch(connection, _KEYS, {"oids": sorted(relation_ids)})
     return [_key(row) for row in rows if all(is_before(xmin, landed_as_of) for xmin in row.xmins)]
@@ -61,17 +69,28 @@ def _key(row: Any) -> ForeignKey:
     elif row.is_loose:
         obstacle = "a column's collation finds different texts equal"
     return ForeignKey(
-        row.name, row.table_id, row.table_name, row.referenced_id, row.referenced_name, _columns(row.referring),
-        _columns(row.referenced), row.is_full, frozenset(row.leaves), obstacle,
-    )  # fmt: skip
+        row.name,
+        row.table_id,
+        row.table_name,
+        row.referenced_id,
+        row.referenced_name,
+        _columns(row.referring),
+        _columns(row.referenced),
+        row.is_full,
+        frozenset(row.leaves),
+        obstacle,
+    )
 
 
 def _columns(described: Iterable[dict[str, Any]]) -> tuple[KeyColumn, ...]:
-    return tuple(KeyColumn(column["attnum"], column["name"], column["base"]) for column in described)
+    return tuple(
+        KeyColumn(column["attnum"], column["name"], column["base"]) for column in described
+    )
 
 
-# For each partition that a key refers to, and for each one that refers, there is a row below the key's own: conparentid.
-# Columns of releases that don't have them yet are asked for by way of jsonb.
+# For each partition that a key refers to, and for each one that refers, there is a row below the
+# key's own: conparentid. Columns of releases that don't have them yet are asked for by way of
+# jsonb.
 _KEYS = """
 with recursive key (oid, top, parent) as (
     select k.oid, k.oid, k.conparentid
@@ -118,12 +137,14 @@ select k.conname as name,
        concat(quote_ident(rn.nspname), '.', quote_ident(r.relname)) as referenced_name,
        k.confmatchtype = 'f' as is_full,
        coalesce((to_jsonb(k) ->> 'conperiod')::boolean, false) as is_temporal,
-       (select bool_and(o.oprnamespace = 'pg_catalog'::regnamespace) from pg_operator o where o.oid = any(k.conpfeqop)) as is_builtin,
+       (select bool_and(o.oprnamespace = 'pg_catalog'::regnamespace) from pg_operator o
+         where o.oid = any(k.conpfeqop)) as is_builtin,
        exists (
            select from pg_attribute a
            join pg_collation l on l.oid = a.attcollation
            where not l.collisdeterministic
-             and ((a.attrelid = k.conrelid and a.attnum = any(k.conkey)) or (a.attrelid = k.confrelid and a.attnum = any(k.confkey)))
+             and ((a.attrelid = k.conrelid and a.attnum = any(k.conkey))
+               or (a.attrelid = k.confrelid and a.attnum = any(k.confkey)))
        ) as is_loose,
        own.columns as referring,
        other.columns as referenced,
@@ -142,14 +163,16 @@ join pg_namespace n on n.oid = c.relnamespace
 join pg_class r on r.oid = k.confrelid
 join pg_namespace rn on rn.oid = r.relnamespace
 cross join lateral (
-    select json_agg(json_build_object('attnum', a.attnum, 'name', a.attname, 'base', b.oid::bigint) order by p.place) as columns,
+    select json_agg(json_build_object('attnum', a.attnum, 'name', a.attname, 'base', b.oid::bigint)
+      order by p.place) as columns,
            array_agg(a.xmin::text::bigint) as xmins
     from unnest(k.conkey) with ordinality as p (attnum, place)
     join pg_attribute a on a.attrelid = k.conrelid and a.attnum = p.attnum
     join base b on b.asked = a.atttypid and b.kind <> 'd'
 ) as own
 cross join lateral (
-    select json_agg(json_build_object('attnum', a.attnum, 'name', a.attname, 'base', b.oid::bigint) order by p.place) as columns,
+    select json_agg(json_build_object('attnum', a.attnum, 'name', a.attname, 'base', b.oid::bigint)
+      order by p.place) as columns,
            array_agg(a.xmin::text::bigint) as xmins
     from unnest(k.confkey) with ordinality as p (attnum, place)
     join pg_attribute a on a.attrelid = k.confrelid and a.attnum = p.attnum

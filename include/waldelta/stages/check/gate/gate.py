@@ -1,12 +1,16 @@
-"""Gate: expectations marked ``stop`` or ``quarantine`` judge a table's net changes before they are merged.
+"""Gate: expectations marked ``stop`` or ``quarantine`` judge a table's net changes before they are
+merged.
 
-Judged are the rows that the merge would write, as the target would hold them; deletes always pass. What a change didn't send
-(an unchanged TOASTed value) isn't judged: it was when it came. ``quarantine`` rows are set aside first (set_aside), and
-``stop`` judges the rest, without what was released (waldelta.stages.check.gate.release). Nothing is remembered from one attempt to the next:
-whoever applies a range judges it by the files as they are then, and what is told of the range says what that commit left out.
+Judged are the rows that the merge would write, as the target would hold them; deletes always pass.
+What a change didn't send (an unchanged TOASTed value) isn't judged: it was when it came.
+``quarantine`` rows are set aside first (set_aside), and ``stop`` judges the rest, without what was
+released (waldelta.stages.check.gate.release). Nothing is remembered from one attempt to the next:
+whoever applies a range judges it by the files as they are then, and what is told of the range says
+what that commit left out.
 
-Rows that are read again (a retry, a reconciliation's repair) are judged as the source has them now: of those in quarantine,
-judge_reread() says which stay there. They bring along what waits for their table: of that all passes, or nothing is changed.
+Rows that are read again (a retry, a reconciliation's repair) are judged as the source has them now:
+of those in quarantine, judge_reread() says which stay there. They bring along what waits for their
+table: of that all passes, or nothing is changed.
 """
 
 from __future__ import annotations
@@ -56,7 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# More rows than that in one range aren't a few bad ones: somebody has to look before anything is merged.
+# More rows than that in one range aren't a few bad ones: somebody has to look before anything is
+# merged.
 MOST_SET_ASIDE = 10_000
 _NET = "_wd_net"
 _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
@@ -64,7 +69,9 @@ _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """An expectation that judges before the merge, the place it stands at, and what it is called in its file."""
+    """An expectation that judges before the merge, the place it stands at, and what it is called in
+    its file.
+    """
 
     item: OwnExpectation
     place: str
@@ -89,7 +96,9 @@ class TableGate:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of the rows that are judged; of the ``toastable`` ones (by place) a change may not have sent the value."""
+    """The columns of the rows that are judged; of the ``toastable`` ones (by place) a change may
+    not have sent the value.
+    """
 
     names: Sequence[str]
     types: Sequence[TargetType]
@@ -140,14 +149,20 @@ def judge_of(
     return None if gate is None else partial(judge, spark, job, plan, gate)
 
 
-def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged) -> Judged:
-    """What is to be merged of the staged changes; raises QualityFailed when nothing may, ConfigError for a gate that can't be."""
+def judge(
+    spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
+) -> Judged:
+    """What is to be merged of the staged changes; raises QualityFailed when nothing may,
+    ConfigError for a gate that can't be.
+    """
     if gate.problem is not None:
-        raise ConfigError(f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}")
+        raise ConfigError(
+            f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}"
+        )
     if plan.decode.unfolding is not None:
         raise ConfigError(
-            f"{gate.table}: its changes wait, since its target keeps more than a mirror does, and no gate judges states: make "
-            "its expectations warn"
+            f"{gate.table}: its changes wait, since its target keeps more than a mirror does, and"
+            " no gate judges states: make its expectations warn"
         )
     columns = _columns_of(plan)
     verdicts = _verdicts(job, gate, columns)
@@ -156,17 +171,28 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
     frame = _batch_frame(spark, job, plan, staged)
     try:
         judged = _set_aside(
-            spark, plan, gate, staged, frame, [v for v in verdicts if v.gated.item.gate == "quarantine"]
+            spark,
+            plan,
+            gate,
+            staged,
+            frame,
+            [v for v in verdicts if v.gated.item.gate == "quarantine"],
         )
         stops = [v for v in verdicts if v.gated.item.gate == "stop"]
         if stops:
-            rest = frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
-            if failed := _stopped(columns, gate, rest.where(lands_later(F.col(f"{_NET}.lsn"), gate.released)), stops):
+            rest = (
+                frame if judged.staged is staged else _batch_frame(spark, job, plan, judged.staged)
+            )
+            if failed := _stopped(
+                columns, gate, rest.where(lands_later(F.col(f"{_NET}.lsn"), gate.released)), stops
+            ):
                 raise QualityFailed(
-                    f"{gate.table}: not merged, since its changes fail expectations with gate: stop:\n{_listed(failed)}\n"
-                    "They wait in the change log, the slot moves on, and the table stays as it is. Correct the expectation or the "
-                    "data, which the next run judges again (as far as one step of apply reaches: docs/pipeline-file.md), or let "
-                    f"what has landed pass: quarantine --release --tables {gate.table} --reason WHY"
+                    f"{gate.table}: not merged, since its changes fail expectations with gate:"
+                    f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot moves on,"
+                    " and the table stays as it is. Correct the expectation or the data, which the"
+                    " next run judges again (as far as one step of apply reaches:"
+                    " docs/pipeline-file.md), or let what has landed pass: quarantine --release"
+                    f" --tables {gate.table} --reason WHY"
                 )
     finally:
         _record(job, gate, verdicts)
@@ -175,7 +201,9 @@ def judge(spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, stag
 
 @dataclass(frozen=True, slots=True)
 class StillFails:
-    """A row in quarantine that was read again and fails its gate still: its key's texts, its values as JSON, and why."""
+    """A row in quarantine that was read again and fails its gate still: its key's texts, its values
+    as JSON, and why.
+    """
 
     key: tuple[str, ...]
     sent: str
@@ -183,19 +211,35 @@ class StillFails:
 
 
 def judge_reread(
-    job: Job, gate: TableGate, copy: TableCopy, rows: DataFrame, landed_end: int, opened: Collection[tuple[str, ...]]
+    job: Job,
+    gate: TableGate,
+    copy: TableCopy,
+    rows: DataFrame,
+    landed_end: int,
+    opened: Collection[tuple[str, ...]],
 ) -> list[StillFails]:
-    """Which of these rows, read from the source as a whole, stay in quarantine; raises when a gate stops the others.
+    """Which of these rows, read from the source as a whole, stay in quarantine; raises when a gate
+    stops the others.
 
-    ``rows`` are staged_names() of the copy, and ``t<k>``, the texts of the key of those in quarantine; the others are what waiting
-    changes left behind, up to ``landed_end``. They can't be told apart by commits: what was released lets them pass when nothing has
-    landed since. ``opened`` are the keys of open rows: a discarded one that fails still is no new finding.
+    ``rows`` are staged_names() of the copy, and ``t<k>``, the texts of the key of those in
+    quarantine; the others are what waiting changes left behind, up to ``landed_end``. They can't be
+    told apart by commits: what was released lets them pass when nothing has landed since.
+    ``opened`` are the keys of open rows: a discarded one that fails still is no new finding.
     """
     if gate.problem is not None:
-        raise ConfigError(f"{gate.table}: its rows weren't read again, since its gate can't be read: {gate.problem}")
-    columns = _Columns([name for name, _ in copy.columns], [kind for _, kind in copy.columns], bool(copy.key_columns))
+        raise ConfigError(
+            f"{gate.table}: its rows weren't read again, since its gate can't be read:"
+            f" {gate.problem}"
+        )
+    columns = _Columns(
+        [name for name, _ in copy.columns],
+        [kind for _, kind in copy.columns],
+        bool(copy.key_columns),
+    )
     released = gate.released >= landed_end
-    verdicts = [v for v in _verdicts(job, gate, columns) if not (released and v.gated.item.gate == "stop")]
+    verdicts = [
+        v for v in _verdicts(job, gate, columns) if not (released and v.gated.item.gate == "stop")
+    ]
     net = F.struct(*(F.col(name) for name in rows.columns)).alias(_NET)
     frame = rows.select(net, *_values(job, columns))
     if not verdicts or frame.isEmpty():
@@ -207,7 +251,9 @@ def judge_reread(
     still: list[StillFails] = []
     try:
         if asides and _count(gate, frame.where(quarantined), asides, failing, anything):
-            still = _still_failing(frame.where(quarantined & anything), copy, asides, failing, opened)
+            still = _still_failing(
+                frame.where(quarantined & anything), copy, asides, failing, opened
+            )
         kept = [verdict.unexpected or 0 for verdict in asides]
         failed = _stopped(columns, gate, frame.where(~(quarantined & anything)), verdicts)
         if not failed:
@@ -217,10 +263,11 @@ def judge_reread(
         _record(job, gate, verdicts)
     if failed:
         raise QualityFailed(
-            f"{gate.table}: its rows weren't read again, since rows that would enter the target fail expectations with a "
-            f"gate:\n{_listed(failed)}\nLet a run apply the changes that wait first, which sets aside what is to be set aside; what "
-            "stops it waits until the expectation or the data is corrected, or until it is let pass: "
-            f"quarantine --release --tables {gate.table} --reason WHY"
+            f"{gate.table}: its rows weren't read again, since rows that would enter the target"
+            f" fail expectations with a gate:\n{_listed(failed)}\nLet a run apply the changes that"
+            " wait first, which sets aside what is to be set aside; what stops it waits until the"
+            " expectation or the data is corrected, or until it is let pass: quarantine --release"
+            f" --tables {gate.table} --reason WHY"
         )
     return still
 
@@ -237,16 +284,20 @@ def _still_failing(
     values = values_as_json(found, [name for name, _ in copy.columns], [()] * len(found))
     texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
     still = [
-        StillFails(key, sent, _reason(asides, of_row)) for key, sent, of_row in zip(texts, values, of_rows, strict=True)
+        StillFails(key, sent, _reason(asides, of_row))
+        for key, sent, of_row in zip(texts, values, of_rows, strict=True)
     ]
     for number, verdict in enumerate(asides):
         verdict.unexpected = sum(
-            number in of_row and row.key in opened for row, of_row in zip(still, of_rows, strict=True)
+            number in of_row and row.key in opened
+            for row, of_row in zip(still, of_rows, strict=True)
         )
     return still
 
 
-def _failing_rows(frame: DataFrame, failing: Mapping[int, Column]) -> tuple[pa.Table, list[list[int]]]:
+def _failing_rows(
+    frame: DataFrame, failing: Mapping[int, Column]
+) -> tuple[pa.Table, list[list[int]]]:
     """These net changes, and the numbers of the expectations that each fails."""
     marks = F.array(*(F.when(condition, F.lit(number)) for number, condition in failing.items()))
     found = frame.select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
@@ -254,7 +305,9 @@ def _failing_rows(frame: DataFrame, failing: Mapping[int, Column]) -> tuple[pa.T
 
 
 def _reason(verdicts: Sequence[_Verdict], numbers: Sequence[int]) -> str:
-    return FAILS + "; ".join(f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in numbers)
+    return FAILS + "; ".join(
+        f"{verdicts[n].gated.meaning} ({verdicts[n].gated.place})" for n in numbers
+    )
 
 
 def _columns_of(plan: TargetPlan) -> _Columns:
@@ -263,9 +316,13 @@ def _columns_of(plan: TargetPlan) -> _Columns:
 
 
 def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
-    """One of each expectation, without an answer yet; raises ConfigError for a gate that can't be."""
+    """One of each expectation, without an answer yet; raises ConfigError for a gate that can't
+    be.
+    """
     kinds = zip(columns.names, columns.types, strict=True)
-    raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and may_be_raw(kind)]
+    raw = [
+        name for name, kind in kinds if job.pipeline.target.metadata_columns and may_be_raw(kind)
+    ]
     verdicts = []
     for gated in gate.expectations:
         meant = with_raw(gated.item.type, gated.item.kwargs, raw, gated.called)
@@ -276,15 +333,22 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
         if item.gate != "quarantine":
             continue
         if not columns.has_key:
-            problems.append(f"{verdict.gated.place}: gate: quarantine needs a key, which the table hasn't: use stop")
+            problems.append(
+                f"{verdict.gated.place}: gate: quarantine needs a key, which the table hasn't: use"
+                " stop"
+            )
         elif verdict.condition is None:
             known = ", ".join(ROW_KINDS)
             problems.append(
-                f"{verdict.gated.place}: gate: quarantine needs an expectation that tells which rows fail, with its plain "
-                f"arguments only: one of {known}; {item.type} can be stop or warn"
+                f"{verdict.gated.place}: gate: quarantine needs an expectation that tells which"
+                f" rows fail, with its plain arguments only: one of {known}; {item.type} can be"
+                " stop or warn"
             )
         elif verdict.condition.mostly < 1:
-            problems.append(f"{verdict.gated.place}: gate: quarantine judges each row: leave out mostly, or use stop")
+            problems.append(
+                f"{verdict.gated.place}: gate: quarantine judges each row: leave out mostly, or use"
+                " stop"
+            )
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
@@ -292,7 +356,9 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
 
 
 def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
-    """The rows that the merge would write, with the target's columns, and each net change as a struct."""
+    """The rows that the merge would write, with the target's columns, and each net change as a
+    struct.
+    """
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     rows = spark.sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608 - our own actions and folder
     net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(_NET)
@@ -306,37 +372,54 @@ def _values(job: Job, columns: _Columns) -> list[Column]:
         value = F.parse_json(F.col(f"c{i}")) if kind.spark == VARIANT else F.col(f"c{i}")
         values.append(value.alias(name))
     if job.pipeline.target.metadata_columns:
-        values += [F.col("lsn").alias(LSN), F.col("commit_ts").alias(COMMIT_TS), F.col("raw").alias(RAW)]
+        values += [
+            F.col("lsn").alias(LSN),
+            F.col("commit_ts").alias(COMMIT_TS),
+            F.col("raw").alias(RAW),
+        ]
     return values
 
 
 def _set_aside(
-    spark: SparkSession, plan: TargetPlan, gate: TableGate, staged: Staged, frame: DataFrame, verdicts: list[_Verdict]
+    spark: SparkSession,
+    plan: TargetPlan,
+    gate: TableGate,
+    staged: Staged,
+    frame: DataFrame,
+    verdicts: list[_Verdict],
 ) -> Judged:
     if not verdicts:
         return Judged(staged)
-    failing = {number: _fails(_columns_of(plan), verdict) for number, verdict in enumerate(verdicts)}
+    failing = {
+        number: _fails(_columns_of(plan), verdict) for number, verdict in enumerate(verdicts)
+    }
     anything = reduce(lambda one, other: one | other, failing.values())
     count = _count(gate, frame, verdicts, failing, anything)
     if not count:
         return Judged(staged)
     if count > MOST_SET_ASIDE:
         raise QualityFailed(
-            f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate: quarantine, and no more than "
-            f"{MOST_SET_ASIDE:,} at once are set aside:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the "
-            "expectation, which the next run then judges by, or make it warn until they are merged"
+            f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate:"
+            f" quarantine, and no more than {MOST_SET_ASIDE:,} at once are set"
+            f" aside:\n{_listed(verdicts)}\nIts changes wait in the change log: correct the"
+            " expectation, which the next run then judges by, or make it warn until they are"
+            " merged"
         )
     found, of_rows = _failing_rows(frame.where(anything), failing)
     reasons = [_reason(verdicts, of_row) for of_row in of_rows]
     judged = set_aside(spark, plan, staged, as_net(found, plan), reasons)
     log.warning(
         "table=%s gate: set aside %s, %d in all",
-        gate.table, counted(len(judged.aside), "row"), judged.staged.counts.get(QUARANTINED_ROWS, 0),
-    )  # fmt: skip
+        gate.table,
+        counted(len(judged.aside), "row"),
+        judged.staged.counts.get(QUARANTINED_ROWS, 0),
+    )
     return judged
 
 
-def _stopped(columns: _Columns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]) -> list[_Verdict]:
+def _stopped(
+    columns: _Columns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]
+) -> list[_Verdict]:
     """Those of the expectations that the rows don't meet."""
     by_row = [verdict for verdict in verdicts if verdict.condition is not None]
     if by_row:
@@ -358,14 +441,24 @@ def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
     """Whether a change sent all of the columns of these names (None: any that there are)."""
     # Spark finds columns whatever their case is.
     asked = None if names is None else {name.lower() for name in names}
-    flags = [F.col(f"{_NET}.u{i}") for i in columns.toastable if asked is None or columns.names[i].lower() in asked]
+    flags = [
+        F.col(f"{_NET}.u{i}")
+        for i in columns.toastable
+        if asked is None or columns.names[i].lower() in asked
+    ]
     return reduce(lambda one, other: one & ~other, flags, F.lit(True))
 
 
 def _count(
-    gate: TableGate, frame: DataFrame, verdicts: Sequence[_Verdict], failing: Mapping[int, Column], anything: Column
+    gate: TableGate,
+    frame: DataFrame,
+    verdicts: Sequence[_Verdict],
+    failing: Mapping[int, Column],
+    anything: Column,
 ) -> int:
-    """Count the rows that fail, in one query; raises QualityFailed for an expectation that Spark can't evaluate."""
+    """Count the rows that fail, in one query; raises QualityFailed for an expectation that Spark
+    can't evaluate.
+    """
     asked = []
     for number, condition in failing.items():
         judged = verdicts[number].condition
@@ -381,8 +474,9 @@ def _count(
             raise named from err
         _find_unevaluable(frame, verdicts, failing)
         raise QualityFailed(
-            f"{gate.table}: not merged, since its gate can't be evaluated:\n{_listed([v for v in verdicts if v.why])}\n"
-            "Correct the expectation: the next run judges by it"
+            f"{gate.table}: not merged, since its gate can't be"
+            f" evaluated:\n{_listed([v for v in verdicts if v.why])}\nCorrect the expectation: the"
+            " next run judges by it"
         ) from err
     for number in failing:
         verdict = verdicts[number]
@@ -392,7 +486,9 @@ def _count(
     return int(row["any"])
 
 
-def _find_unevaluable(frame: DataFrame, verdicts: Sequence[_Verdict], failing: Mapping[int, Column]) -> None:
+def _find_unevaluable(
+    frame: DataFrame, verdicts: Sequence[_Verdict], failing: Mapping[int, Column]
+) -> None:
     for number, condition in failing.items():
         try:
             frame.agg(F.count(F.when(condition, 1))).first()
@@ -402,8 +498,12 @@ def _find_unevaluable(frame: DataFrame, verdicts: Sequence[_Verdict], failing: M
             verdicts[number].why = f"can't be evaluated ({told})"
 
 
-def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]) -> None:
-    """What isn't of single rows is Great Expectations' to evaluate, on the rows that were sent whole where one wasn't."""
+def _judge_as_a_whole(
+    gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]
+) -> None:
+    """What isn't of single rows is Great Expectations' to evaluate, on the rows that were sent
+    whole where one wasn't.
+    """
     from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 
     import_great_expectations({verdict.gated.item.type for verdict in verdicts})
@@ -417,12 +517,21 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
         item = verdict.gated.item
         asked = _looked_at(columns.names, item.kwargs)
         planned = PlannedExpectation(
-            item.type, dict(item.kwargs), item.severity, "own", verdict.gated.called, verdict.gated.place
+            item.type,
+            dict(item.kwargs),
+            item.severity,
+            "own",
+            verdict.gated.called,
+            verdict.gated.place,
         )
         suite_plan = SuitePlan(gate.table, (planned,))
-        check = SuiteCheck(gx.get_context(mode="ephemeral"), build_suite(f"gate {number}", suite_plan))
+        check = SuiteCheck(
+            gx.get_context(mode="ephemeral"), build_suite(f"gate {number}", suite_plan)
+        )
         rows = frame.where(_is_sent(columns, asked)).drop(_NET)
-        if rows.isEmpty():  # all was released, or sent in part: nothing there tells a mean, or a number of rows
+        if (
+            rows.isEmpty()
+        ):  # all was released, or sent in part: nothing there tells a mean, or a number of rows
             verdict.success, verdict.observed = True, "no rows to judge"
             continue
         try:
@@ -432,7 +541,11 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
                 raise named from err
             verdict.why = f"can't be evaluated ({type(err).__name__})"
             continue
-        verdict.success, verdict.observed, verdict.unexpected = found.success, found.observed, found.unexpected_count
+        verdict.success, verdict.observed, verdict.unexpected = (
+            found.success,
+            found.observed,
+            found.unexpected_count,
+        )
         if found.success is None:
             verdict.why = "can't be evaluated"
 
@@ -440,9 +553,10 @@ def _judge_as_a_whole(gate: TableGate, columns: _Columns, frame: DataFrame, verd
 def _looked_at(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
     """Those of the columns that an expectation may look at by its arguments; None for any.
 
-    A text that is a column's name counts as that column, even where it is a value: too many columns leave a row unjudged that was
-    judged when its value came, too few take a value that wasn't sent for null. Only what may be a condition is read for more, since
-    nearly any text reads as one, and one that doesn't would leave everything unjudged.
+    A text that is a column's name counts as that column, even where it is a value: too many columns
+    leave a row unjudged that was judged when its value came, too few take a value that wasn't sent
+    for null. Only what may be a condition is read for more, since nearly any text reads as one, and
+    one that doesn't would leave everything unjudged.
     """
     asked: set[str] = set()
     for argument, text in _texts(kwargs):
@@ -479,7 +593,9 @@ def _listed(verdicts: Sequence[_Verdict]) -> str:
 
 
 def _found(verdict: _Verdict) -> str:
-    return verdict.why or (counted(verdict.unexpected, "row") if verdict.unexpected is not None else "not met")
+    return verdict.why or (
+        counted(verdict.unexpected, "row") if verdict.unexpected is not None else "not met"
+    )
 
 
 def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
@@ -487,11 +603,19 @@ def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
     at = now()
     rows = [
         ExpectationResult(
-            at, job.run_id, gate.table, v.gated.item.type, f"{_CALLED[v.gated.item.gate]}{v.gated.meaning}",
-            v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical", "own", v.success,
-            v.why or v.observed, v.unexpected, None,
+            at,
+            job.run_id,
+            gate.table,
+            v.gated.item.type,
+            f"{_CALLED[v.gated.item.gate]}{v.gated.meaning}",
+            v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical",
+            "own",
+            v.success,
+            v.why or v.observed,
+            v.unexpected,
+            None,
         )
         for v in verdicts
         if v.success is not None or v.why
-    ]  # fmt: skip
+    ]
     append_expectation_results(job.pipeline.target.root, rows, job.storage_options)

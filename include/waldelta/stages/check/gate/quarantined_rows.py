@@ -1,4 +1,6 @@
-"""The rows that targets lack, for people: which, since which change, why, what did come of them; and to discard them."""
+"""The rows that targets lack, for people: which, since which change, why, what did come of them;
+and to discard them.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,25 @@ from waldelta.lake.ledger.expectation_results import (
     told_unknown,
 )
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, IncompleteRow, Quarantine, SentMessage
+from waldelta.lake.ledger.quarantine import (
+    ACCEPTED,
+    DISCARDED,
+    RESOLVED,
+    IncompleteRow,
+    Quarantine,
+    SentMessage,
+)
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import held_generations
-from waldelta.pipeline.targets.unreadable_messages import as_json, decided, messages_to_acknowledge, open_messages
+from waldelta.pipeline.targets.unreadable_messages import (
+    as_json,
+    decided,
+    messages_to_acknowledge,
+    open_messages,
+)
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 from waldelta.stages.check.gate.verdicts import tell_let_in, told_later
 
@@ -35,11 +49,12 @@ log = logging.getLogger(__name__)
 
 
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are PostgreSQL's texts by column.
+    """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are
+    PostgreSQL's texts by column.
 
-    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null where they weren't kept. Messages
-    that can't be read follow, of all tables or of these. Raises ConfigError for a table that isn't a target: an empty answer
-    would read as all well.
+    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null
+    where they weren't kept. Messages that can't be read follow, of all tables or of these. Raises
+    ConfigError for a table that isn't a target: an empty answer would read as all well.
     """
     rows = [_told(row) for row in _open_rows(job, _states(job, tables))]
     messages = open_messages(job.ledger, job.pipeline.source.slot)
@@ -54,19 +69,26 @@ def discard_quarantined(
     by: str | None = None,
     reason: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Say of quarantined rows that their targets are to lack them: of these (``id`` of the list), or all of these tables.
+    """Say of quarantined rows that their targets are to lack them: of these (``id`` of the list),
+    or all of these tables.
 
-    Of a skipped message (its ``id``) it says that what its tables lack is settled, so that no run reports it any more.
+    Of a skipped message (its ``id``) it says that what its tables lack is settled, so that no run
+    reports it any more.
 
-    They aren't open any more, and later changes of them are those of a row that the target hasn't. ``by`` is by default the
-    user of this process. All are discarded, or none. Returns them. Raises ConfigError for rows that aren't open, when nothing
-    is named, and without a reason; LockHeld while a run is at work on a target, StateError when one has yet to commit what it quarantined.
+    They aren't open any more, and later changes of them are those of a row that the target hasn't.
+    ``by`` is by default the user of this process. All are discarded, or none. Returns them. Raises
+    ConfigError for rows that aren't open, when nothing is named, and without a reason; LockHeld
+    while a run is at work on a target, StateError when one has yet to commit what it quarantined.
     """
     if not rows and not tables:
-        raise ConfigError("name the rows that are to be discarded (--row), or tables whose rows all are (--tables)")
+        raise ConfigError(
+            "name the rows that are to be discarded (--row), or tables whose rows all are"
+            " (--tables)"
+        )
     if not (reason or "").strip():
         raise ConfigError(
-            "rows that are left out for good need a reason, which the quarantine keeps: say why (--reason)"
+            "rows that are left out for good need a reason, which the quarantine keeps: say why"
+            " (--reason)"
         )
     at, by = now(), by or current_user()
     messages = messages_to_acknowledge(job, rows)
@@ -75,7 +97,9 @@ def discard_quarantined(
     states = _states(job, tables)
     # Of messages alone no target's rows are meant.
     wanted = (
-        {name: states[name] for name in _named(_open_rows(job, states), rows_left)} if rows_left or not rows else {}
+        {name: states[name] for name in _named(_open_rows(job, states), rows_left)}
+        if rows_left or not rows
+        else {}
     )
     with ExitStack() as locks:
         held = [locks.enter_context(target_lock(job, name)) for name in sorted(wanted)]
@@ -85,18 +109,24 @@ def discard_quarantined(
         _named(found, rows_left)  # a run may have resolved some meanwhile
         chosen = [row for row in found if not rows or row.id in rows_left]
         _check_committed(job, wanted, chosen)
-        discarded = [replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason) for row in chosen]
+        discarded = [
+            replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason)
+            for row in chosen
+        ]
 
         def check() -> None:
             for lock in held:
                 lock.check()
 
         if settled or discarded:
-            Quarantine(job.pipeline.target.root, job.storage_options).add([*settled, *discarded], check)
+            Quarantine(job.pipeline.target.root, job.storage_options).add(
+                [*settled, *discarded], check
+            )
         if discarded:
             tell_anew(job, {row.table_name for row in discarded})
     acknowledged = [
-        as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason))) for one in messages
+        as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason)))
+        for one in messages
     ]
     return acknowledged + [
         {
@@ -111,9 +141,16 @@ def discard_quarantined(
     ]
 
 
-def rows_to_accept(job: Job, rows: Collection[str], tables: Collection[str] | None) -> list[IncompleteRow]:
-    """The open rows of these ids, but those that an earlier attempt at this run has accepted. Raises ConfigError for any other."""
-    quarantine, states = Quarantine(job.pipeline.target.root, job.storage_options), _states(job, tables)
+def rows_to_accept(
+    job: Job, rows: Collection[str], tables: Collection[str] | None
+) -> list[IncompleteRow]:
+    """The open rows of these ids, but those that an earlier attempt at this run has accepted.
+    Raises ConfigError for any other.
+    """
+    quarantine, states = (
+        Quarantine(job.pipeline.target.root, job.storage_options),
+        _states(job, tables),
+    )
     done = quarantine.ids_decided(job.run_id, ACCEPTED)
     found = _open_rows(job, states)
     _named(found, set(rows) - done)
@@ -121,11 +158,13 @@ def rows_to_accept(job: Job, rows: Collection[str], tables: Collection[str] | No
 
 
 def tell_anew(job: Job, tables: Collection[str]) -> None:
-    """Enter what a check would find now of rows that lack values, of tables that one has told of, and which gates keep no row out any more.
+    """Enter what a check would find now of rows that lack values, of tables that one has told of,
+    and which gates keep no row out any more.
 
     No run may come for long that changes them.
 
-    The work is done by then: where it can't be entered, a warning in the log says so, and the tables' next check tells.
+    The work is done by then: where it can't be entered, a warning in the log says so, and the
+    tables' next check tells.
     """
     with told_later("what lacks values now", tables):
         _tell_unknown(job, tables)
@@ -138,25 +177,42 @@ def _tell_unknown(job: Job, tables: Collection[str]) -> None:
 
 
 def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
-    """Enter how many rows of these tables lack values, where that isn't what was told of them last (``told``).
+    """Enter how many rows of these tables lack values, where that isn't what was told of them last
+    (``told``).
 
-    Counted once more behind each entry: somebody else may have told between the count and its entry, which is the last word then.
+    Counted once more behind each entry: somebody else may have told between the count and its
+    entry, which is the last word then.
     """
     root, options, told = ledger.root, ledger.storage_options, dict(told)
     while told:
         held = held_generations(ledger)
-        counts = Quarantine(root, options).unknown_counts({name: held[name] for name in told if name in held})
-        found = {name: counts.get(name, 0) for name in sorted(told) if told[name] != told_unknown(counts.get(name, 0))}
+        counts = Quarantine(root, options).unknown_counts(
+            {name: held[name] for name in told if name in held}
+        )
+        found = {
+            name: counts.get(name, 0)
+            for name in sorted(told)
+            if told[name] != told_unknown(counts.get(name, 0))
+        }
         if not found:
             break
         at = now()
         results = [
             ExpectationResult(
-                at, run_id, name, ALL_VALUES_KNOWN, VALUES_KNOWN, "warning", "pipeline", not rows, told_unknown(rows),
-                None, None,
+                at,
+                run_id,
+                name,
+                ALL_VALUES_KNOWN,
+                VALUES_KNOWN,
+                "warning",
+                "pipeline",
+                not rows,
+                told_unknown(rows),
+                None,
+                None,
             )
             for name, rows in found.items()
-        ]  # fmt: skip
+        ]
         append_expectation_results(root, results, options)
         told |= {name: told_unknown(rows) for name, rows in found.items()}
 
@@ -172,12 +228,16 @@ def current_user() -> str:
 def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
     states = job.table_states()
     if unknown := sorted(set(tables or ()) - states.keys()):
-        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
+        raise ConfigError(
+            f"no target is fed by {', '.join(unknown)}: status says which tables there are"
+        )
     return {name: state for name, state in states.items() if tables is None or name in tables}
 
 
 def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
-    generations = {name: held for name, held in held_generations(job.ledger).items() if name in tables}
+    generations = {
+        name: held for name, held in held_generations(job.ledger).items() if name in tables
+    }
     return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
 
 
@@ -185,7 +245,9 @@ def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
     """The tables of the rows of these ids, or of all where none is named."""
     tables = {row.id: row.table_name for row in found}
     if unknown := sorted(set(rows) - tables.keys()):
-        raise ConfigError(f"not open in quarantine: {', '.join(unknown)}: quarantine says which rows there are")
+        raise ConfigError(
+            f"not open in quarantine: {', '.join(unknown)}: quarantine says which rows there are"
+        )
     return sorted({tables[row] for row in rows or tables})
 
 
@@ -195,13 +257,16 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteR
     applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
         raise StateError(
-            f"{', '.join(early)}: the run that quarantined these rows broke off: let another one end first"
+            f"{', '.join(early)}: the run that quarantined these rows broke off: let another one"
+            " end first"
         )
 
 
 def _state_of(job: Job, table_name: str, generation: int) -> TableState:
     """What was told last of one of a target's generations."""
-    return next(row for row in reversed(job.ledger.table_rows(table_name)) if row.generation == generation)
+    return next(
+        row for row in reversed(job.ledger.table_rows(table_name)) if row.generation == generation
+    )
 
 
 def _told(row: IncompleteRow) -> dict[str, Any]:
@@ -222,8 +287,12 @@ def _told(row: IncompleteRow) -> dict[str, Any]:
 def _message(message: SentMessage) -> dict[str, Any]:
     raw = message.raw.hex() if message.raw is not None else None
     return {
-        "batch": message.batch, "seq": message.seq, "lsn": _lsn(message.lsn), "xid": message.xid, "raw": raw,
-    }  # fmt: skip
+        "batch": message.batch,
+        "seq": message.seq,
+        "lsn": _lsn(message.lsn),
+        "xid": message.xid,
+        "raw": raw,
+    }
 
 
 def _lsn(value: int | None) -> str | None:

@@ -1,4 +1,5 @@
-"""Release: changes that a stop gate holds back are let pass, as somebody has decided; recorded with who, when and why.
+"""Release: changes that a stop gate holds back are let pass, as somebody has decided; recorded with
+who, when and why.
 
 By position: what had landed by then passes, whatever it is; what lands later is judged again.
 """
@@ -19,16 +20,19 @@ from waldelta.stages.check.gate.quarantined_rows import current_user
 def release_tables(
     job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
 ) -> list[dict[str, Any]]:
-    """Let all that has landed for these tables pass their stop gates; the next run merges it. Returns what was recorded, of all or of none.
+    """Let all that has landed for these tables pass their stop gates; the next run merges it.
+    Returns what was recorded, of all or of none.
 
-    ``by`` is by default the user of this process. Raises ConfigError for a table that isn't a target, StateError when nothing
-    has landed.
+    ``by`` is by default the user of this process. Raises ConfigError for a table that isn't a
+    target, StateError when nothing has landed.
     """
     if not tables:
         raise ConfigError("name the tables whose changes are to pass (--tables)")
     states = job.table_states()
     if unknown := sorted(set(tables) - states.keys()):
-        raise ConfigError(f"no target is fed by {', '.join(unknown)}: status says which tables there are")
+        raise ConfigError(
+            f"no target is fed by {', '.join(unknown)}: status says which tables there are"
+        )
     identity = job.slot_identity()
     upto, by = landed_upto(job, identity), by or current_user()
     if not upto:
@@ -36,13 +40,27 @@ def release_tables(
     at = now()
     rows = [
         Release(
-            at, job.run_id, name, states[name].generation, identity.incarnation, identity.timeline, upto, by, reason
+            at,
+            job.run_id,
+            name,
+            states[name].generation,
+            identity.incarnation,
+            identity.timeline,
+            upto,
+            by,
+            reason,
         )
         for name in sorted(set(tables))
     ]
     job.ledger.append_all(rows)
     return [
-        {"table": row.table_name, "upto": str(Lsn(upto)), "by": by, "at": at.isoformat(), "reason": reason}
+        {
+            "table": row.table_name,
+            "upto": str(Lsn(upto)),
+            "by": by,
+            "at": at.isoformat(),
+            "reason": reason,
+        }
         for row in rows
     ]
 
@@ -53,18 +71,21 @@ def landed_upto(job: Job, identity: SlotIdentity) -> int:
 
 
 def lands_later(commit_lsn: Any, released: int) -> Any:
-    """Whether a commit, by where its record begins, is none of those released; a column of positions gives a column.
+    """Whether a commit, by where its record begins, is none of those released; a column of
+    positions gives a column.
 
-    What is released ends at ``released``, and with nothing between them the next commit begins there.
+    What is released ends at ``released``, and with nothing between them the next commit begins
+    there.
 
-    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0)
-    (False, True, True)
+    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0) (False, True, True)
     """
     return commit_lsn >= released
 
 
 def released_upto(job: Job) -> dict[tuple[str, int], int]:
-    """Up to which position (of a commit) changes of each table's copy pass its stop gates; none where nothing was released."""
+    """Up to which position (of a commit) changes of each table's copy pass its stop gates; none
+    where nothing was released.
+    """
     identity = job.slot_identity()
     found: dict[tuple[str, int], int] = {}
     for row in job.ledger.releases():

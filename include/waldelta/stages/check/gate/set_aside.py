@@ -1,8 +1,9 @@
 """Set aside: rows that a gate keeps out of a target, taken out of the net changes that are merged.
 
-What the target holds then is decided by what the source holds for certain. A new row isn't written; one that stood at its key
-goes, since the source has replaced it. An update isn't done, and the target keeps the row as it was (it is *outdated*); but of an
-update that moved the key the old row goes, since there is none on the source.
+What the target holds then is decided by what the source holds for certain. A new row isn't written;
+one that stood at its key goes, since the source has replaced it. An update isn't done, and the
+target keeps the row as it was (it is *outdated*); but of an update that moved the key the old row
+goes, since there is none on the source.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.collapse import ACTION_PURGE, ACTION_UPDATE, ACTION_UPSERT, Bools, codes_of
+from waldelta.changes.decode.collapse import (
+    ACTION_PURGE,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+    Bools,
+    codes_of,
+)
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, VERBATIM_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
 from waldelta.changes.decode.target_plan import TargetPlan
@@ -30,7 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AsideRow:
-    """A row that was set aside, for the table ``quarantine`` to tell; ``reason`` says which expectation it fails."""
+    """A row that was set aside, for the table ``quarantine`` to tell; ``reason`` says which
+    expectation it fails.
+    """
 
     key: str
     columns: list[str]
@@ -49,8 +58,12 @@ class Judged:
     aside: tuple[AsideRow, ...] = ()
 
 
-def set_aside(spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]) -> Judged:
-    """Take these rows, of net changes that leave one behind, out of ``staged``; ``reasons`` say why, row by row."""
+def set_aside(
+    spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]
+) -> Judged:
+    """Take these rows, of net changes that leave one behind, out of ``staged``; ``reasons`` say
+    why, row by row.
+    """
     moved = move_keys(rows, plan)
     of_action = np.array(rows["action"].to_pylist(), dtype=object)
     gone = purges(rows.filter(pa.array((of_action == ACTION_UPSERT) | moved)), plan)
@@ -62,14 +75,25 @@ def set_aside(spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Ta
     left = {name: count for name, count in counts.items() if count}
     absent = unsent(rows, plan)
     told = zip(
-        keys_of(rows, plan, "c"), absent, sent(rows, plan, absent), rows["lsn"].to_pylist(),
-        rows["commit_ts"].to_pylist(), reasons, ((of_action == ACTION_UPDATE) & ~moved).tolist(), strict=True,
-    )  # fmt: skip
+        keys_of(rows, plan, "c"),
+        absent,
+        sent(rows, plan, absent),
+        rows["lsn"].to_pylist(),
+        rows["commit_ts"].to_pylist(),
+        reasons,
+        ((of_action == ACTION_UPDATE) & ~moved).tolist(),
+        strict=True,
+    )
     rest = _here if staged.net is not None else _by_spark
-    return Judged(replace(rest(spark, plan, staged, rows, gone), counts=left), tuple(AsideRow(*row) for row in told))
+    return Judged(
+        replace(rest(spark, plan, staged, rows, gone), counts=left),
+        tuple(AsideRow(*row) for row in told),
+    )
 
 
-def _here(_: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table) -> Staged:
+def _here(
+    _: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
+) -> Staged:
     net = staged.net
     assert net is not None  # noqa: S101 - whoever chose this looked
     rest = pa.concat_tables([net.filter(pa.array(~_same(net, rows, plan))), gone])
@@ -81,7 +105,9 @@ def _here(_: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gon
 def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
     """Which net changes leave one of these rows behind."""
     both = [
-        pa.chunked_array([*net[f"c{i}"].chunks, *rows[f"c{i}"].chunks], net.schema.field(f"c{i}").type)
+        pa.chunked_array(
+            [*net[f"c{i}"].chunks, *rows[f"c{i}"].chunks], net.schema.field(f"c{i}").type
+        )
         for i in plan.decode.shape.key
     ]
     codes = codes_of(both)
@@ -89,7 +115,9 @@ def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
     return np.isin(codes[: len(net)], codes[len(net) :]) & written
 
 
-def _by_spark(spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table) -> Staged:
+def _by_spark(
+    spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
+) -> Staged:
     key, names = plan.decode.shape.key, ", ".join(plan.decode.net_schema.names)
     folder = f"{staged.folder}-let"
     write_parquet(f"{folder}-aside", rows.select([f"c{i}" for i in key]))
@@ -99,7 +127,7 @@ def _by_spark(spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Ta
     listed = ", ".join(f"s.{name}" for name in plan.decode.net_schema.names)
     # Numbered columns and our own folders: nothing of the source's is in it.
     rest = spark.sql(
-        f"select {listed} from {staged.source} as s left anti join {parquet(f'{folder}-aside')} as a"  # noqa: S608
+        f"select {listed} from {staged.source} as s left anti join {parquet(f'{folder}-aside')} as a"  # noqa: E501, S608
         f" on s.action in ({written}) and {same}"
         f" union all select {names} from {parquet(f'{folder}-gone')}"
     )

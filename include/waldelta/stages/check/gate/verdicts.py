@@ -1,7 +1,8 @@
-"""Gate verdicts: what a gate found not to be met stands on the pages while it stops its table or keeps rows out of it.
+"""Gate verdicts: what a gate found not to be met stands on the pages while it stops its table or
+keeps rows out of it.
 
-A table's next check takes its place. But where what failed is gone, nothing may be left to check: of a row that was deleted before
-it was merged, or that waits in quarantine no more.
+A table's next check takes its place. But where what failed is gone, nothing may be left to check:
+of a row that was deleted before it was merged, or that waits in quarantine no more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results, expectations_table
+from waldelta.lake.ledger.expectation_results import (
+    ExpectationResult,
+    append_expectation_results,
+    expectations_table,
+)
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.job import Job
@@ -30,7 +35,9 @@ _HELD_BACK = "what no gate holds back any more"
 
 
 def tell_passed(job: Job, table: str) -> None:
-    """Enter as met what stopped a table whose changes have left its gate nothing to judge, and keeps no row out of it."""
+    """Enter as met what stopped a table whose changes have left its gate nothing to judge, and
+    keeps no row out of it.
+    """
     with told_later(_HELD_BACK, [table]):
         unmet = _unmet(job, [table])
         _, still = _keeping(job, unmet)
@@ -38,9 +45,11 @@ def tell_passed(job: Job, table: str) -> None:
 
 
 def tell_let_in(job: Job, tables: Collection[str]) -> None:
-    """Enter as met what has kept rows out of these tables, where none of them waits in quarantine for it any more.
+    """Enter as met what has kept rows out of these tables, where none of them waits in quarantine
+    for it any more.
 
-    What stops a table still does: so may ``gate: quarantine`` (too many rows, or it can't be evaluated).
+    What stops a table still does: so may ``gate: quarantine`` (too many rows, or it can't be
+    evaluated).
     """
     with told_later(_HELD_BACK, tables):
         once, still = _keeping(job, _unmet(job, tables))
@@ -50,15 +59,26 @@ def tell_let_in(job: Job, tables: Collection[str]) -> None:
 def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
     """What gates were told last not to meet of these tables, or not to be able to judge."""
     # They judge what is in no version of the target yet.
-    chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string())) & pc.field("version").is_null()
+    chosen = (
+        pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+        & pc.field("version").is_null()
+    )
     told = expectations_table(job.pipeline.target.root, job.storage_options)
     rows = told.scan(ExpectationResult.schema.names, chosen=chosen).to_pylist()
-    last = {(row["table_name"], row["meaning"]): row for row in rows if row["meaning"].startswith((STOP, QUARANTINE))}
+    last = {
+        (row["table_name"], row["meaning"]): row
+        for row in rows
+        if row["meaning"].startswith((STOP, QUARANTINE))
+    }
     return [ExpectationResult(**row) for row in last.values() if not row["success"]]
 
 
-def _keeping(job: Job, unmet: Sequence[ExpectationResult]) -> tuple[list[ExpectationResult], list[ExpectationResult]]:
-    """Those of these by which rows were set aside when they were told, and those by which some wait in quarantine now."""
+def _keeping(
+    job: Job, unmet: Sequence[ExpectationResult]
+) -> tuple[list[ExpectationResult], list[ExpectationResult]]:
+    """Those of these by which rows were set aside when they were told, and those by which some wait
+    in quarantine now.
+    """
     asked = [row for row in unmet if row.meaning.startswith(QUARANTINE)]
     if not asked:
         return [], []
@@ -69,7 +89,11 @@ def _keeping(job: Job, unmet: Sequence[ExpectationResult]) -> tuple[list[Expecta
     for row in asked:
         # As the gate writes it: "fails <what it is called> (<its place>); …".
         called = f" {row.meaning.removeprefix(QUARANTINE)} ("
-        named = [found for found in reasons if found.table_name == row.table_name and called in found.reason]
+        named = [
+            found
+            for found in reasons
+            if found.table_name == row.table_name and called in found.reason
+        ]
         once += [row] if any(found.run_id == row.run_id for found in named) else []
         still += [row] if any(found.is_open for found in named) else []
     return once, still
@@ -79,7 +103,12 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
     at = now()
     rows = [
         replace(
-            row, at=at, run_id=job.run_id, success=True, observed="nothing waits for it any more", unexpected_count=0
+            row,
+            at=at,
+            run_id=job.run_id,
+            success=True,
+            observed="nothing waits for it any more",
+            unexpected_count=0,
         )
         for row in over
     ]
@@ -88,8 +117,12 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
 
 @contextmanager
 def told_later(what: str, tables: Collection[str]) -> Iterator[None]:
-    """The work itself is done: where this can't be entered, a warning in the log says so, and the tables' next check tells."""
+    """The work itself is done: where this can't be entered, a warning in the log says so, and the
+    tables' next check tells.
+    """
     try:
         yield
     except (WaldeltaError, DeltaError, OSError, pa.ArrowException) as err:
-        log.warning("%s isn't told of %s before the next check: %s", what, ", ".join(sorted(tables)), err)
+        log.warning(
+            "%s isn't told of %s before the next check: %s", what, ", ".join(sorted(tables)), err
+        )

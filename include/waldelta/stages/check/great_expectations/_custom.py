@@ -1,4 +1,6 @@
-"""Expectations that Great Expectations lacks, registered by importing this module (which imports all of it)."""
+"""Expectations that Great Expectations lacks, registered by importing this module (which imports
+all of it).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,17 @@ from great_expectations.core.metric_domain_types import MetricDomainTypes
 from great_expectations.core.metric_function_types import MetricPartialFunctionTypes
 from great_expectations.execution_engine import ExecutionEngine, SparkDFExecutionEngine
 from great_expectations.expectations.core import ExpectColumnQuantileValuesToBeBetween
-from great_expectations.expectations.expectation import BatchExpectation, render_suite_parameter_string
+from great_expectations.expectations.expectation import (
+    BatchExpectation,
+    render_suite_parameter_string,
+)
 from great_expectations.expectations.metrics.metric_provider import metric_partial, metric_value
 from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
-from great_expectations.render import LegacyDiagnosticRendererType, LegacyRendererType, RenderedStringTemplateContent
+from great_expectations.render import (
+    LegacyDiagnosticRendererType,
+    LegacyRendererType,
+    RenderedStringTemplateContent,
+)
 from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 
@@ -30,18 +39,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-# On the execution engine: the answer about the target's own key, or a Future of it, where it was asked for ahead.
+# On the execution engine: the answer about the target's own key, or a Future of it, where it was
+# asked for ahead.
 ASKED_AHEAD = "duplicate_keys_asked_ahead"
 # On the execution engine: a Future of the target's profile, None where Arrow couldn't measure it.
 MEASURED_AHEAD = "profile_measured_ahead"
-# In a result: what was observed, without the rows' values that its ``observed_value`` shows in the report.
+# In a result: what was observed, without the rows' values that its ``observed_value`` shows in the
+# report.
 WITHOUT_VALUES = "observed_without_values"
 # In a result: what was measured of the target.
 PROFILE = "profile"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
-    """How many rows a condition isn't true for; joins the other aggregates of a table in one scan."""
+    """How many rows a condition isn't true for; joins the other aggregates of a table in one
+    scan.
+    """
 
     metric_name = "target_rows.unsatisfied_count"
     value_keys = ("condition",)
@@ -63,7 +76,9 @@ class UnsatisfiedRowCount(TableMetricProvider):
 
 
 class _TargetExpectation(BatchExpectation):
-    """An expectation of ours: says what it wants in words, and judges the metrics that it depends on."""
+    """An expectation of ours: says what it wants in words, and judges the metrics that it depends
+    on.
+    """
 
     @classmethod
     @abstractmethod
@@ -92,7 +107,8 @@ class _TargetExpectation(BatchExpectation):
     def _diagnostic_unexpected_statement_renderer(
         cls, configuration: Any = None, result: Any = None, runtime_configuration: Any = None
     ) -> list[Any]:
-        # What is observed says how many rows; Great Expectations would want shares of values, and log that there are none.
+        # What is observed says how many rows; Great Expectations would want shares of values, and
+        # log that there are none.
         if result is not None and (result.result or {}).get("unexpected_count"):
             return []
         shown: list[Any] = super()._diagnostic_unexpected_statement_renderer(
@@ -110,13 +126,20 @@ class _TargetExpectation(BatchExpectation):
 
 
 class ExpectTargetRowsToSatisfy(_TargetExpectation):
-    """Every row of the target, or a share of them, makes a Spark SQL condition true; null counts as not true."""
+    """Every row of the target, or a share of them, makes a Spark SQL condition true; null counts as
+    not true.
+    """
 
     condition: str = pydantic.Field(description="a condition in Spark SQL")
     meaning: str = pydantic.Field(description="the same in words, for the report")
-    mostly: float = pydantic.Field(1.0, ge=0, le=1, description="the least share of rows that has to")
+    mostly: float = pydantic.Field(
+        1.0, ge=0, le=1, description="the least share of rows that has to"
+    )
 
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.unsatisfied_count", "table.row_count")
+    metric_dependencies: ClassVar[tuple[str, ...]] = (
+        "target_rows.unsatisfied_count",
+        "table.row_count",
+    )
     success_keys: ClassVar[tuple[str, ...]] = ("condition", "mostly")
     args_keys: ClassVar[tuple[str, ...]] = ("condition",)
 
@@ -127,7 +150,10 @@ class ExpectTargetRowsToSatisfy(_TargetExpectation):
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         unexpected, rows = metrics["target_rows.unsatisfied_count"], metrics["table.row_count"]
-        details = {"observed_value": counted(unexpected, "row doesn't", "rows don't"), "element_count": rows}
+        details = {
+            "observed_value": counted(unexpected, "row doesn't", "rows don't"),
+            "element_count": rows,
+        }
         return {
             "success": is_met(unexpected, rows, self.mostly),
             "result": {**details, "unexpected_count": unexpected},
@@ -149,10 +175,14 @@ class DuplicateKeyRows(TableMetricProvider):
         **_: Any,
     ) -> DuplicateKeys:
         columns = metric_value_kwargs["columns"]
-        asked: Future[DuplicateKeys] | None = getattr(execution_engine, ASKED_AHEAD, {}).get(tuple(columns))
+        asked: Future[DuplicateKeys] | None = getattr(execution_engine, ASKED_AHEAD, {}).get(
+            tuple(columns)
+        )
         if asked is not None:
             return asked.result()
-        frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, MetricDomainTypes.TABLE)
+        frame, _, _ = execution_engine.get_compute_domain(
+            metric_domain_kwargs, MetricDomainTypes.TABLE
+        )
         return find_duplicate_keys(frame, columns)
 
 
@@ -161,7 +191,10 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
 
     columns: list[str] = pydantic.Field(description="the key's columns")
 
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
+    metric_dependencies: ClassVar[tuple[str, ...]] = (
+        "target_rows.duplicate_keys",
+        "table.row_count",
+    )
     success_keys: ClassVar[tuple[str, ...]] = ("columns",)
     args_keys: ClassVar[tuple[str, ...]] = ("columns",)
 
@@ -174,7 +207,9 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
 
 
 class _AskedAhead(_TargetExpectation):
-    """What is asked of all rows kept, or of two targets, before Great Expectations looks; ``DuplicateKeyRows`` has the answer."""
+    """What is asked of all rows kept, or of two targets, before Great Expectations looks;
+    ``DuplicateKeyRows`` has the answer.
+    """
 
     columns: list[str] = pydantic.Field(description="what the answer is asked for by")
     meaning: str = pydantic.Field(description="what is expected, in words")
@@ -196,14 +231,20 @@ class ExpectKeptRowsToHold(_AskedAhead):
         broken = metrics["target_rows.duplicate_keys"].rows
         return {
             "success": broken == 0,
-            "result": {"observed_value": counted(broken, "row doesn't", "rows don't"), "unexpected_count": broken},
+            "result": {
+                "observed_value": counted(broken, "row doesn't", "rows don't"),
+                "unexpected_count": broken,
+            },
         }
 
 
 class ExpectTargetRowsToReferToRows(_AskedAhead):
     """Every row of a target that refers to another finds it, in both targets as of one cut."""
 
-    metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
+    metric_dependencies: ClassVar[tuple[str, ...]] = (
+        "target_rows.duplicate_keys",
+        "table.row_count",
+    )
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         return _none_found(metrics, "row refers to none", "rows refer to none")
@@ -245,11 +286,15 @@ class ExpectTargetToBeFresh(_FoundBefore):
 
 
 class ExpectTargetToKnowAllValues(_FoundBefore):
-    """A target lacks no row because a value of it wasn't sent, as of a TOASTed one that an UPDATE didn't change."""
+    """A target lacks no row because a value of it wasn't sent, as of a TOASTed one that an UPDATE
+    didn't change.
+    """
 
 
 class TargetProfile(TableMetricProvider):
-    """How many rows there are and how columns are distributed, as it was measured meanwhile; else in a scan of Spark's."""
+    """How many rows there are and how columns are distributed, as it was measured meanwhile; else
+    in a scan of Spark's.
+    """
 
     metric_name = "target_rows.profile"
     value_keys = ("columns",)
@@ -266,15 +311,23 @@ class TargetProfile(TableMetricProvider):
         if ahead is not None and (measured := ahead.result()) is not None:
             return measured
         columns = metric_value_kwargs["columns"]
-        frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, MetricDomainTypes.TABLE)
+        frame, _, _ = execution_engine.get_compute_domain(
+            metric_domain_kwargs, MetricDomainTypes.TABLE
+        )
         return read_profile(columns, frame.agg(profile_aggregate(columns)).collect()[0][0])
 
 
 class ExpectTargetToBeAsBefore(_TargetExpectation):
-    """Row count, or the columns' distribution, lie where earlier runs found them; without bounds it only measures."""
+    """Row count, or the columns' distribution, lie where earlier runs found them; without bounds it
+    only measures.
+    """
 
-    columns: list[list[Any]] = pydantic.Field(description="what is measured: names, and whether they are numbers")
-    bounds: dict[str, Any] = pydantic.Field(description="from and to where each statistic is as before")
+    columns: list[list[Any]] = pydantic.Field(
+        description="what is measured: names, and whether they are numbers"
+    )
+    bounds: dict[str, Any] = pydantic.Field(
+        description="from and to where each statistic is as before"
+    )
     part: str = pydantic.Field(description="rows or columns")
     meaning: str = pydantic.Field(description="what is expected, in words")
 
@@ -290,14 +343,19 @@ class ExpectTargetToBeAsBefore(_TargetExpectation):
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
         rows, columns = measured = metrics["target_rows.profile"]
         found = find_departures(measured, self.part, self.bounds)
-        details = {"observed_value": "; ".join(found) or counted(rows, "row"), "element_count": rows}
+        details = {
+            "observed_value": "; ".join(found) or counted(rows, "row"),
+            "element_count": rows,
+        }
         if self.part == "rows":
             details[PROFILE] = [rows, *(asdict(column) for column in columns)]
         return {"success": not found, "result": details}
 
 
 class ExpectTargetColumnsToMatch(_TargetExpectation):
-    """The target has the given columns with the given Spark types, and besides only ``_wd_`` columns."""
+    """The target has the given columns with the given Spark types, and besides only ``_wd_``
+    columns.
+    """
 
     columns: dict[str, str] = pydantic.Field(description="Spark type by column")
 
@@ -311,13 +369,21 @@ class ExpectTargetColumnsToMatch(_TargetExpectation):
         return "columns and types match the ones recorded: $listed", {"listed": listed}
 
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        held = {column["name"]: column["type"].simpleString() for column in metrics["table.column_types"]}
+        held = {
+            column["name"]: column["type"].simpleString()
+            for column in metrics["table.column_types"]
+        }
         differences = column_differences(self.columns, held)
-        return {"success": not differences, "result": {"observed_value": "; ".join(differences) or "as recorded"}}
+        return {
+            "success": not differences,
+            "result": {"observed_value": "; ".join(differences) or "as recorded"},
+        }
 
 
 def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same with Python's booleans for NumPy's, at which a checkpoint that writes the answer breaks off."""
+    """The same with Python's booleans for NumPy's, at which a checkpoint that writes the answer
+    breaks off.
+    """
 
     @wraps(validate)
     def answer(self: Any, *given: Any, **named: Any) -> dict[str, Any]:
@@ -329,7 +395,8 @@ def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[...,
     return answer
 
 
-# Seen in Great Expectations 1.24; a class of ours in its place would be registered with a warning in each run's log.
+# Seen in Great Expectations 1.24; a class of ours in its place would be registered with a warning
+# in each run's log.
 setattr(  # noqa: B010 - mypy refuses the assignment
     ExpectColumnQuantileValuesToBeBetween,
     "_validate",
@@ -342,4 +409,6 @@ def _sentence(
 ) -> list[RenderedStringTemplateContent]:
     styling = (runtime_configuration or {}).get("styling")
     content = {"template": template, "params": dict(params), "styling": styling}
-    return [RenderedStringTemplateContent(content_block_type="string_template", string_template=content)]
+    return [
+        RenderedStringTemplateContent(content_block_type="string_template", string_template=content)
+    ]

@@ -1,4 +1,6 @@
-"""Great Expectations' objects for a planned suite; the engineer's names and arguments are checked here."""
+"""Great Expectations' objects for a planned suite; the engineer's names and arguments are checked
+here.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import great_expectations as gx
 from great_expectations.compatibility import pydantic
 from great_expectations.expectations.expectation import Expectation
-from great_expectations.expectations.registry import get_expectation_impl, list_registered_expectation_implementations
+from great_expectations.expectations.registry import (
+    get_expectation_impl,
+    list_registered_expectation_implementations,
+)
 
+import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
 from waldelta.errors import ConfigError
-from waldelta.stages.check.great_expectations import _custom as lake_expectations  # noqa: F401  registers ours
 from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
 
 if TYPE_CHECKING:
@@ -43,18 +48,30 @@ def build_known(name: str, plan: SuitePlan) -> tuple[gx.ExpectationSuite, Config
             built.append(_build(number, planned, known))
         except ValueError as err:
             problems.append(f"{planned.place or planned.type}: {err}")
-    refused = ConfigError("expectations are refused:\n" + "\n".join(f"  - {p}" for p in problems)) if problems else None
+    refused = (
+        ConfigError("expectations are refused:\n" + "\n".join(f"  - {p}" for p in problems))
+        if problems
+        else None
+    )
     return gx.ExpectationSuite(name=name, expectations=built), refused
 
 
-def _build(number: int, planned: PlannedExpectation, known: Mapping[str, type[Expectation]]) -> Expectation:
+def _build(
+    number: int, planned: PlannedExpectation, known: Mapping[str, type[Expectation]]
+) -> Expectation:
     kind = known.get(planned.type)
     if kind is None:
         near = difflib.get_close_matches(planned.type, known, n=1)
-        hint = f": did you mean {near[0]}?" if near else ": see Great Expectations' gallery for the names"
+        hint = (
+            f": did you mean {near[0]}?"
+            if near
+            else ": see Great Expectations' gallery for the names"
+        )
         raise ValueError(f"no expectation is called {planned.type!r}{hint}")
     if reserved := sorted({"id", "meta", "severity", "notes"} & set(planned.kwargs)):
-        raise ValueError(f"kwargs.{reserved[0]} doesn't belong there: severity and notes stand beside kwargs")
+        raise ValueError(
+            f"kwargs.{reserved[0]} doesn't belong there: severity and notes stand beside kwargs"
+        )
     meta = {META: number, "origin": planned.origin}
     arguments: dict[str, Any] = {**planned.kwargs, "severity": planned.severity, "meta": meta}
     if planned.origin == "own" and not planned.meaning.startswith(planned.type):
@@ -62,7 +79,9 @@ def _build(number: int, planned: PlannedExpectation, known: Mapping[str, type[Ex
     try:
         return kind(**arguments)
     except pydantic.ValidationError as err:
-        fields = "; ".join(f"kwargs.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in err.errors())
+        fields = "; ".join(
+            f"kwargs.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in err.errors()
+        )
         raise ValueError(f"{planned.type}: {fields}") from err
     except (TypeError, ValueError) as err:
         raise ValueError(f"{planned.type}: {err}") from err

@@ -1,7 +1,9 @@
-"""Importing Great Expectations without what only other data sources and charts need: half of the import's time.
+"""Importing Great Expectations without what only other data sources and charts need: half of the
+import's time.
 
-It imports SQLAlchemy, drivers and pyspark.ml where they are installed, and does without where they aren't; SciPy and
-Altair serve three of its expectations. So the former are out of its sight here and the latter are loaded on first use.
+It imports SQLAlchemy, drivers and pyspark.ml where they are installed, and does without where they
+aren't; SciPy and Altair serve three of its expectations. So the former are out of its sight here
+and the latter are loaded on first use.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-# A suite that needs one of the hidden modules names the expectation here: KL divergence bins numbers with pyspark.ml.
+# A suite that needs one of the hidden modules names the expectation here: KL divergence bins
+# numbers with pyspark.ml.
 _HIDDEN = ("sqlalchemy", "psycopg2", "pyspark.ml")
-_NEEDS_ALL = frozenset({"expect_column_kl_divergence_to_be_less_than", "ExpectColumnKLDivergenceToBeLessThan"})
+_NEEDS_ALL = frozenset(
+    {"expect_column_kl_divergence_to_be_less_than", "ExpectColumnKLDivergenceToBeLessThan"}
+)
 _LATER = ("scipy.stats", "altair")
 
 
@@ -45,7 +50,8 @@ class _Sight(MetaPathFinder):
 
 
 def import_great_expectations(kinds: Collection[str] = ()) -> None:
-    """Import Great Expectations for suites with these types of expectations; nothing happens when it is imported.
+    """Import Great Expectations for suites with these types of expectations; nothing happens when
+    it is imported.
 
     It sends nothing home: its analytics are switched off first.
     """

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import great_expectations as gx
 
 from waldelta.lake.ledger.profiles import ColumnProfile
-from waldelta.stages.check.great_expectations._custom import ASKED_AHEAD, MEASURED_AHEAD, PROFILE, WITHOUT_VALUES
+from waldelta.stages.check.great_expectations._custom import (
+    ASKED_AHEAD,
+    MEASURED_AHEAD,
+    PROFILE,
+    WITHOUT_VALUES,
+)
 from waldelta.stages.check.great_expectations.build import META
 from waldelta.stages.check.suite.plan import is_judged
 from waldelta.stages.check.suite.verdict import Outcome
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
         ExpectationSuiteValidationResult,
         ExpectationValidationResult,
     )
-    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
+    from great_expectations.data_context.data_context.ephemeral_data_context import (
+        EphemeralDataContext,
+    )
     from great_expectations.datasource.fluent import SparkDatasource
     from pyspark.sql import DataFrame
 
@@ -30,7 +37,8 @@ if TYPE_CHECKING:
     from waldelta.stages.check.measure.profile import Measured
     from waldelta.stages.check.suite.plan import SuitePlan
 
-# Counts only: fetching examples costs a query per expectation, so they are fetched for those that failed.
+# Counts only: fetching examples costs a query per expectation, so they are fetched for those that
+# failed.
 COUNTS_ONLY = {"result_format": "SUMMARY", "partial_unexpected_count": 0}
 # Examples of values that failed; they show up in the reports only, never in logs.
 WITH_EXAMPLES = {"result_format": "SUMMARY", "partial_unexpected_count": 5}
@@ -46,7 +54,9 @@ class SuiteCheck:
         self._source: SparkDatasource = context.data_sources.add_spark(suite.name, persist=False)
         asset = self._source.add_dataframe_asset(suite.name)
         self._batch: BatchDefinition[None] = asset.add_batch_definition_whole_dataframe("version")
-        definition = gx.ValidationDefinition(name=suite.name, data=self._batch, suite=context.suites.add(suite))
+        definition = gx.ValidationDefinition(
+            name=suite.name, data=self._batch, suite=context.suites.add(suite)
+        )
         checkpoint = gx.Checkpoint(
             name=suite.name,
             validation_definitions=[context.validation_definitions.add(definition)],
@@ -62,16 +72,20 @@ class SuiteCheck:
     ) -> ExpectationSuiteValidationResult:
         """Validate the frame on its own session; what failed is evaluated again for examples.
 
-        ``asked_ahead`` has the answers about keys, by their columns, that were asked for before, ``measured_ahead`` the profile.
+        ``asked_ahead`` has the answers about keys, by their columns, that were asked for before,
+        ``measured_ahead`` the profile.
         """
         engine = self._source.get_execution_engine()
-        # It would take the process's default session, which doesn't know this frame's temporary views.
+        # It would take the process's default session, which doesn't know this frame's temporary
+        # views.
         engine.spark = frame.sparkSession
         setattr(engine, ASKED_AHEAD, asked_ahead)
         setattr(engine, MEASURED_AHEAD, measured_ahead)
         ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
         (result,) = ran.run_results.values()
-        if numbers := {_number(item) for item in result.results if not item.success and _has_examples(item)}:
+        if numbers := {
+            _number(item) for item in result.results if not item.success and _has_examples(item)
+        }:
             batch = self._batch.get_batch({"dataframe": frame})
             examples = batch.validate(self._part(numbers), result_format=WITH_EXAMPLES)
             better = {_number(item): item for item in examples.results}
@@ -87,11 +101,15 @@ class SuiteCheck:
 def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
     """What each expectation found, in the plan's order; of those that say anything."""
     ordered = sorted(result.results, key=_number)
-    return tuple(_outcome(item, plan) for item in ordered if is_judged(plan.expectations[_number(item)]))
+    return tuple(
+        _outcome(item, plan) for item in ordered if is_judged(plan.expectations[_number(item)])
+    )
 
 
 def measured(result: ExpectationSuiteValidationResult) -> Measured | None:
-    """What was measured of the target, where that was asked; taken out of the result, whose pages needn't show it."""
+    """What was measured of the target, where that was asked; taken out of the result, whose pages
+    needn't show it.
+    """
     for item in result.results:
         if (found := item.result.pop(PROFILE, None)) is not None:
             return found[0], [ColumnProfile(**column) for column in found[1:]]
@@ -122,7 +140,9 @@ def _number(item: ExpectationValidationResult) -> int:
 
 
 def _raised(info: dict[str, Any]) -> bool:
-    """Whether evaluation failed; the information is of the expectation, or of each of its metrics."""
+    """Whether evaluation failed; the information is of the expectation, or of each of its
+    metrics.
+    """
     if "raised_exception" in info:
         return bool(info["raised_exception"])
     return any(isinstance(part, dict) and part.get("raised_exception") for part in info.values())

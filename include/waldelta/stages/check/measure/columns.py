@@ -5,29 +5,46 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_SYNONYMS = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint", "real": "float"}
+_SYNONYMS = {
+    "integer": "int",
+    "long": "bigint",
+    "short": "smallint",
+    "byte": "tinyint",
+    "real": "float",
+}
 _METADATA_PREFIX = "_wd_"
 
 
 def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
-    """Each column that is missing, of another type, or not recorded; names as Great Expectations lists them."""
+    """Each column that is missing, of another type, or not recorded; names as Great Expectations
+    lists them.
+    """
     expected = {listed(name): simple_type(type_name) for name, type_name in recorded.items()}
     missing = [f"{name} is missing" for name in expected if name not in held]
-    changed = [f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t]
-    added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(_METADATA_PREFIX)]
+    changed = [
+        f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t
+    ]
+    added = [
+        f"{n} isn't recorded"
+        for n in held
+        if n not in expected and not n.startswith(_METADATA_PREFIX)
+    ]
     return missing + changed + added
 
 
 def listed(name: str) -> str:
-    """As Great Expectations lists a column: in backticks where it has a dot; those within the name stay as they are."""
+    """As Great Expectations lists a column: in backticks where it has a dot; those within the name
+    stay as they are.
+    """
     return name if "." not in name or (name.startswith("`") and name.endswith("`")) else f"`{name}`"
 
 
 def simple_type(type_name: str) -> str:
-    """A type as Spark's simpleString writes it; Spark's own parser would be a query for each column.
+    """A type as Spark's simpleString writes it; Spark's own parser would be a query for each
+    column.
 
-    >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)")
-    ('map<string,int>', 'decimal(12,2)')
+    >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)") ('map<string,int>',
+    'decimal(12,2)')
     """
     close = re.sub(r"\s*([,<>:()])\s*", r"\1", type_name.strip().lower())
     return re.sub(r"\w+", lambda word: _SYNONYMS.get(word[0], word[0]), close)

@@ -1,7 +1,8 @@
-"""Keys that stand in more than one row of a target: the check's dearest question, so it is asked first.
+"""Keys that stand in more than one row of a target: the check's dearest question, so it is asked
+first.
 
-The server works on it while Great Expectations is imported here. Needs no Great Expectations; ``lake_expectations``
-makes an expectation of the answer.
+The server works on it while Great Expectations is imported here. Needs no Great Expectations;
+``lake_expectations`` makes an expectation of the answer.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class DuplicateKeys:
     examples: tuple[str, ...] = ()
 
 
-def find_duplicate_keys(frame: DataFrame, columns: Sequence[str], *, dense: bool = False) -> DuplicateKeys:
+def find_duplicate_keys(
+    frame: DataFrame, columns: Sequence[str], *, dense: bool = False
+) -> DuplicateKeys:
     """Look at every row of the frame; nulls are equal here.
 
-    ``dense``: the key is one integer whose values lie close together. Then a bitmap tells, at a third of the price, whether there
-    is anything to be found.
+    ``dense``: the key is one integer whose values lie close together. Then a bitmap tells, at a
+    third of the price, whether there is anything to be found.
     """
     if dense and not _may_have_duplicates(frame, columns[0]):
         return DuplicateKeys(0)
@@ -70,7 +73,8 @@ def find_duplicate_keys(frame: DataFrame, columns: Sequence[str], *, dense: bool
 class IntegerKey:
     """A column of integers in a target's key, by the statistics of its files and by Arrow alone.
 
-    ``ranges`` are those that the rows in question lie in, least and most; None: all rows are in question.
+    ``ranges`` are those that the rows in question lie in, least and most; None: all rows are in
+    question.
     """
 
     def __init__(
@@ -83,17 +87,24 @@ class IntegerKey:
     ) -> None:
         self._table, self._column, self._files, self._ranges = table, column, files, ranges
         self._storage_options = dict(storage_options or {}) or None
-        self._least, self._most, rows = (files[name].combine_chunks() for name in _statistics(column))
+        self._least, self._most, rows = (
+            files[name].combine_chunks() for name in _statistics(column)
+        )
         self._rows = int(pc.sum(rows).as_py() or 0)
 
     @classmethod
     def open(
         cls, uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None
     ) -> IntegerKey | None:
-        """None for a key of another type, or one whose range not all files tell; then only Spark can say."""
+        """None for a key of another type, or one whose range not all files tell; then only Spark
+        can say.
+        """
         try:
-            table = DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
-            # Statistics go by the files' own names of columns, which a mapping may have given to another one.
+            table = DeltaTable(
+                uri, version=version, storage_options=dict(storage_options or {}) or None
+            )
+            # Statistics go by the files' own names of columns, which a mapping may have given to
+            # another one.
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
                 return None
             files = files_of(table)
@@ -109,26 +120,42 @@ class IntegerKey:
         return cls(table, column, files, storage_options)
 
     def written_since(self, version: int) -> IntegerKey:
-        """The same, of the rows that may share their key with one written since a version whose keys all differ.
+        """The same, of the rows that may share their key with one written since a version whose
+        keys all differ.
 
-        Of two rows that share a key one was written since then, and so both lie where the files written since have keys. All rows,
-        where that can't be told.
+        Of two rows that share a key one was written since then, and so both lie where the files
+        written since have keys. All rows, where that can't be told.
         """
-        if has_deletion_vectors(self._table):  # which a RESTORE may take away again from a file that was there
+        if has_deletion_vectors(
+            self._table
+        ):  # which a RESTORE may take away again from a file that was there
             return self
         try:
-            known = DeltaTable(self._table.table_uri, version=version, storage_options=self._storage_options)
+            known = DeltaTable(
+                self._table.table_uri, version=version, storage_options=self._storage_options
+            )
             held = files_of(known)["path"]
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info(
-                "all keys of %s are compared, since version %d can't be read: %s", self._table.table_uri, version, err
+                "all keys of %s are compared, since version %d can't be read: %s",
+                self._table.table_uri,
+                version,
+                err,
             )
             return self
-        new = self._files.filter(pc.invert(pc.is_in(self._files["path"], value_set=held.combine_chunks())))
+        new = self._files.filter(
+            pc.invert(pc.is_in(self._files["path"], value_set=held.combine_chunks()))
+        )
         nulls = f"null_count.{self._column}"
-        if nulls not in new.column_names or new[nulls].null_count or (pc.sum(new[nulls]).as_py() or 0):
+        if (
+            nulls not in new.column_names
+            or new[nulls].null_count
+            or (pc.sum(new[nulls]).as_py() or 0)
+        ):
             return self
-        ranges = _joined(zip(*(new[name].to_pylist() for name in _statistics(self._column)[:2]), strict=True))
+        ranges = _joined(
+            zip(*(new[name].to_pylist() for name in _statistics(self._column)[:2]), strict=True)
+        )
         if len(ranges) > _MOST_RANGES:
             return self
         touched = [
@@ -143,12 +170,16 @@ class IntegerKey:
         if self._ranges is None:
             return frame
         column = F.col(quote(self._column))
-        return frame.where(reduce(or_, [column.between(low, high) for low, high in self._ranges], F.lit(False)))
+        return frame.where(
+            reduce(or_, [column.between(low, high) for low, high in self._ranges], F.lit(False))
+        )
 
     def is_unique(self) -> bool:
-        """Whether Arrow, without Spark, finds no value in two rows; False also where only Spark can tell.
+        """Whether Arrow, without Spark, finds no value in two rows; False also where only Spark can
+        tell.
 
-        It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths of one here.
+        It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths
+        of one here.
         """
         if not self._rows:
             return True
@@ -163,18 +194,28 @@ class IntegerKey:
         try:
             dataset = self._table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
             scanner = dataset.scanner(
-                [self._column], filter=among, batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+                [self._column],
+                filter=among,
+                batch_size=_ROWS_AT_ONCE,
+                batch_readahead=2,
+                fragment_readahead=1,
             )
             return _all_differ((batch.column(0) for batch in scanner.to_batches()), low, high)
         except Exception as err:
-            log.info("Spark looks for duplicate keys, since %s can't be read here: %s", self._table.table_uri, err)
+            log.info(
+                "Spark looks for duplicate keys, since %s can't be read here: %s",
+                self._table.table_uri,
+                err,
+            )
             return False
 
     @property
     def is_dense(self) -> bool:
         """Whether bitmaps of the values would be smaller than the values."""
         spans = zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
-        buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # each file's, as tasks read them
+        buckets = sum(
+            (high - low) // _BITS + 1 for low, high in spans
+        )  # each file's, as tasks read them
         return bool(buckets * _BITS // 8 <= self._rows * _BYTES_PER_KEY)
 
 
@@ -194,7 +235,9 @@ def _statistics(column: str) -> tuple[str, str, str]:
 
 
 def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
-    """Whether as many marks are set as there are values; raises IndexError for a value that isn't between the two."""
+    """Whether as many marks are set as there are values; raises IndexError for a value that isn't
+    between the two.
+    """
     marks, count = np.zeros(high - low + 1, bool), 0
     for part in parts:
         if part.null_count:
@@ -210,7 +253,9 @@ def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
 def _may_have_duplicates(frame: DataFrame, column: str) -> bool:
     """Whether fewer bits are set than there are rows; nulls set none."""
     key = F.col(quote(column)).cast("bigint")
-    places = frame.select(F.bitmap_bucket_number(key).alias("bucket"), F.bitmap_bit_position(key).alias("place"))
+    places = frame.select(
+        F.bitmap_bucket_number(key).alias("bucket"), F.bitmap_bit_position(key).alias("place")
+    )
     buckets = places.groupBy("bucket").agg(
         F.count("*").alias("rows"), F.bitmap_count(F.bitmap_construct_agg("place")).alias("keys")
     )

@@ -1,6 +1,8 @@
-"""Kept rows: whether what a target keeps besides its live rows is consistent in itself; a question of the check stage.
+"""Kept rows: whether what a target keeps besides its live rows is consistent in itself; a question
+of the check stage.
 
-Asked of all rows, while the suite of a table judges the live ones. Needs no Great Expectations, like ``duplicate_keys``.
+Asked of all rows, while the suite of a table judges the live ones. Needs no Great Expectations,
+like ``duplicate_keys``.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ if TYPE_CHECKING:
 KEPT_ROWS = "_wd_kept_rows"
 MEANINGS: dict[TargetMode, str] = {
     HISTORY: "states of a key don't overlap, end behind their begin, and only the last one is open",
-    SOFT_DELETE: "each key has one row, and rows are marked as deleted exactly when they have a time of it",
+    SOFT_DELETE: (
+        "each key has one row, and rows are marked as deleted exactly when they have a time of it"
+    ),
     CHANGELOG: "changes have a known operation, and no two the same place in the stream",
 }
 _OPERATIONS = ("insert", "update", "delete", TRUNCATE, SNAPSHOT)
 
 
-def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> tuple[DuplicateKeys, DuplicateKeys]:
+def find_broken_rows(
+    frame: DataFrame, mode: TargetMode, key: Sequence[str]
+) -> tuple[DuplicateKeys, DuplicateKeys]:
     """How many rows of a target, with all that it keeps, contradict their mode.
 
     Second, of a changelog, how many changes have columns whose value nobody knows.
@@ -50,15 +56,23 @@ def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> 
     keys = [F.col(quote(name)) for name in key]
     if mode == HISTORY:
         following = F.lead(VALID_FROM_LSN).over(Window.partitionBy(*keys).orderBy(VALID_FROM_LSN))
-        frame = frame.select(*(c.alias(f"k{i}") for i, c in enumerate(keys)), VALID_FROM, VALID_TO, VALID_FROM_LSN,
-                             VALID_TO_LSN, following.alias("following"))  # fmt: skip
+        frame = frame.select(
+            *(c.alias(f"k{i}") for i, c in enumerate(keys)),
+            VALID_FROM,
+            VALID_TO,
+            VALID_FROM_LSN,
+            VALID_TO_LSN,
+            following.alias("following"),
+        )
         broken = (
-            f"{VALID_FROM_LSN} is null or {VALID_TO_LSN} <= {VALID_FROM_LSN} or {VALID_TO} < {VALID_FROM} "
-            f"or ({VALID_TO} is null) <> ({VALID_TO_LSN} is null) "
-            f"or (following is not null and coalesce({VALID_TO_LSN} > following, true))"
+            f"{VALID_FROM_LSN} is null or {VALID_TO_LSN} <= {VALID_FROM_LSN} or {VALID_TO} <"
+            f" {VALID_FROM} or ({VALID_TO} is null) <> ({VALID_TO_LSN} is null) or (following is"
+            f" not null and coalesce({VALID_TO_LSN} > following, true))"
         )
     elif mode == SOFT_DELETE:
-        frame = frame.select(DELETED, DELETED_AT, F.count("*").over(Window.partitionBy(*keys)).alias("rows"))
+        frame = frame.select(
+            DELETED, DELETED_AT, F.count("*").over(Window.partitionBy(*keys)).alias("rows")
+        )
         broken = f"{DELETED} is null or {DELETED} <> ({DELETED_AT} is not null) or rows > 1"
     else:
         of_place = F.count("*").over(Window.partitionBy(LSN, SEQ))
@@ -66,6 +80,9 @@ def find_broken_rows(frame: DataFrame, mode: TargetMode, key: Sequence[str]) -> 
         lacks = F.col(UNCHANGED).isNotNull().alias("lacks")
         frame = frame.select(OP, LSN, SEQ, of_place.alias("rows"), lacks)
         known = ", ".join(f"'{operation}'" for operation in _OPERATIONS)
-        broken = f"coalesce({OP} not in ({known}), true) or ({OP} <> '{SNAPSHOT}' and (rows > 1 or {SEQ} is null))"
+        broken = (
+            f"coalesce({OP} not in ({known}), true) or ({OP} <> '{SNAPSHOT}' and (rows > 1 or {SEQ}"
+            " is null))"
+        )
     (counts,) = frame.agg(F.count_if(F.expr(broken)), F.count_if(lacking)).collect()
     return DuplicateKeys(counts[0]), DuplicateKeys(counts[1])

@@ -1,4 +1,6 @@
-"""Orphans: rows of a target whose foreign key finds no row in the target that it refers to, found by Spark or, of small targets, here."""
+"""Orphans: rows of a target whose foreign key finds no row in the target that it refers to, found
+by Spark or, of small targets, here.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,17 @@ _EXAMPLES = 5
 
 
 def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
-    """How many rows refer to none, by Spark: an anti-join of the two; rows with a null in their key refer to nothing."""
+    """How many rows refer to none, by Spark: an anti-join of the two; rows with a null in their key
+    refer to nothing.
+    """
     rows = reference.referring.frame(spark)
     if reference.since is not None:
         rows = rows.where(F.col(LSN) >= reference.since)
     padded = _padded(reference)
     own = rows.select(*_key_columns("r", reference.referring.columns, padded[0]))
-    there = reference.referenced.frame(spark).select(*_key_columns("p", reference.referenced.columns, padded[1]))
+    there = reference.referenced.frame(spark).select(
+        *_key_columns("p", reference.referenced.columns, padded[1])
+    )
     places = range(len(reference.comparisons))
     present = [F.col(f"r{k}").isNotNull() for k in places]
     partners = [F.col(f"r{k}") == F.col(f"p{k}") for k in places]
@@ -55,9 +61,13 @@ def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
 
 
 def _padded(reference: Reference) -> tuple[list[bool], list[bool]]:
-    """Of which columns of the two sides blanks at the end, and nothing else that is white, don't count."""
+    """Of which columns of the two sides blanks at the end, and nothing else that is white, don't
+    count.
+    """
     comparisons = reference.comparisons
-    return [one in ("padded", "own padded") for one in comparisons], [one == "padded" for one in comparisons]
+    return [one in ("padded", "own padded") for one in comparisons], [
+        one == "padded" for one in comparisons
+    ]
 
 
 def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> list[Column]:
@@ -93,8 +103,12 @@ def ask_reference(
     return find_orphans(spark, reference)
 
 
-def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None = None) -> int | None:
-    """The same of two small mirrors, by Arrow; None when Spark has to look. Raises what delta-rs and Arrow raise."""
+def orphans_here(
+    reference: Reference, storage_options: Mapping[str, str] | None = None
+) -> int | None:
+    """The same of two small mirrors, by Arrow; None when Spark has to look. Raises what delta-rs
+    and Arrow raise.
+    """
     sides = reference.referring, reference.referenced
     if any(side.mode != MIRROR for side in sides) or "number" in reference.comparisons:
         return None
@@ -102,7 +116,9 @@ def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None
     if not all(is_small(files_of(table)) for table in tables):
         return None
     sought = zip(tables, sides, _padded(reference), strict=True)
-    own, there = (_read(table, side, reference.comparisons, padded) for table, side, padded in sought)
+    own, there = (
+        _read(table, side, reference.comparisons, padded) for table, side, padded in sought
+    )
     complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
     rows = own.filter(complete)
     together = [
@@ -117,7 +133,9 @@ def orphans_here(reference: Reference, storage_options: Mapping[str, str] | None
     return orphans
 
 
-def _read(table: DeltaTable, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]) -> pa.Table:
+def _read(
+    table: DeltaTable, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]
+) -> pa.Table:
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     rows = dataset.to_table(columns=sorted(set(side.columns)))
     columns = []

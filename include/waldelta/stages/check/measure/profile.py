@@ -1,7 +1,9 @@
-"""Profile: how many rows a target has and how its columns are distributed, measured beside the check.
+"""Profile: how many rows a target has and how its columns are distributed, measured beside the
+check.
 
-By Arrow, batch by batch, while Spark does what only it can: of a small target, and in a full check. After few changes a larger one's
-is told by the statistics in its log, which cost no scan and know no mean; and by Spark what Arrow can't read.
+By Arrow, batch by batch, while Spark does what only it can: of a small target, and in a full check.
+After few changes a larger one's is told by the statistics in its log, which cost no scan and know
+no mean; and by Spark what Arrow can't read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from pyspark.sql import functions as F
 from waldelta.changes.merge.small_target import is_small
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.lake.ledger.records import TableState
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, files_of, has_deletion_vectors, row_count
+from waldelta.lake.storage import (
+    SPARKS_TIMESTAMPS,
+    by_row_group,
+    files_of,
+    has_deletion_vectors,
+    row_count,
+)
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
@@ -34,14 +42,18 @@ Measured = tuple[int, list[ColumnProfile]]
 
 
 def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
-    """The columns that are measured, and whether they are numbers; a key's say nothing by their distribution."""
+    """The columns that are measured, and whether they are numbers; a key's say nothing by their
+    distribution.
+    """
     keys = set(state.key_columns)
     columns = [column for column in state.columns if column.name not in keys][:_MOST_COLUMNS]
     return [(column.name, column.spark_type.lower().startswith(_NUMBERS)) for column in columns]
 
 
 def profile_here(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
-    """A mirror's profile without Spark; None where its log doesn't tell. Raises what delta-rs and Arrow raise."""
+    """A mirror's profile without Spark; None where its log doesn't tell. Raises what delta-rs and
+    Arrow raise.
+    """
     if has_deletion_vectors(table):
         return None
     files = files_of(table)
@@ -54,7 +66,9 @@ def profile_here(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Meas
 
 
 def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Measured:
-    """A mirror's profile by all its values, in the memory of some batches. Raises what delta-rs and Arrow raise."""
+    """A mirror's profile by all its values, in the memory of some batches. Raises what delta-rs and
+    Arrow raise.
+    """
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     files = files_of(table)
     # Null values needn't be read to be counted where all statistics tell.
@@ -77,14 +91,19 @@ def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Me
     for name, _ in columns:
         seen = read.get(name)
         nulls = told[name] if seen is None else seen.nulls
-        found.append(ColumnProfile(name, nulls / rows if rows else None, *(seen.statistics() if seen else ())))
+        found.append(
+            ColumnProfile(
+                name, nulls / rows if rows else None, *(seen.statistics() if seen else ())
+            )
+        )
     return rows, found
 
 
 class _Values:
     """A column's values, added up batch by batch; what isn't finite is no number.
 
-    Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances (1979).
+    Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample
+    variances (1979).
     """
 
     def __init__(self, is_number: bool) -> None:
@@ -102,13 +121,22 @@ class _Values:
             return
         mean = float(numbers.mean())
         apart, total = mean - self._mean, self._count + count
-        self._squares += float(((numbers - mean) ** 2).sum()) + apart**2 * self._count * count / total
+        self._squares += (
+            float(((numbers - mean) ** 2).sum()) + apart**2 * self._count * count / total
+        )
         self._mean, self._count = self._mean + apart * count / total, total
-        self._least, self._most = min(self._least, float(numbers.min())), max(self._most, float(numbers.max()))
+        self._least, self._most = (
+            min(self._least, float(numbers.min())),
+            max(self._most, float(numbers.max())),
+        )
 
     def statistics(self) -> tuple[float, ...]:
         """Mean, standard deviation of the population, least, most; nothing without numbers."""
-        return (self._mean, sqrt(self._squares / self._count), self._least, self._most) if self._count else ()
+        return (
+            (self._mean, sqrt(self._squares / self._count), self._least, self._most)
+            if self._count
+            else ()
+        )
 
 
 def _of_statistics(files: pa.Table, rows: int, name: str, *, is_number: bool) -> ColumnProfile:

@@ -1,7 +1,9 @@
-"""References: rows of a target whose foreign key finds no row in the target that it refers to; a question of the check stage.
+"""References: rows of a target whose foreign key finds no row in the target that it refers to; a
+question of the check stage.
 
-``plan_references`` says which keys can be judged, and of which others that isn't said and why; ``orphans`` has the answers. Both
-targets are looked at as of one cut: else a row whose partner is a batch behind would be an orphan.
+``plan_references`` says which keys can be judged, and of which others that isn't said and why;
+``orphans`` has the answers. Both targets are looked at as of one cut: else a row whose partner is a
+batch behind would be an orphan.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _BPCHAR = 1042
 _TEXTS = frozenset({18, 19, 25, 1043, _BPCHAR})  # "char", name, text, varchar, char(n)
 # Kept as text, equal values of these print alike: boolean, integers, dates, timestamps, uuid.
 _PRINT_ALIKE = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 2950})
-# Blanks at the end don't count on either side ("padded"), or where the referring one is char(n) ("own padded").
+# Blanks at the end don't count on either side ("padded"), or where the referring one is char(n)
+# ("own padded").
 Comparison = Literal["same", "integer", "number", "padded", "own padded"]
 
 
@@ -56,15 +59,18 @@ class Side:
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
         """The same without Spark."""
-        return DeltaTable(self.uri, version=self.version, storage_options=dict(storage_options or {}) or None)
+        return DeltaTable(
+            self.uri, version=self.version, storage_options=dict(storage_options or {}) or None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A foreign key from rows of one target to rows of another, or the same one.
 
-    ``comparisons`` say how each pair of columns is compared, ``whole`` that a key which is null in part breaks it (MATCH FULL).
-    ``told_of`` is the target that the answer is told of. ``since``: only rows that changed from that position on are judged.
+    ``comparisons`` say how each pair of columns is compared, ``whole`` that a key which is null in
+    part breaks it (MATCH FULL). ``told_of`` is the target that the answer is told of. ``since``:
+    only rows that changed from that position on are judged.
     """
 
     name: str
@@ -85,13 +91,21 @@ class Reference:
         """What is expected of the target that it is told of."""
         own, other = ", ".join(self.referring.columns), ", ".join(self.referenced.columns)
         if self.told_of == self.referring.table:
-            return f"foreign key {self.name} holds: ({own}) refers to {self.referenced.table} ({other})"
-        return f"foreign key {self.name} of {self.referring.table} holds: its ({own}) refers to ({other})"
+            return (
+                f"foreign key {self.name} holds: ({own}) refers to {self.referenced.table}"
+                f" ({other})"
+            )
+        return (
+            f"foreign key {self.name} of {self.referring.table} holds: its ({own}) refers to"
+            f" ({other})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a run did to a target, as far as keys are concerned: its version, and whether rows may have gone."""
+    """What a run did to a target, as far as keys are concerned: its version, and whether rows may
+    have gone.
+    """
 
     version: int | None
     lost_rows: bool = True
@@ -99,11 +113,12 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """What is known of the targets: states, the newest cut, how each can be told, and what keeps a table from being judged.
+    """What is known of the targets: states, the newest cut, how each can be told, and what keeps a
+    table from being judged.
 
-    ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with rows in quarantine,
-    ``reread`` those of which the run read rows from the source, as they were later than the cut, ``ahead`` those that have got what
-    came behind the cut.
+    ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with
+    rows in quarantine, ``reread`` those of which the run read rows from the source, as they were
+    later than the cut, ``ahead`` those that have got what came behind the cut.
     """
 
     states: Mapping[str, TableState]
@@ -126,8 +141,9 @@ class Planned:
 def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
     """Which foreign keys are judged of the targets that are checked; pure.
 
-    Of one between other targets nothing is said, nor of one to a table that no target takes anything of. The referring target's
-    page tells; where only the other one is checked, and may have lost rows, that one's does.
+    Of one between other targets nothing is said, nor of one to a table that no target takes
+    anything of. The referring target's page tells; where only the other one is checked, and may
+    have lost rows, that one's does.
     """
     planned = Planned()
     for key in keys:
@@ -140,16 +156,24 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
             if told_of is None:
                 continue
             obstacle = key.obstacle or (
-                _of_targets(key, referring, other, lake) if complete else _why_incomplete(key, partial)
+                _of_targets(key, referring, other, lake)
+                if complete
+                else _why_incomplete(key, partial)
             )
             if obstacle is not None:
-                what = f"foreign key {key.name}" + ("" if told_of == referring.table_name else f" of {key.table_name}")
-                planned.left_out.setdefault(told_of, []).append(f"{what}: not checked, because {obstacle}")
+                what = f"foreign key {key.name}" + (
+                    "" if told_of == referring.table_name else f" of {key.table_name}"
+                )
+                planned.left_out.setdefault(told_of, []).append(
+                    f"{what}: not checked, because {obstacle}"
+                )
                 continue
             comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
             sides = _side(lake, referring, key.referring), _side(lake, other, key.referenced)
             # NaN or infinity may stand verbatim, and be null in its column.
-            whole = key.is_full and not any(_may_be_raw(referring, column) for column in key.referring)
+            whole = key.is_full and not any(
+                _may_be_raw(referring, column) for column in key.referring
+            )
             planned.references.setdefault(told_of, []).append(
                 Reference(key.name, *sides, comparisons, told_of, whole=whole)
             )
@@ -157,34 +181,49 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
 
 
 def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
-    """The same for the rows changed since a position, where that is all that can have made orphans."""
+    """The same for the rows changed since a position, where that is all that can have made
+    orphans.
+    """
     there = lake.changed.get(reference.referenced.table)
-    if since is None or reference.referring.mode != MIRROR or (there is not None and there.lost_rows):
+    if (
+        since is None
+        or reference.referring.mode != MIRROR
+        or (there is not None and there.lost_rows)
+    ):
         return reference
     return replace(reference, since=since)
 
 
 def _fed_by(states: Mapping[str, TableState], relation_id: int) -> list[TableState]:
-    """The targets that take rows of this relation as a whole: the table itself, or the root whose leaves are gathered."""
+    """The targets that take rows of this relation as a whole: the table itself, or the root whose
+    leaves are gathered.
+    """
     return [
         state
         for state in states.values()
-        if state.status == SYNCED and (state.root_id == relation_id or list(state.relation_ids) == [relation_id])
+        if state.status == SYNCED
+        and (state.root_id == relation_id or list(state.relation_ids) == [relation_id])
     ]
 
 
-def _referenced(states: Mapping[str, TableState], key: ForeignKey) -> tuple[list[TableState], list[TableState]]:
+def _referenced(
+    states: Mapping[str, TableState], key: ForeignKey
+) -> tuple[list[TableState], list[TableState]]:
     """The targets that hold all rows of the referenced table, and those that hold some."""
     whole = [s for s in _fed_by(states, key.referenced_id) if _why_partial(s, key) is None]
     some = {key.referenced_id, *key.leaves}
-    partial = [s for s in states.values() if s.status == SYNCED and (some & {*s.relation_ids, s.root_id})]
+    partial = [
+        s for s in states.values() if s.status == SYNCED and (some & {*s.relation_ids, s.root_id})
+    ]
     return whole, [s for s in partial if s not in whole]
 
 
 def _why_partial(state: TableState, key: ForeignKey) -> str | None:
     if state.copy_skipped:
         return "it was taken without a copy"
-    if state.row_filter not in (None, EVERYTHING) or any(f != EVERYTHING for f in state.later_filters):
+    if state.row_filter not in (None, EVERYTHING) or any(
+        f != EVERYTHING for f in state.later_filters
+    ):
         return "its publication has a row filter"
     if state.target_filter is not None:
         return "it has a filter of its own"
@@ -204,13 +243,23 @@ def _told_of(lake: Lake, referring: str, referenced: str) -> str | None:
 
 def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
     """Why no target is known to hold every row that may be referred to."""
-    why = next((f" ({s.table_name} doesn't: {why})" for s in partial if (why := _why_partial(s, key))), "")
+    why = next(
+        (f" ({s.table_name} doesn't: {why})" for s in partial if (why := _why_partial(s, key))), ""
+    )
     return f"no target holds all rows of {key.referenced_name}{why}"
 
 
-def _of_targets(key: ForeignKey, referring: TableState, other: TableState, lake: Lake) -> str | None:
-    """Why a key isn't judged between two targets: a row without its partner could be as it should be."""
-    return _of_states(referring, other) or _of_cut(lake, (referring, other)) or _of_columns(key, referring, other)
+def _of_targets(
+    key: ForeignKey, referring: TableState, other: TableState, lake: Lake
+) -> str | None:
+    """Why a key isn't judged between two targets: a row without its partner could be as it should
+    be.
+    """
+    return (
+        _of_states(referring, other)
+        or _of_cut(lake, (referring, other))
+        or _of_columns(key, referring, other)
+    )
 
 
 def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> str | None:
@@ -225,9 +274,14 @@ def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> st
 
 def _of_states(referring: TableState, other: TableState) -> str | None:
     if referring.later_filters:
-        return f"the row filter of {referring.table_name} has changed since its copy, and rows stay that it let in"
+        return (
+            f"the row filter of {referring.table_name} has changed since its copy, and rows stay"
+            " that it let in"
+        )
     if referring.kept_as == CHANGELOG and not referring.key_columns:
-        return f"{referring.table_name} keeps rows that were deleted, and has no key to tell them by"
+        return (
+            f"{referring.table_name} keeps rows that were deleted, and has no key to tell them by"
+        )
     for state in (referring, other):
         if missing := sorted(_OPERATIONS - _published(state)):
             return f"{state.table_name} isn't told of every {', '.join(missing)}"
@@ -237,7 +291,9 @@ def _of_states(referring: TableState, other: TableState) -> str | None:
 
 
 def _published(state: TableState) -> frozenset[str]:
-    """The operations that are published, as the copy and the last look at the publications had it."""
+    """The operations that are published, as the copy and the last look at the publications had
+    it.
+    """
     now = from_texts(state.entries)
     found = frozenset[str]().union(*(m.publishes for m in now)) if now else _OPERATIONS
     return found & frozenset(state.publishes) if state.publishes else found
@@ -250,11 +306,16 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
         return f"{apart}: no batch has been applied to all targets yet"
     held = {(target.table_name, target.generation): target for target in lake.cut.targets}
     for state in states:
-        target, changed = held.get((state.table_name, state.generation)), lake.changed.get(state.table_name)
+        target, changed = (
+            held.get((state.table_name, state.generation)),
+            lake.changed.get(state.table_name),
+        )
         if target is None or state.snapshot_lsn > lake.cut.end_lsn:
             return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
         is_ahead = changed is not None and changed.version not in (None, target.version)
-        if is_ahead or state.table_name in lake.ahead:  # what the cut says would be taken for an answer of today
+        if (
+            is_ahead or state.table_name in lake.ahead
+        ):  # what the cut says would be taken for an answer of today
             return f"{apart}: {state.table_name} has got a batch that not all targets have got"
         if target.reread or state.table_name in lake.reread:
             return f"{apart}: rows of {state.table_name} were read from the source"
@@ -265,7 +326,9 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
 
 def _held(state: TableState, column: KeyColumn) -> ColumnState | None:
     """The target's column; by number too, for a name may be another column's by now."""
-    return next((c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None)
+    return next(
+        (c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None
+    )
 
 
 def _may_be_raw(state: TableState, column: KeyColumn) -> bool:
@@ -273,7 +336,9 @@ def _may_be_raw(state: TableState, column: KeyColumn) -> bool:
     return held is None or column_type(held.type_name, held.spark_type).may_be_raw
 
 
-def _comparisons(key: ForeignKey, referring: TableState, other: TableState) -> Iterator[Comparison | None]:
+def _comparisons(
+    key: ForeignKey, referring: TableState, other: TableState
+) -> Iterator[Comparison | None]:
     for own, there in zip(key.referring, key.referenced, strict=True):
         left, right = _held(referring, own), _held(other, there)
         if left is None or right is None:
@@ -283,14 +348,12 @@ def _comparisons(key: ForeignKey, referring: TableState, other: TableState) -> I
 
 
 def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | None:
-    """How values of two types (oid and Spark's) are compared as PostgreSQL does; None where they can't be for certain.
+    """How values of two types (oid and Spark's) are compared as PostgreSQL does; None where they
+    can't be for certain.
 
     >>> _comparison((23, "int"), (20, "bigint")), _comparison((25, "string"), (1042, "string"))
-    ('integer', 'padded')
-    >>> _comparison((1042, "string"), (25, "string"))
-    'own padded'
-    >>> _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00
-    True
+    ('integer', 'padded') >>> _comparison((1042, "string"), (25, "string")) 'own padded' >>>
+    _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00 True
     """
     types, oids = {left[1].lower(), right[1].lower()}, {left[0], right[0]}
     found: Comparison | None = None
@@ -299,17 +362,22 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
     elif all(kind in _INTEGERS or kind.startswith("decimal") for kind in types):
         found = "same" if len(types) == 1 else "number"
     elif types == {"string"} and oids <= _TEXTS:
-        # By the operator of the column referred to: a text is cast to char(n), whose blanks at the end don't count in any
-        # comparison; char(n) is cast to text without them, whose own do count.
+        # By the operator of the column referred to: a text is cast to char(n), whose blanks at the
+        # end don't count in any comparison; char(n) is cast to text without them, whose own do
+        # count.
         found = "padded" if right[0] == _BPCHAR else "own padded" if left[0] == _BPCHAR else "same"
-    elif len(types) == 1 and (types <= _PLAIN or (types == {"string"} and len(oids) == 1 and oids <= _PRINT_ALIKE)):
+    elif len(types) == 1 and (
+        types <= _PLAIN or (types == {"string"} and len(oids) == 1 and oids <= _PRINT_ALIKE)
+    ):
         found = "same"
     return found
 
 
 def _side(lake: Lake, state: TableState, columns: Sequence[KeyColumn]) -> Side:
     cut = lake.cut
-    (version,) = (t.version for t in (cut.targets if cut else ()) if t.table_name == state.table_name)
+    (version,) = (
+        t.version for t in (cut.targets if cut else ()) if t.table_name == state.table_name
+    )
     names = tuple(column.name for column in columns)
     name = state.table_name
     return Side(name, lake.uris[name], version, names, state.kept_as, tuple(state.key_columns))

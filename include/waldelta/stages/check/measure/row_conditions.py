@@ -1,8 +1,10 @@
-"""Row conditions: expectations that judge each row by itself, as Spark columns that tell which rows don't meet them.
+"""Row conditions: expectations that judge each row by itself, as Spark columns that tell which rows
+don't meet them.
 
-As Great Expectations evaluates them on Spark (tests compare the two): what is null meets all but "not null", and so does what a
-condition gives null for. Of nulls, and of nothing else, with_raw() makes both look at the values that stand in ``_wd_raw``. Great
-Expectations asks a query of its own for each to tell how many rows don't meet it; here many are one.
+As Great Expectations evaluates them on Spark (tests compare the two): what is null meets all but
+"not null", and so does what a condition gives null for. Of nulls, and of nothing else, with_raw()
+makes both look at the values that stand in ``_wd_raw``. Great Expectations asks a query of its own
+for each to tell how many rows don't meet it; here many are one.
 """
 
 from __future__ import annotations
@@ -18,17 +20,23 @@ from waldelta.metadata_columns import RAW
 from waldelta.spark_sql import quote, string
 
 # What it doesn't evaluate; its check says only that it couldn't.
-NO_TEXT = "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of an expect_target_rows_to_satisfy"
+NO_TEXT = (
+    "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of"
+    " an expect_target_rows_to_satisfy"
+)
 
-# For which every row has to be of the kind that Great Expectations says; "mostly" is a share of the rows judged.
+# For which every row has to be of the kind that Great Expectations says; "mostly" is a share of the
+# rows judged.
 _COMMON = frozenset({"mostly"})
 
 
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """One expectation: ``unexpected`` is true for a row that doesn't meet it, ``judged`` for one that it says anything of.
+    """One expectation: ``unexpected`` is true for a row that doesn't meet it, ``judged`` for one
+    that it says anything of.
 
-    ``columns`` are those it looks at, None where that can't be told; ``mostly`` the share of judged rows that have to meet it.
+    ``columns`` are those it looks at, None where that can't be told; ``mostly`` the share of judged
+    rows that have to meet it.
     """
 
     unexpected: Column
@@ -38,7 +46,9 @@ class RowCondition:
 
 
 def row_condition(kind: str, kwargs: Mapping[str, Any]) -> RowCondition | None:
-    """The condition of an expectation by its type (or class) and arguments; None for one that isn't translated here."""
+    """The condition of an expectation by its type (or class) and arguments; None for one that isn't
+    translated here.
+    """
     known = _KNOWN.get(snake(kind))
     if known is None:
         return None
@@ -58,10 +68,10 @@ def _is_share(mostly: Any) -> bool:
 
 
 def is_met(unexpected: int, judged: int, mostly: float) -> bool:
-    """Whether enough rows are as expected; divided as Great Expectations does it, since 0.55 * 100 is more than 55.
+    """Whether enough rows are as expected; divided as Great Expectations does it, since 0.55 * 100
+    is more than 55.
 
-    >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0)
-    (True, False, True)
+    >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0) (True, False, True)
     """
     return not unexpected or (judged - unexpected) / judged >= mostly
 
@@ -70,11 +80,15 @@ def snake(kind: str) -> str:
     """``ExpectColumnValuesToBeNull`` as ``expect_column_values_to_be_null``."""
     if not kind[:1].isupper():
         return kind
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).lstrip("_")
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).lstrip(
+        "_"
+    )
 
 
 def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an own expectation says the same of a row for ever, whatever the day is and other tables hold."""
+    """Whether an own expectation says the same of a row for ever, whatever the day is and other
+    tables hold.
+    """
     name = snake(kind)
     if name not in _KNOWN or any(isinstance(value, Mapping) for value in kwargs.values()):
         return False
@@ -82,17 +96,27 @@ def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
 
 
 def held_condition(column: str) -> str:
-    """Whether a row has a value of a column: one that its type in the lake can't hold is null there, and stands in ``_wd_raw``."""
-    return f"({quote(column)} is not null or coalesce(map_contains_key({RAW}, {string(column)}), false))"
+    """Whether a row has a value of a column: one that its type in the lake can't hold is null
+    there, and stands in ``_wd_raw``.
+    """
+    return (
+        f"({quote(column)} is not null or coalesce(map_contains_key({RAW}, {string(column)}),"
+        " false))"
+    )
 
 
 def null_condition(column: str) -> str:
     """Whether a row has none."""
-    return f"({quote(column)} is null and not coalesce(map_contains_key({RAW}, {string(column)}), false))"
+    return (
+        f"({quote(column)} is null and not coalesce(map_contains_key({RAW}, {string(column)}),"
+        " false))"
+    )
 
 
 def asks_for_nulls(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str]) -> str | None:
-    """The one of the columns in ``raw``, whose values may stand in ``_wd_raw``, that an expectation wants nulls of, or none."""
+    """The one of the columns in ``raw``, whose values may stand in ``_wd_raw``, that an expectation
+    wants nulls of, or none.
+    """
     if snake(kind) not in _OF_NULLS:
         return None
     name = _name(kwargs.get("column"))
@@ -100,16 +124,23 @@ def asks_for_nulls(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str]) -> 
     return next((column for column in raw if column.lower() == name.lower()), None)
 
 
-def with_raw(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str], meaning: str) -> tuple[str, dict[str, Any]]:
-    """An expectation's type and arguments, so that a value that stands in ``_wd_raw`` isn't taken for null.
+def with_raw(
+    kind: str, kwargs: Mapping[str, Any], raw: Iterable[str], meaning: str
+) -> tuple[str, dict[str, Any]]:
+    """An expectation's type and arguments, so that a value that stands in ``_wd_raw`` isn't taken
+    for null.
 
     As it is where that makes no difference, and with arguments that only Great Expectations knows.
 
-    >>> with_raw("expect_column_values_to_be_null", {"column": "d", "mostly": 0.5}, ["d"], "no d")[1]["condition"]
-    "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
+    >>> with_raw("expect_column_values_to_be_null", {"column": "d", "mostly": 0.5}, ["d"], "no
+    d")[1]["condition"] "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
     """
     column = asks_for_nulls(kind, kwargs, raw)
-    if column is None or not set(kwargs) <= _ONE | _COMMON or not _is_share(kwargs.get("mostly", 1.0)):
+    if (
+        column is None
+        or not set(kwargs) <= _ONE | _COMMON
+        or not _is_share(kwargs.get("mostly", 1.0))
+    ):
         return kind, dict(kwargs)
     rest = {name: value for name, value in kwargs.items() if name in _COMMON}
     return _SATISFY, {"condition": _OF_NULLS[snake(kind)](column), "meaning": meaning, **rest}
@@ -125,14 +156,18 @@ def _column(name: str) -> Column:
     return F.col(quote(name))
 
 
-def _of_values(condition: Callable[[Column, dict[str, Any]], Column | None]) -> Callable[..., RowCondition | None]:
+def _of_values(
+    condition: Callable[[Column, dict[str, Any]], Column | None],
+) -> Callable[..., RowCondition | None]:
     """Of one column's values that aren't null."""
 
     def build(kwargs: dict[str, Any]) -> RowCondition | None:
         column = _column(name := _name(kwargs["column"]))
         expected = condition(column, kwargs)
         return (
-            expected if expected is None else RowCondition(column.isNotNull() & ~expected, column.isNotNull(), (name,))
+            expected
+            if expected is None
+            else RowCondition(column.isNotNull() & ~expected, column.isNotNull(), (name,))
         )
 
     return build
@@ -200,7 +235,9 @@ def _length_equals(value: Column, kwargs: dict[str, Any]) -> Column | None:
     return F.length(value) == F.lit(kwargs["value"]) if isinstance(kwargs["value"], int) else None
 
 
-def _pair(condition: Callable[[Column, Column, dict[str, Any]], Column]) -> Callable[..., RowCondition | None]:
+def _pair(
+    condition: Callable[[Column, Column, dict[str, Any]], Column],
+) -> Callable[..., RowCondition | None]:
     """Of two columns' values; rows where both are null aren't looked at."""
 
     def build(kwargs: dict[str, Any]) -> RowCondition | None:
@@ -225,14 +262,10 @@ def _satisfy(kwargs: dict[str, Any]) -> RowCondition | None:
 def columns_of(condition: str) -> tuple[str, ...] | None:
     """The columns that a condition in Spark SQL names; None when that can't be told.
 
-    >>> columns_of("a > 1 and `b c` is not null")
-    ('a', 'b c')
-    >>> columns_of("attrs.color is not null")
-    ('attrs', 'color')
-    >>> columns_of("hash(*) > 0"), columns_of("struct(t.*) is null"), columns_of("identifier('a') > 1"), columns_of("select a from t")
-    (None, None, None, None)
-    >>> columns_of("exists (select * from o where o.b = a)")
-    ('a', 'b', 'o')
+    >>> columns_of("a > 1 and `b c` is not null") ('a', 'b c') >>> columns_of("attrs.color is not
+    null") ('attrs', 'color') >>> columns_of("hash(*) > 0"), columns_of("struct(t.*) is null"),
+    columns_of("identifier('a') > 1"), columns_of("select a from t") (None, None, None, None) >>>
+    columns_of("exists (select * from o where o.b = a)") ('a', 'b', 'o')
     """
     import sqlglot  # few tables have such a condition
     from sqlglot import exp
@@ -241,21 +274,28 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
         tree = sqlglot.parse_one(condition, read="spark")
     except sqlglot.errors.SqlglotError:
         return None
-    # A list of columns is that of the row, but for what a subquery selects; a query joins by columns that it doesn't name.
-    stars = [star.parent_select if isinstance(star.parent, exp.Select) else None for star in tree.find_all(exp.Star)]
+    # A list of columns is that of the row, but for what a subquery selects; a query joins by
+    # columns that it doesn't name.
+    stars = [
+        star.parent_select if isinstance(star.parent, exp.Select) else None
+        for star in tree.find_all(exp.Star)
+    ]
     by_text = any(call.name.lower() == "identifier" for call in tree.find_all(exp.Anonymous))
     if None in stars or by_text or isinstance(tree, exp.Query):
         return None
-    # A field of a struct, or a key of a map, reads as a column of a table: which part is the column isn't said.
-    return tuple(sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts}))
+    # A field of a struct, or a key of a map, reads as a column of a table: which part is the column
+    # isn't said.
+    return tuple(
+        sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts})
+    )
 
 
 def is_fixed(condition: str) -> bool:
-    """Whether a condition in Spark SQL is made only of what depends on the row's values, as far as that is known.
+    """Whether a condition in Spark SQL is made only of what depends on the row's values, as far as
+    that is known.
 
-    >>> is_fixed("a > 1 and lower(b) like 'x%'")
-    True
-    >>> is_fixed("a > current_date()"), is_fixed("a > localtimestamp"), is_fixed("a > date 'today'"), is_fixed("a in (select b from t)")
+    >>> is_fixed("a > 1 and lower(b) like 'x%'") True >>> is_fixed("a > current_date()"),
+    is_fixed("a > localtimestamp"), is_fixed("a > date 'today'"), is_fixed("a in (select b from t)")
     (False, False, False, False)
     """
     import sqlglot
@@ -265,7 +305,8 @@ def is_fixed(condition: str) -> bool:
         nodes = list(sqlglot.parse_one(condition, read="spark").walk())
     except sqlglot.errors.SqlglotError:
         return False
-    # Without parentheses some functions read as columns; words in a literal of a date are the day of the query.
+    # Without parentheses some functions read as columns; words in a literal of a date are the day
+    # of the query.
     moments = {
         node.name.lower()
         for node in nodes

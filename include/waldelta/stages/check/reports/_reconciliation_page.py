@@ -1,4 +1,6 @@
-"""Reconciliations as pages of the reports: plain tables without scripts or anything from the network, every text escaped."""
+"""Reconciliations as pages of the reports: plain tables without scripts or anything from the
+network, every text escaped.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,23 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from waldelta.lake.ledger.reconciliations import DIFFERENT, EQUAL, NOT_COMPARED, REPAIRED, Reconciliation, RowDifference
+from waldelta.lake.ledger.reconciliations import (
+    DIFFERENT,
+    EQUAL,
+    NOT_COMPARED,
+    REPAIRED,
+    Reconciliation,
+    RowDifference,
+)
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
-from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries, remove_entry
+from waldelta.stages.check.reports.index import (
+    ReportEntry,
+    add_entry,
+    checked_runs,
+    read_entries,
+    remove_entry,
+)
 from waldelta.stages.check.reports.page import fact_table, mark, page
 
 FOLDER = "reconciliations"
@@ -19,10 +34,17 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")
 _LONGEST = 100
 
 
-def write_pages(folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]) -> None:
-    """Write a page for each table that was compared, or couldn't be, and put it on the list; ``names`` are the tables' files."""
+def write_pages(
+    folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]
+) -> None:
+    """Write a page for each table that was compared, or couldn't be, and put it on the list;
+    ``names`` are the tables' files.
+    """
     for row in found:
-        run = f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'} {row.at:%Y-%m-%dT%H:%M:%SZ}"
+        run = (
+            f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'}"
+            f" {row.at:%Y-%m-%dT%H:%M:%SZ}"
+        )
         path = folder / FOLDER / run / f"{names[row.table_name]}.html"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
@@ -34,19 +56,30 @@ def write_pages(folder: Path, pipeline: str, names: dict[str, str], found: Seque
         add_entry(
             folder,
             ReportEntry(
-                found[0].at, pipeline, row.run_id, row.table_name, row.version or 0, 1, failures, warnings,
-                path.relative_to(folder).as_posix(), told(row) + version,
+                found[0].at,
+                pipeline,
+                row.run_id,
+                row.table_name,
+                row.version or 0,
+                1,
+                failures,
+                warnings,
+                path.relative_to(folder).as_posix(),
+                told(row) + version,
             ),
-        )  # fmt: skip
+        )
 
 
 def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
-    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many of these went.
+    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many of
+    these went.
 
     Several pipelines may share a folder, each with its own number.
     """
     pages = [
-        entry for entry in read_entries(folder) if entry.page.startswith(f"{FOLDER}/") and entry.pipeline == pipeline
+        entry
+        for entry in read_entries(folder)
+        if entry.page.startswith(f"{FOLDER}/") and entry.pipeline == pipeline
     ]
     old = checked_runs(pages)[keep:]
     for run in old:
@@ -63,10 +96,13 @@ def told(row: Reconciliation) -> str:
     counts = ", ".join(
         f"{count:,} {word}"
         for count, word in (
-            (row.missing, "missing"), (row.extra, "extra"), (row.different, "different"), (row.doubled, "with a key twice")
+            (row.missing, "missing"),
+            (row.extra, "extra"),
+            (row.different, "different"),
+            (row.doubled, "with a key twice"),
         )
         if count
-    )  # fmt: skip
+    )
     least = "" if row.is_complete else "at least "
     return f"reconciliation of {counted(row.source_rows, 'row')}: {row.status}" + (
         f": {least}{counts}" if counts else ""
@@ -90,13 +126,31 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
     if row.by:
         yield "asked for by", row.by
     if row.position is not None:
-        yield "source", f"as of {Lsn(row.position)} (snapshot {row.snapshot}), {counted(row.source_rows or 0, 'row')}"
+        yield (
+            "source",
+            (
+                f"as of {Lsn(row.position)} (snapshot {row.snapshot}),"
+                f" {counted(row.source_rows or 0, 'row')}"
+            ),
+        )
         yield (
             "target",
-            f"Delta version {row.version}, which has batch {row.batch}, {counted(row.target_rows or 0, 'row')}",
+            (
+                f"Delta version {row.version}, which has batch {row.batch},"
+                f" {counted(row.target_rows or 0, 'row')}"
+            ),
         )
-        yield "in flight", f"{counted(row.in_flight, 'key')} changed between the two, left out on both sides"
-        yield "lacking", f"{counted(row.lacking, 'row')} that the target is known to lack (quarantine), left out"
+        yield (
+            "in flight",
+            f"{counted(row.in_flight, 'key')} changed between the two, left out on both sides",
+        )
+        yield (
+            "lacking",
+            (
+                f"{counted(row.lacking, 'row')} that the target is known to lack (quarantine),"
+                " left out"
+            ),
+        )
         yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
         yield "took", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
     if row.left_out:
@@ -108,7 +162,9 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
 
 
 def _rows(rows: Iterable[RowDifference]) -> str:
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("row", "key", "column", "source", "target"))
+    heads = "".join(
+        f'<th scope="col">{name}</th>' for name in ("row", "key", "column", "source", "target")
+    )
     return f"<table><thead><tr>{heads}</tr></thead>{''.join(_row(one) for one in rows)}</table>"
 
 

@@ -1,7 +1,8 @@
-"""A check's result as a page: what Great Expectations' renderers say of each expectation, in HTML of our own.
+"""A check's result as a page: what Great Expectations' renderers say of each expectation, in HTML
+of our own.
 
-Great Expectations' own view puts names and values into its HTML as they are, and needs scripts, styles and fonts from the
-network. Here every text is escaped, and the page is whole by itself.
+Great Expectations' own view puts names and values into its HTML as they are, and needs scripts,
+styles and fonts from the network. Here every text is escaped, and the page is whole by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from waldelta.quantities import counted
 from waldelta.stages.check.reports.page import fact_table, mark, page
 
 if TYPE_CHECKING:
-    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -35,39 +38,57 @@ def check_page(result: ExpectationSuiteValidationResult) -> str:
     """The page of one table's check, with what ``batch_parameters`` says about it."""
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
     counts = result.statistics
-    met = f"{counts['successful_expectations']} of {counted(counts['evaluated_expectations'], 'expectation')} met"
+    met = (
+        f"{counts['successful_expectations']} of"
+        f" {counted(counts['evaluated_expectations'], 'expectation')} met"
+    )
     body = (
         f"<p>{mark(_verdict(result))} {html.escape(met)}</p>"
         + fact_table((str(name), str(value)) for name, value in about.items())
         + "".join(_section(section) for section in _sections(result))
-        + f'<p class="dim">Great Expectations {html.escape(str(result.meta.get("great_expectations_version")))}</p>'
+        + '<p class="dim">Great Expectations'
+        f" {html.escape(str(result.meta.get('great_expectations_version')))}</p>"
     )
     return page(f"Check of {about.get('table', result.suite_name)}", body)
 
 
 def _verdict(result: ExpectationSuiteValidationResult) -> str:
-    """The check in one word, as the list of reports has it: an unmet expectation of severity warning fails no check."""
-    missed = {one.expectation_config.severity for one in result.results if not one.success and one.expectation_config}
+    """The check in one word, as the list of reports has it: an unmet expectation of severity
+    warning fails no check.
+    """
+    missed = {
+        one.expectation_config.severity
+        for one in result.results
+        if not one.success and one.expectation_config
+    }
     return "failed" if missed - {"warning"} else "warning" if missed else "passed"
 
 
 def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
-    """The expectations by column, those of the whole table first, as the renderers describe them."""
+    """The expectations by column, those of the whole table first, as the renderers describe
+    them.
+    """
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
 
     try:
         document = ValidationResultsPageRenderer().render(result).to_json_dict()
     except Exception as err:
-        # A renderer's failure isn't the check's: what was found stands in the lake, and the page says so.
+        # A renderer's failure isn't the check's: what was found stands in the lake, and the page
+        # says so.
         log.exception("Great Expectations can't describe the results of %s", result.suite_name)
-        reason = f"Great Expectations can't describe these results ({type(err).__name__}): see _waldelta/expectations"
+        reason = (
+            f"Great Expectations can't describe these results ({type(err).__name__}): see"
+            " _waldelta/expectations"
+        )
         return [{"section_name": "Expectations", "content_blocks": [reason]}]
     found: list[dict[str, Any]] = document["sections"]
     return found[1:]  # the first is an overview of the check, which check_page() gives
 
 
 def _section(section: Mapping[str, Any]) -> str:
-    blocks = [b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")]
+    blocks = [
+        b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")
+    ]
     name = html.escape(str(section["section_name"]))
     return f"<h2>{name}</h2>{''.join(_content(block) for block in blocks)}"
 
@@ -87,7 +108,12 @@ def _content(content: Any) -> str:
     try:
         render = _BLOCKS[_kind(content)]
         return _headings(content) + render(content)
-    except (AttributeError, KeyError, TypeError, ValueError):  # of no known kind, or a value that looks like a block
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # of no known kind, or a value that looks like a block
         return _json(content)
 
 
@@ -132,9 +158,16 @@ def _parameter(name: str, value: Any) -> str:
 
 
 def _table(block: Mapping[str, Any]) -> str:
-    heads = "".join(f'<th scope="col">{_content(head)}</th>' for head in block.get("header_row") or ())
-    rows = "".join(f"<tr>{''.join(f'<td>{_content(cell)}</td>' for cell in row)}</tr>" for row in block["table"])
-    return f"<table>{f'<thead><tr>{heads}</tr></thead>' if heads else ''}<tbody>{rows}</tbody></table>"
+    heads = "".join(
+        f'<th scope="col">{_content(head)}</th>' for head in block.get("header_row") or ()
+    )
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{_content(cell)}</td>' for cell in row)}</tr>"
+        for row in block["table"]
+    )
+    return (
+        f"<table>{f'<thead><tr>{heads}</tr></thead>' if heads else ''}<tbody>{rows}</tbody></table>"
+    )
 
 
 def _list(key: str) -> Callable[[Mapping[str, Any]], str]:
@@ -144,7 +177,9 @@ def _list(key: str) -> Callable[[Mapping[str, Any]], str]:
 def _paragraphs(key: str) -> Callable[[Mapping[str, Any]], str]:
     def render(block: Mapping[str, Any]) -> str:
         held = block[key]
-        return "".join(f"<p>{_content(part)}</p>" for part in (held if isinstance(held, list) else [held]))
+        return "".join(
+            f"<p>{_content(part)}</p>" for part in (held if isinstance(held, list) else [held])
+        )
 
     return render
 
@@ -156,7 +191,10 @@ def _collapse(block: Mapping[str, Any]) -> str:
 
 def _tabs(block: Mapping[str, Any]) -> str:
     tabs: Iterable[Mapping[str, Any]] = block["tabs"]
-    return "".join(f"<h3>{_text(tab.get('tab_name', ''))}</h3>{_content(tab.get('tab_content'))}" for tab in tabs)
+    return "".join(
+        f"<h3>{_text(tab.get('tab_name', ''))}</h3>{_content(tab.get('tab_content'))}"
+        for tab in tabs
+    )
 
 
 def _graph(block: Mapping[str, Any]) -> str:
@@ -166,7 +204,12 @@ def _graph(block: Mapping[str, Any]) -> str:
         chart = json.loads(chart) if isinstance(chart, str) else chart
         (rows,) = chart["datasets"].values() if "datasets" in chart else [chart["data"]["values"]]
         columns = list(rows[0])
-        return _table({"header_row": columns, "table": [[str(row.get(name, "")) for name in columns] for row in rows]})
+        return _table(
+            {
+                "header_row": columns,
+                "table": [[str(row.get(name, "")) for name in columns] for row in rows],
+            }
+        )
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return _json(chart)
 

@@ -1,7 +1,9 @@
-"""The HTML reports of one pipeline's checks: where they are, how they are named, listed, kept and pruned.
+"""The HTML reports of one pipeline's checks: where they are, how they are named, listed, kept and
+pruned.
 
-The folder holds the pages, our own index of them and, in ``.results``, the validation results they are made from. All
-files are readable by their owner only: a report may show values of rows that failed.
+The folder holds the pages, our own index of them and, in ``.results``, the validation results they
+are made from. All files are readable by their owner only: a report may show values of rows that
+failed.
 """
 
 from __future__ import annotations
@@ -34,10 +36,16 @@ from waldelta.stages.check.reports.page import is_own_page, static_index
 from waldelta.stages.check.suite.verdict import TableVerdict
 
 if TYPE_CHECKING:
-    from great_expectations.core.expectation_validation_result import ExpectationSuiteValidationResult
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+    )
     from great_expectations.core.run_identifier import RunIdentifier
-    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
-    from great_expectations.data_context.types.resource_identifiers import ValidationResultIdentifier
+    from great_expectations.data_context.data_context.ephemeral_data_context import (
+        EphemeralDataContext,
+    )
+    from great_expectations.data_context.types.resource_identifiers import (
+        ValidationResultIdentifier,
+    )
 
 _KEPT = "kept_results"
 _LONGEST_NAME = 100  # the file name of a page has the name twice
@@ -49,7 +57,11 @@ def page_name(table: str) -> str:
     if len(encoded) <= _LONGEST_NAME:
         return encoded
     # Cut before an escape sequence could be cut in two; the digest keeps names apart.
-    return re.sub(r"%.?$", "", encoded[:_LONGEST_NAME]) + "-" + hashlib.sha256(table.encode()).hexdigest()[:16]
+    return (
+        re.sub(r"%.?$", "", encoded[:_LONGEST_NAME])
+        + "-"
+        + hashlib.sha256(table.encode()).hexdigest()[:16]
+    )
 
 
 def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
@@ -62,7 +74,9 @@ def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
 
 
 def open_context(folder: Path | None) -> EphemeralDataContext:
-    """A context that keeps results in the folder, if there is one; nothing else is written, nothing is sent."""
+    """A context that keeps results in the folder, if there is one; nothing else is written, nothing
+    is sent.
+    """
     import_great_expectations()
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig
@@ -86,7 +100,10 @@ def open_context(folder: Path | None) -> EphemeralDataContext:
 
 
 def keep_result(
-    context: EphemeralDataContext, suite_name: str, result: ExpectationSuiteValidationResult, run: RunIdentifier
+    context: EphemeralDataContext,
+    suite_name: str,
+    result: ExpectationSuiteValidationResult,
+    run: RunIdentifier,
 ) -> ValidationResultIdentifier:
     """Keep a result for its page; returns what names it."""
     from great_expectations.data_context.types.resource_identifiers import (
@@ -117,7 +134,9 @@ def write_check_pages(
 
 
 def replace_foreign_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
-    """Write the pages again that Great Expectations' own view wrote in earlier versions: it escapes no name and no value."""
+    """Write the pages again that Great Expectations' own view wrote in earlier versions: it escapes
+    no name and no value.
+    """
     for identifier in _kept_of(context, pipeline):
         path = page_path(folder, identifier)
         if path.is_file() and not is_own_page(path):
@@ -125,13 +144,22 @@ def replace_foreign_pages(context: EphemeralDataContext, folder: Path, pipeline:
 
 
 def list_reports(
-    folder: Path, pipeline: PipelineFile, run_id: str, at: datetime, verdicts: Sequence[TableVerdict]
+    folder: Path,
+    pipeline: PipelineFile,
+    run_id: str,
+    at: datetime,
+    verdicts: Sequence[TableVerdict],
 ) -> Path:
-    """Put a run's pages, and the tables that couldn't be checked, on the list, write the index anew and return it."""
+    """Put a run's pages, and the tables that couldn't be checked, on the list, write the index anew
+    and return it.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for verdict in verdicts:
         page = "" if verdict.page is None else verdict.page.relative_to(folder).as_posix()
-        missed = {severity: tuple(map(str, verdict.failed(severity))) for severity in ("critical", "warning")}
+        missed = {
+            severity: tuple(map(str, verdict.failed(severity)))
+            for severity in ("critical", "warning")
+        }
         entry = ReportEntry(
             at, pipeline.pipeline, run_id, verdict.table, verdict.version, len(verdict.outcomes),
             missed["critical"], missed["warning"], page,
@@ -144,7 +172,9 @@ def list_reports(
 def _write_index(folder: Path, pipeline: PipelineFile) -> Path:
     index = folder / "index.html"
     draft = folder / f".index.{os.getpid()}"
-    draft.write_text(static_index(pipeline.pipeline, checked_runs(read_entries(folder))), encoding="utf-8")
+    draft.write_text(
+        static_index(pipeline.pipeline, checked_runs(read_entries(folder))), encoding="utf-8"
+    )
     return draft.replace(index)
 
 
@@ -156,7 +186,9 @@ def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
 
 
 def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str, keep: int) -> int:
-    """Drop the results of all but a pipeline's last ``keep`` runs, their pages and their places on the list."""
+    """Drop the results of all but a pipeline's last ``keep`` runs, their pages and their places on
+    the list.
+    """
     store, identifiers = context.stores[_KEPT], _kept_of(context, pipeline)
     runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
     old = set(runs[keep:])
@@ -171,22 +203,35 @@ def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str,
 
 def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationResultIdentifier]:
     # Other pipelines may have results in the same folder; no pipeline's name has a space.
-    return [i for i in context.stores[_KEPT].list_keys() if str(i.run_id.run_name).startswith(f"{pipeline} ")]
+    return [
+        i
+        for i in context.stores[_KEPT].list_keys()
+        if str(i.run_id.run_name).startswith(f"{pipeline} ")
+    ]
 
 
 def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path | None:
-    """Write the pages of a reconciliation, put them on the list, and return its index; None where there is no folder."""
+    """Write the pages of a reconciliation, put them on the list, and return its index; None where
+    there is no folder.
+    """
     folder = own_docs_folder(pipeline)
     if folder is None:
         return None
     with private_files(OWNER_ONLY):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_pages(folder, pipeline.pipeline, {row.table_name: page_name(row.table_name) for row in found}, found)
+        write_pages(
+            folder,
+            pipeline.pipeline,
+            {row.table_name: page_name(row.table_name) for row in found},
+            found,
+        )
         return _write_index(folder, pipeline)
 
 
 def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
-    """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how many went."""
+    """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how
+    many went.
+    """
     folder, keep = docs_folder(pipeline), pipeline.quality.keep_reports if keep is None else keep
     if folder is None or not folder.is_dir():
         return 0
@@ -206,12 +251,21 @@ def _stores(folder: Path | None) -> dict[str, Any]:
     files = (
         memory
         if folder is None
-        else {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder / RESULTS_FOLDER)}
+        else {
+            "class_name": "TupleFilesystemStoreBackend",
+            "base_directory": str(folder / RESULTS_FOLDER),
+        }
     )
     return {
         "expectations_store": {"class_name": "ExpectationsStore", "store_backend": memory},
-        "validation_results_store": {"class_name": "ValidationResultsStore", "store_backend": memory},
-        "validation_definition_store": {"class_name": "ValidationDefinitionStore", "store_backend": memory},
+        "validation_results_store": {
+            "class_name": "ValidationResultsStore",
+            "store_backend": memory,
+        },
+        "validation_definition_store": {
+            "class_name": "ValidationDefinitionStore",
+            "store_backend": memory,
+        },
         "checkpoint_store": {"class_name": "CheckpointStore", "store_backend": memory},
         _KEPT: {"class_name": "ValidationResultsStore", "store_backend": files},
     }

@@ -1,6 +1,8 @@
-"""The list of a pipeline's reports: one small file per checked table beside the pages, read by both their indexes.
+"""The list of a pipeline's reports: one small file per checked table beside the pages, read by both
+their indexes.
 
-Great Expectations makes the pages; its own index needs scripts from the network and every kept result to be read again.
+Great Expectations makes the pages; its own index needs scripts from the network and every kept
+result to be read again.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ Verdict = Literal["failed", "warning", "passed"]
 
 @dataclass(frozen=True, slots=True)
 class ReportEntry:
-    """One table's check in one run; ``page`` is relative to the folder of the reports, empty of a table that couldn't be checked.
+    """One table's check in one run; ``page`` is relative to the folder of the reports, empty of a
+    table that couldn't be checked.
 
-    ``version`` is None of a target that isn't there. ``told`` says what was found where that isn't how many expectations are met.
+    ``version`` is None of a target that isn't there. ``told`` says what was found where that isn't
+    how many expectations are met.
     """
 
     at: datetime
@@ -74,8 +78,12 @@ def remove_entry(folder: Path, page: str) -> None:
 
 
 def drop_old_pageless(folder: Path, pipeline: str, keep: int) -> int:
-    """Take a pipeline's checks without a page off the list but those of the last ``keep`` runs on it; returns how many went."""
-    entries = [entry for entry in read_entries(folder) if entry.pipeline == pipeline and entry.told is None]
+    """Take a pipeline's checks without a page off the list but those of the last ``keep`` runs on
+    it; returns how many went.
+    """
+    entries = [
+        entry for entry in read_entries(folder) if entry.pipeline == pipeline and entry.told is None
+    ]
     kept = {_run_of(entry) for entry in entries}
     old = kept - set(sorted(kept, reverse=True)[:keep])
     dropped = [entry for entry in entries if not entry.page and _run_of(entry) in old]
@@ -92,7 +100,11 @@ def entry_of(folder: Path, page: str) -> ReportEntry | None:
 def read_entries(folder: Path) -> list[ReportEntry]:
     """All reports on the list whose page is there, or that have none, in no order."""
     found = (_read_entry(path) for path in (folder / ENTRIES_FOLDER).glob("*.json"))
-    return [entry for entry in found if entry is not None and (not entry.page or (folder / entry.page).is_file())]
+    return [
+        entry
+        for entry in found
+        if entry is not None and (not entry.page or (folder / entry.page).is_file())
+    ]
 
 
 def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
@@ -118,15 +130,20 @@ def _entry_path(folder: Path, page: str) -> Path:
 
 
 def _read_entry(path: Path) -> ReportEntry | None:
-    """The entry of a file; None where there is none, or its page would lie outside the folder of the reports."""
+    """The entry of a file; None where there is none, or its page would lie outside the folder of
+    the reports.
+    """
     folder = path.parent.parent.resolve()
     try:
         row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         row["at"] = datetime.fromisoformat(row["at"])
         row["failures"], row["warnings"] = tuple(row["failures"]), tuple(row["warnings"])
         entry = ReportEntry(**row)
-        # Pages are pruned by what their entries say: neither ".." nor a linked folder may lead elsewhere.
-        stays = ".." not in Path(entry.page).parts and (folder / entry.page).resolve().is_relative_to(folder)
+        # Pages are pruned by what their entries say: neither ".." nor a linked folder may lead
+        # elsewhere.
+        stays = ".." not in Path(entry.page).parts and (
+            folder / entry.page
+        ).resolve().is_relative_to(folder)
         return entry if stays else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # pruned at this moment, or no file of ours

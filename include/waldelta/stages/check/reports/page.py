@@ -1,4 +1,6 @@
-"""Reports as HTML, and the list of them: plain tables without scripts or anything from the network, every text escaped."""
+"""Reports as HTML, and the list of them: plain tables without scripts or anything from the network,
+every text escaped.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,14 @@ h2{font-size:1.2rem;margin:1.5rem 0 .5rem}
 code,pre{font:.92em/1.5 ui-monospace,monospace;overflow-wrap:anywhere}
 td>div+div{margin-top:.3rem}
 td td,td th{padding:.1rem .8rem .1rem 0}
-nav a{margin-right:1.2rem}"""
-# A page on a disk has no headers. Its one style is known by its digest; whatever else a browser would load or run is none of ours.
-POLICY = f"default-src 'none'; style-src 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; base-uri 'none'; form-action 'none'"
+nav a{margin-right:1.2rem}"""  # noqa: E501
+# A page on a disk has no headers. Its one style is known by its digest; whatever else a browser
+# would load or run is none of ours.
+POLICY = (
+    "default-src 'none'; style-src"
+    f" 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; base-uri 'none';"
+    " form-action 'none'"
+)
 _FIRST = '<html lang="en"><head><meta http-equiv="Content-Security-Policy"'
 _PAGE = """<!doctype html>
 {first} content="{policy}">
@@ -52,7 +59,9 @@ _HEAD = (
 
 def page(title: str, body: str) -> str:
     """A whole page; ``body`` is HTML already."""
-    return _PAGE.format(first=_FIRST, policy=POLICY, title=html.escape(title), style=_STYLE, body=body)
+    return _PAGE.format(
+        first=_FIRST, policy=POLICY, title=html.escape(title), style=_STYLE, body=body
+    )
 
 
 def is_own_page(path: Path) -> bool:
@@ -63,12 +72,17 @@ def is_own_page(path: Path) -> bool:
 
 def fact_table(facts: Iterable[tuple[str, str]]) -> str:
     """Names and values as a table."""
-    rows = (f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>' for name, value in facts)
+    rows = (
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+        for name, value in facts
+    )
     return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
 
 def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) -> str:
-    """The runs as a table, in the order given; ``link`` gives the address of a report's page, where it has one."""
+    """The runs as a table, in the order given; ``link`` gives the address of a report's page, where
+    it has one.
+    """
     return f"<table>{_HEAD}{''.join(_run(run, link) for run in runs)}</table>"
 
 
@@ -91,13 +105,15 @@ def _run(run: CheckedRun, link: Callable[[ReportEntry], str]) -> str:
 def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
     at = f"{run.at:%Y-%m-%d %H:%M:%S} UTC"
     where = (
-        f'<td class="where" rowspan="{len(run.entries)}"><b>{at}</b> {html.escape(run.pipeline)}<br>'
-        f'<span class="dim">{html.escape(run.run_id)}</span></td>'
+        f'<td class="where" rowspan="{len(run.entries)}"><b>{at}</b>'
+        f' {html.escape(run.pipeline)}<br><span class="dim">{html.escape(run.run_id)}</span></td>'
     )
     for entry in run.entries:
         table = html.escape(entry.table)
         name = f'<a href="{html.escape(link(entry))}">{table}</a>' if entry.page else table
-        yield f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_told(entry)}</td></tr>"
+        yield (
+            f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_told(entry)}</td></tr>"
+        )
         where = ""
 
 

@@ -1,4 +1,6 @@
-"""Declared limits: lengths and precisions of the source's types that a target's type doesn't force by itself. Pure."""
+"""Declared limits: lengths and precisions of the source's types that a target's type doesn't force
+by itself. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,18 @@ from typing import Any
 from waldelta.spark_sql import quote, string
 from waldelta.stages.check.constraints.declared_types import BIT, DeclaredType
 
-_LENGTHS, _LENGTH = "expect_column_value_lengths_to_be_between", "expect_column_value_lengths_to_equal"
+_LENGTHS, _LENGTH = (
+    "expect_column_value_lengths_to_be_between",
+    "expect_column_value_lengths_to_equal",
+)
 _REGEX = "expect_column_values_to_match_regex"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What is expected of a column: Great Expectations' name for it and arguments, or a ``condition`` in Spark SQL."""
+    """What is expected of a column: Great Expectations' name for it and arguments, or a
+    ``condition`` in Spark SQL.
+    """
 
     meaning: str
     kind: str | None = None
@@ -30,11 +37,16 @@ def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
         if declared.base_oid == BIT:
             yield Limit(meaning, _LENGTH, {"value": declared.length}, _of_length(declared, "="))
         else:
-            # Of char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts characters.
-            yield Limit(meaning, _LENGTHS, {"max_value": declared.length}, _of_length(declared, "<="))
+            # Of char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
+            # characters.
+            yield Limit(
+                meaning, _LENGTHS, {"max_value": declared.length}, _of_length(declared, "<=")
+            )
     elif declared.precision is not None and spark_type == "string":
         regex = printed_numeric(*declared.precision)
-        yield Limit(meaning, _REGEX, {"regex": regex}, _or_null(declared, f"rlike({{}}, {string(regex)})"))
+        yield Limit(
+            meaning, _REGEX, {"regex": regex}, _or_null(declared, f"rlike({{}}, {string(regex)})")
+        )
     elif declared.precision is not None and spark_type.startswith("decimal"):
         precision, scale = declared.precision
         if scale < 0:

@@ -1,7 +1,7 @@
 """Freshness: how far a target is behind the source when a run checks it. Pure.
 
-Not when it changed last: a source on which nothing happens is up to date. Seconds are the age of the moment up to which the target
-holds every commit; bytes the WAL that is still to be read.
+Not when it changed last: a source on which nothing happens is up to date. Seconds are the age of
+the moment up to which the target holds every commit; bytes the WAL that is still to be read.
 """
 
 from __future__ import annotations

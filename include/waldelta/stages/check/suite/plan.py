@@ -1,4 +1,5 @@
-"""Which expectations a target must meet: derived from the ledger's record of it, plus the engineer's own.
+"""Which expectations a target must meet: derived from the ledger's record of it, plus the
+engineer's own.
 
 Pure: the plan names Great Expectations' types and arguments, ``quality.py`` runs it.
 """
@@ -35,7 +36,12 @@ from waldelta.stages.check.constraints.declared_types import DeclaredType, base_
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
 from waldelta.stages.check.measure.profile import Measured, profiled_columns
 from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.measure.row_conditions import asks_for_nulls, held_condition, null_condition, with_raw
+from waldelta.stages.check.measure.row_conditions import (
+    asks_for_nulls,
+    held_condition,
+    null_condition,
+    with_raw,
+)
 from waldelta.stages.check.suite._declared_limits import limits
 from waldelta.stages.check.suite._freshness import FreshnessLimit
 from waldelta.stages.check.suite.profile_drift import Before, find_departures
@@ -50,9 +56,11 @@ Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedExpectation:
-    """One expectation: its type and arguments as Great Expectations knows them, and where it comes from.
+    """One expectation: its type and arguments as Great Expectations knows them, and where it comes
+    from.
 
-    ``suffices``: a column without nulls meets it for certain, if it has any there is more to look at.
+    ``suffices``: a column without nulls meets it for certain, if it has any there is more to look
+    at.
     """
 
     type: str
@@ -66,9 +74,9 @@ class PlannedExpectation:
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum columns by name, what columns'
-    declared types say, foreign keys; how fresh the target is, and how many rows it lacks since a value of theirs never came (None:
-    that isn't asked).
+    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum
+    columns by name, what columns' declared types say, foreign keys; how fresh the target is, and
+    how many rows it lacks since a value of theirs never came (None: that isn't asked).
 
     ``left_out`` are those that can't be judged, and why.
     """
@@ -84,7 +92,9 @@ class SourceRules:
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """A target's expectations, what could not be made one, and why the engineer's own were refused."""
+    """A target's expectations, what could not be made one, and why the engineer's own were
+    refused.
+    """
 
     table: str
     expectations: tuple[PlannedExpectation, ...]
@@ -101,8 +111,9 @@ def plan_suite(
 ) -> SuitePlan:
     """Plan the suite of one target.
 
-    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept. ``sure`` is what
-    the source makes sure of besides, ``before`` what earlier runs measured (None: that isn't asked).
+    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept.
+    ``sure`` is what the source makes sure of besides, ``before`` what earlier runs measured (None:
+    that isn't asked).
     """
     sure = sure or SourceRules()
     left_out: list[str] = list(sure.left_out)
@@ -128,7 +139,11 @@ def plan_suite(
 def _columns_match(state: TableState) -> PlannedExpectation:
     columns = {column.name: column.spark_type for column in state.columns}
     return PlannedExpectation(
-        COLUMNS_MATCH, {"columns": columns}, "critical", "catalog", "columns and types match the ones recorded"
+        COLUMNS_MATCH,
+        {"columns": columns},
+        "critical",
+        "catalog",
+        "columns and types match the ones recorded",
     )
 
 
@@ -149,42 +164,60 @@ def _kept_rows(state: TableState) -> Iterator[PlannedExpectation]:
     if (mode := state.kept_as) != MIRROR:
         meaning = MEANINGS[mode]
         kwargs = {"columns": [KEPT_ROWS, mode], "meaning": meaning}
-        yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "critical", "pipeline", f"{mode}: {meaning}")
+        yield PlannedExpectation(
+            KEPT_ROWS_HOLD, kwargs, "critical", "pipeline", f"{mode}: {meaning}"
+        )
     if mode == CHANGELOG:
         meaning = f"no change lacks a value that wasn't sent ({UNCHANGED} is null)"
         kwargs = {"columns": [KEPT_ROWS, UNCHANGED], "meaning": meaning}
         yield PlannedExpectation(KEPT_ROWS_HOLD, kwargs, "warning", "pipeline", meaning)
 
 
-def _not_null(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
+def _not_null(
+    state: TableState, held: Sequence[str], left_out: list[str]
+) -> Iterator[PlannedExpectation]:
     keys = set(state.key_columns)
     for column in state.columns:
         if not (column.not_null or column.name in keys):
             continue
-        meaning = f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
+        meaning = (
+            f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
+        )
         if column_type(column.type_name, column.spark_type).may_be_raw:
             yield from _held_somewhere(column, held, meaning, left_out)
         elif _nameable(column.name):
             kwargs = {"column": _gx_name(column.name)}
-            yield PlannedExpectation("expect_column_values_to_not_be_null", kwargs, "critical", "catalog", meaning)
+            yield PlannedExpectation(
+                "expect_column_values_to_not_be_null", kwargs, "critical", "catalog", meaning
+            )
         else:
             condition = f"{quote(column.name)} is not null"
             yield PlannedExpectation(
-                ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning, suffices=column.name
+                ROWS_SATISFY,
+                _satisfy(condition, meaning),
+                "critical",
+                "catalog",
+                meaning,
+                suffices=column.name,
             )
 
 
 def _held_somewhere(
     column: ColumnState, held: Sequence[str], meaning: str, left_out: list[str]
 ) -> Iterator[PlannedExpectation]:
-    """Not null, where NaN, infinity or BC dates are null in their column and stand in ``_wd_raw``."""
+    """Not null, where NaN, infinity or BC dates are null in their column and stand in
+    ``_wd_raw``.
+    """
     if RAW not in held:
         left_out.append(
-            f"{meaning}: without metadata columns a null may be a value that {column.spark_type} can't hold"
+            f"{meaning}: without metadata columns a null may be a value that {column.spark_type}"
+            " can't hold"
         )
         return
     kwargs = _satisfy(held_condition(column.name), meaning)
-    yield PlannedExpectation(ROWS_SATISFY, kwargs, "critical", "catalog", meaning, suffices=column.name)
+    yield PlannedExpectation(
+        ROWS_SATISFY, kwargs, "critical", "catalog", meaning, suffices=column.name
+    )
 
 
 def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpectation]:
@@ -193,7 +226,9 @@ def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpect
         if labels and column.spark_type == "string" and _nameable(column.name):
             kwargs = {"column": _gx_name(column.name), "value_set": list(labels)}
             meaning = f"{column.name} has labels of {column.type_name} only"
-            yield PlannedExpectation("expect_column_values_to_be_in_set", kwargs, "critical", "catalog", meaning)
+            yield PlannedExpectation(
+                "expect_column_values_to_be_in_set", kwargs, "critical", "catalog", meaning
+            )
 
 
 def _checks_hold(
@@ -201,12 +236,15 @@ def _checks_hold(
 ) -> Iterator[PlannedExpectation]:
     for check in checks:
         meaning = f"CHECK constraint {check.name} holds: {check.expression}"
-        # Where it is null a row meets it, so that those are looked for which make its opposite true.
+        # Where it is null a row meets it, so that those are looked for which make its opposite
+        # true.
         read = partial(published_filter, f"(NOT {check.expression})")
         found = _translated(state, held, f"CHECK constraint {check.name}", read, left_out)
         if found is not None:
             condition = f"not coalesce({found}, false)"
-            yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+            yield PlannedExpectation(
+                ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning
+            )
 
 
 def _domains_hold(
@@ -225,12 +263,19 @@ def _domains_hold(
                 # A stored null may have got around the domain (see ``CREATE DOMAIN``).
                 condition = f"({is_null} or not coalesce({found}, false))"
                 meaning = f"{what} holds: {check.expression}"
-                yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning)
+                yield PlannedExpectation(
+                    ROWS_SATISFY, _satisfy(condition, meaning), "critical", "catalog", meaning
+                )
         if one.not_null and not column.not_null and column.name not in state.key_columns:
             meaning = f"column {one.column} has no nulls, as its domain {one.not_null[0]} says"
             condition = f"not {is_null}"
             yield PlannedExpectation(
-                ROWS_SATISFY, _satisfy(condition, meaning), "warning", "catalog", meaning, suffices=one.column
+                ROWS_SATISFY,
+                _satisfy(condition, meaning),
+                "warning",
+                "catalog",
+                meaning,
+                suffices=one.column,
             )
 
 
@@ -239,7 +284,9 @@ def _value_filter(check: CheckConstraint, column: str) -> RowFilter:
 
 
 def _is_null(column: ColumnState, held: Sequence[str]) -> str:
-    """Whether a row has no value: what its type can't hold stands in ``_wd_raw``, or nobody knows."""
+    """Whether a row has no value: what its type can't hold stands in ``_wd_raw``, or nobody
+    knows.
+    """
     name = quote(column.name)
     if not column_type(column.type_name, column.spark_type).may_be_raw:
         return f"{name} is null"
@@ -248,7 +295,9 @@ def _is_null(column: ColumnState, held: Sequence[str]) -> str:
     return null_condition(column.name)
 
 
-def _limits_hold(state: TableState, declared: Sequence[DeclaredType]) -> Iterator[PlannedExpectation]:
+def _limits_hold(
+    state: TableState, declared: Sequence[DeclaredType]
+) -> Iterator[PlannedExpectation]:
     types = {column.name: column.spark_type for column in state.columns}
     for one in declared:
         for limit in limits(one, types[one.column]):
@@ -261,7 +310,8 @@ def _limits_hold(state: TableState, declared: Sequence[DeclaredType]) -> Iterato
 
 
 def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpectation]:
-    # A warning: triggers that enforce a key can be switched off on the source, which stays "validated" all the same.
+    # A warning: triggers that enforce a key can be switched off on the source, which stays
+    # "validated" all the same.
     for reference in references:
         kwargs = {"columns": list(reference.asked_by), "meaning": reference.meaning}
         yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
@@ -281,7 +331,9 @@ def _is_fresh(limits: Sequence[FreshnessLimit]) -> Iterator[PlannedExpectation]:
 
 
 def _is_as_before(state: TableState, before: Before | None) -> Iterator[PlannedExpectation]:
-    """Planned also while nothing is said yet, so that a full check measures; ``is_judged`` tells them apart."""
+    """Planned also while nothing is said yet, so that a full check measures; ``is_judged`` tells
+    them apart.
+    """
     if before is None:
         return
     columns = [list(column) for column in profiled_columns(state)]
@@ -299,7 +351,9 @@ def _is_as_before(state: TableState, before: Before | None) -> Iterator[PlannedE
 
 
 def is_judged(planned: PlannedExpectation) -> bool:
-    """Whether it says anything: of drift nothing is said before enough runs have measured a target."""
+    """Whether it says anything: of drift nothing is said before enough runs have measured a
+    target.
+    """
     return planned.type != AS_BEFORE or bool(planned.kwargs["bounds"])
 
 
@@ -308,17 +362,23 @@ def departures(planned: PlannedExpectation, measured: Measured) -> list[str]:
     return find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
 
 
-def _filters_hold(state: TableState, held: Sequence[str], left_out: list[str]) -> Iterator[PlannedExpectation]:
+def _filters_hold(
+    state: TableState, held: Sequence[str], left_out: list[str]
+) -> Iterator[PlannedExpectation]:
     # Rows that an earlier filter let in stay, so that each row passes one of them.
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
     if EVERYTHING not in filters:
         text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
         meaning = f"publication's row filter holds: {text}"
         read = partial(published_filter, text)
-        yield from _filter_holds(state, held, ("row filter", read, meaning, "publication"), left_out)
+        yield from _filter_holds(
+            state, held, ("row filter", read, meaning, "publication"), left_out
+        )
     if (own := filter_of(state)) is not None:
         meaning = f"target's filter holds: {own.text}"
-        yield from _filter_holds(state, held, ("target's filter", lambda: own, meaning, "pipeline"), left_out)
+        yield from _filter_holds(
+            state, held, ("target's filter", lambda: own, meaning, "pipeline"), left_out
+        )
 
 
 def _filter_holds(
@@ -330,26 +390,40 @@ def _filter_holds(
     what, read, meaning, origin = told
     condition = _translated(state, held, what, read, left_out)
     if condition is not None:
-        yield PlannedExpectation(ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning)
+        yield PlannedExpectation(
+            ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning
+        )
 
 
 def _translated(
-    state: TableState, held: Sequence[str], what: str, read: Callable[[], RowFilter], left_out: list[str]
+    state: TableState,
+    held: Sequence[str],
+    what: str,
+    read: Callable[[], RowFilter],
+    left_out: list[str],
 ) -> str | None:
-    """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which is told."""
+    """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which
+    is told.
+    """
     try:
         # Without metadata columns there is no map of the values that stand verbatim.
         names: dict[str, str] | None = None if RAW in held else {}
         row_filter = read()
         if absent := set(row_filter.columns) - {column.name for column in state.columns}:
-            left_out.append(f"{what}: not checked, because the target has no column {', '.join(sorted(absent))} yet")
+            left_out.append(
+                f"{what}: not checked, because the target has no column"
+                f" {', '.join(sorted(absent))} yet"
+            )
             return None
         condition = spark_condition(row_filter, state.columns, names)
     except FilterNotTranslatable as err:
         left_out.append(f"{what}: not checked, because of its part at {err.where}: {err.reason}")
         return None
     if UNJUDGED in condition:
-        left_out.append(f"{what}: not checked, because it computes with columns that may hold infinity or years BC")
+        left_out.append(
+            f"{what}: not checked, because it computes with columns that may hold infinity or"
+            " years BC"
+        )
         return None
     return condition
 
@@ -363,14 +437,19 @@ def _own(
 ) -> Iterator[PlannedExpectation]:
     if own is None:
         return
-    types = {column.name: column_type(column.type_name, column.spark_type) for column in state.columns}
+    types = {
+        column.name: column_type(column.type_name, column.spark_type) for column in state.columns
+    }
     raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in held]
     # Those with a gate too: what a copy brought, or was let pass, was never judged by it.
     for number, item in enumerate(own.suite.expectations):
         meaning = own.meaning(number)
         kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
         if kind == item.type and (column := asks_for_nulls(kind, kwargs, raw)) is not None:
-            told = f"values of {column} that stand in {RAW} alone, which count as null with other arguments than mostly"
+            told = (
+                f"values of {column} that stand in {RAW} alone, which count as null with other"
+                " arguments than mostly"
+            )
             left_out.append(f"{meaning}: {told}")
         yield PlannedExpectation(kind, kwargs, item.severity, "own", meaning, own.place(number))
 

@@ -1,7 +1,9 @@
-"""Departures: where a target's profile isn't as those of earlier runs were; by median and MAD, which outliers don't move. Pure.
+"""Departures: where a target's profile isn't as those of earlier runs were; by median and MAD,
+which outliers don't move. Pure.
 
-A statistic departs when it is farther from the median of the earlier ones than ``factor`` × 1.4826 × MAD, and than a floor of its
-own, so that what never changed may change a little: see docs/pipeline-file.md, Drift.
+A statistic departs when it is farther from the median of the earlier ones than ``factor`` × 1.4826
+× MAD, and than a floor of its own, so that what never changed may change a little: see
+docs/pipeline-file.md, Drift.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Bounds: TypeAlias = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What earlier runs say: bounds of the row count and of each column's statistics; empty while there are too few."""
+    """What earlier runs say: bounds of the row count and of each column's statistics; empty while
+    there are too few.
+    """
 
     runs: int
     rows: Bounds
@@ -36,9 +40,11 @@ class Before:
 
 
 def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
-    """Where statistics are as before, by the latest runs; of one that fewer than ``after_runs`` have measured there is none.
+    """Where statistics are as before, by the latest runs; of one that fewer than ``after_runs``
+    have measured there is none.
 
-    Those that only full checks measure go back farther: each by the latest runs that have measured it.
+    Those that only full checks measure go back farther: each by the latest runs that have measured
+    it.
     """
     latest = history[-wanted.of_runs :]
     if len(latest) < wanted.after_runs:
@@ -58,7 +64,9 @@ def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
 
 def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
     found: Bounds = {}
-    spans = [c.most - c.least for c in history if c.most is not None and c.least is not None][-wanted.of_runs :]
+    spans = [c.most - c.least for c in history if c.most is not None and c.least is not None][
+        -wanted.of_runs :
+    ]
     deviations = [c.deviation for c in history if c.deviation is not None][-wanted.of_runs :]
     span, deviation = (median(values) if values else 0.0 for values in (spans, deviations))
     for name, floor in (
@@ -67,11 +75,15 @@ def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
         ("least", span),
         ("most", span),
     ):
-        told = [value for c in history if (value := getattr(c, name)) is not None and isfinite(value)]
+        told = [
+            value for c in history if (value := getattr(c, name)) is not None and isfinite(value)
+        ]
         values = told[-wanted.of_runs :]
         if len(values) >= wanted.after_runs:
             # Where all values were alike, half as much again, or half of it, is as before.
-            least = 0.0 if name == "nulls" else wanted.tolerance * abs(median(values)) * (floor == 0)
+            least = (
+                0.0 if name == "nulls" else wanted.tolerance * abs(median(values)) * (floor == 0)
+            )
             found[name] = _around(values, max(floor, least), wanted)
     return found
 
@@ -84,13 +96,21 @@ def _around(values: Sequence[float], floor: float, wanted: Drift) -> tuple[float
 
 
 def find_departures(
-    measured: tuple[int, Sequence[ColumnProfile]], part: str, bounds: Mapping[str, Mapping[str, Sequence[float]]]
+    measured: tuple[int, Sequence[ColumnProfile]],
+    part: str,
+    bounds: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> list[str]:
-    """What to tell of the row count (``part`` rows) or of columns, without their values, which a log mustn't have."""
+    """What to tell of the row count (``part`` rows) or of columns, without their values, which a
+    log mustn't have.
+    """
     rows, columns = measured
     if part == "rows":
         low, high = bounds.get("rows", {}).get("rows", (float("-inf"), float("inf")))
-        return [] if low <= rows <= high else [f"{counted(rows, 'row')}, before {max(0.0, low):,.0f} to {high:,.0f}"]
+        return (
+            []
+            if low <= rows <= high
+            else [f"{counted(rows, 'row')}, before {max(0.0, low):,.0f} to {high:,.0f}"]
+        )
     if rows < _FEWEST_ROWS:
         return []
     found = []

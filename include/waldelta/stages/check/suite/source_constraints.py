@@ -1,4 +1,6 @@
-"""Source rules: what the source makes sure of for the rows of targets, read before the check stage looks at them."""
+"""Source rules: what the source makes sure of for the rows of targets, read before the check stage
+looks at them.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,13 @@ if TYPE_CHECKING:
 Connection = psycopg.Connection[Any]
 
 LOCK_TIMEOUT_S = 10.0
-# Of so many runs at most is it read up to which transaction all had landed: those of an older version didn't tell.
+# Of so many runs at most is it read up to which transaction all had landed: those of an older
+# version didn't tell.
 _MOST_RUNS = 20
-_NOT_LANDED = "CHECK constraint {name}: not checked, since what came before it may not have landed; the next run that lands checks it"
+_NOT_LANDED = (
+    "CHECK constraint {name}: not checked, since what came before it may not have landed; the next"
+    " run that lands checks it"
+)
 # The verbs that judge targets beside the runs that land.
 _BESIDE_RUNS = ("validate", "maintain", "quarantine")
 
@@ -47,14 +53,17 @@ _BESIDE_RUNS = ("validate", "maintain", "quarantine")
 def read_rules(
     job: Job, result: RunResult, tables: Sequence[str], quick: Collection[str] = ()
 ) -> dict[str, SourceRules]:
-    """What the source makes sure of, by target; a check goes on without, when the source can't be asked.
+    """What the source makes sure of, by target; a check goes on without, when the source can't be
+    asked.
 
     ``quick`` are those that the run changed little: of foreign keys only what it touched is judged.
     """
     if not tables:
         return {}
     try:
-        states = {name: state for name, state in job.table_states().items() if state.status == SYNCED}
+        states = {
+            name: state for name, state in job.table_states().items() if state.status == SYNCED
+        }
         wanted = [states[name] for name in tables if name in states]
         landed_as_of = result.landed_as_of or _landed_as_of(job)
         with job.connect("check") as connection:
@@ -66,20 +75,24 @@ def read_rules(
             lag = _lag(job, result, connection, wanted)
     except (SourceError, psycopg.Error) as err:
         result.warnings.append(
-            f"constraints, enum labels, declared types and foreign keys weren't checked, since the source couldn't be asked: {err}"
+            "constraints, enum labels, declared types and foreign keys weren't checked, since the"
+            f" source couldn't be asked: {err}"
         )
         return {}
     if checks.unread:
         result.warnings.append(
-            f"CHECK constraints weren't checked of {', '.join(sorted(checks.unread))}, since somebody keeps what feeds it locked; the next "
-            f"run that changes it checks them. Locks that stand in the way:\n{barred.holders}"
+            f"CHECK constraints weren't checked of {', '.join(sorted(checks.unread))}, since"
+            " somebody keeps what feeds it locked; the next run that changes it checks them. Locks"
+            f" that stand in the way:\n{barred.holders}"
         )
     rules = {
         s.table_name: SourceRules(
             checks.found.get(s.table_name, ()),
             labels.get(s.table_name, {}),
             declared.get(s.table_name, ()),
-            left_out=[_NOT_LANDED.format(name=check) for check in checks.not_landed.get(s.table_name, ())],
+            left_out=[
+                _NOT_LANDED.format(name=check) for check in checks.not_landed.get(s.table_name, ())
+            ],
         )
         for s in wanted
     }
@@ -89,15 +102,21 @@ def read_rules(
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    """How far behind all targets are, those that lack more, by name, and why that isn't known in seconds."""
+    """How far behind all targets are, those that lack more, by name, and why that isn't known in
+    seconds.
+    """
 
     common: Lag
     seconds: Mapping[str, float] = field(default_factory=dict)
     unknown: str | None = None
 
 
-def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]) -> _Lag | None:
-    """Of a run that lands, by when it looked: only it knows; of one beside runs, by the oldest commit that they lack."""
+def _lag(
+    job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]
+) -> _Lag | None:
+    """Of a run that lands, by when it looked: only it knows; of one beside runs, by the oldest
+    commit that they lack.
+    """
     wanted = job.pipeline.quality.freshness
     looks = result.verb in _BESIDE_RUNS
     if result.verb != "consume" and not looks:
@@ -115,9 +134,13 @@ def _lag(job: Job, result: RunResult, connection: Connection, states: Sequence[T
                 position = slot_position(slot_connection, job, connection)
                 if by_size:
                     read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
-                    behind = position.lag_of(max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read)
+                    behind = position.lag_of(
+                        max(read, Lsn.parse(result.end_lsn)) if result.end_lsn else read
+                    )
                 if looks and by_time:
-                    lacking = {name: _age(at, then) for name, then in oldest_unapplied(job, states).items()}
+                    lacking = {
+                        name: _age(at, then) for name, then in oldest_unapplied(job, states).items()
+                    }
                     unread = oldest_unread(slot_connection, job, position.flush_lsn)
                     seconds = 0.0 if unread is None else _age(at, unread)
     except (WaldeltaError, psycopg.Error) as err:  # the rest can be judged all the same
@@ -129,10 +152,16 @@ def _age(at: datetime, then: datetime) -> float:
     return max(0.0, (at - then).total_seconds())
 
 
-def _with_freshness(job: Job, result: RunResult, name: str, rules: SourceRules, lag: _Lag | None) -> SourceRules:
+def _with_freshness(
+    job: Job, result: RunResult, name: str, rules: SourceRules, lag: _Lag | None
+) -> SourceRules:
     if lag is None:
         return rules
-    told = [f"freshness: not judged as a whole, since {lag.unknown}"] if lag.unknown is not None else []
+    told = (
+        [f"freshness: not judged as a whole, since {lag.unknown}"]
+        if lag.unknown is not None
+        else []
+    )
     found = lag.common
     if name in lag.seconds:
         found = replace(found, seconds=max(found.seconds or 0.0, lag.seconds[name]))
@@ -145,9 +174,12 @@ def _with_freshness(job: Job, result: RunResult, name: str, rules: SourceRules, 
 
 
 def _landed_as_of(job: Job) -> int:
-    """All transactions below this one (xid8) are in the newest cut of the slot's life; 0: that isn't known."""
+    """All transactions below this one (xid8) are in the newest cut of the slot's life; 0: that
+    isn't known.
+    """
     made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
-    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied all has landed more than its cuts have.
+    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied all has landed more
+    # than its cuts have.
     runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
     told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
     return next((xid for xid in told if xid), 0)
@@ -169,7 +201,11 @@ def _with_references(
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     oids = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
     related = [state for state in states.values() if oids & {*state.relation_ids, state.root_id}]
-    lacking = [state.table_name for state in related if quarantine.lacking(state.table_name, state.generation)]
+    lacking = [
+        state.table_name
+        for state in related
+        if quarantine.lacking(state.table_name, state.generation)
+    ]
     reread = [name for name, table in result.tables.items() if table.reread]
     cut = job.ledger.last_cut()
     # A run knows what it has left its targets at.
@@ -185,12 +221,16 @@ def _with_references(
         references = planned.references.get(name, [])
         if name in quick:
             references = [touched(reference, since, lake) for reference in references]
-        told[name] = replace(of, references=references, left_out=(*of.left_out, *planned.left_out.get(name, ())))
+        told[name] = replace(
+            of, references=references, left_out=(*of.left_out, *planned.left_out.get(name, ()))
+        )
     return told
 
 
 def _ahead(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
-    """The targets that have got batches behind the cut, since others haven't; one that can't be read is told by its own check."""
+    """The targets that have got batches behind the cut, since others haven't; one that can't be
+    read is told by its own check.
+    """
     watermarks, found = Watermarks(job, job.slot_identity()), []
     for state in states if cut is not None else ():
         with suppress(StateError):
@@ -200,17 +240,22 @@ def _ahead(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list
 
 
 def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
-    """What the run did to the targets that are checked; one that it only checks has lost nothing by it."""
+    """What the run did to the targets that are checked; one that it only checks has lost nothing by
+    it.
+    """
     found = {}
     for name in rules:
         table = result.tables.get(name)
-        lost = table is not None and bool(table.deleted or table.truncated or table.rows is not None)
+        lost = table is not None and bool(
+            table.deleted or table.truncated or table.rows is not None
+        )
         found[name] = Changed(table.version if table is not None else None, lost)
     return found
 
 
 def _since(job: Job) -> int | None:
-    """Where the newest cut of an earlier run ends that has told what it applied: what changed since lies behind it.
+    """Where the newest cut of an earlier run ends that has told what it applied: what changed since
+    lies behind it.
 
     What others did, this run tells and checks.
     """

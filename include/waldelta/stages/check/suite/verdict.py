@@ -37,14 +37,19 @@ class Outcome:
 
 
 def unchecked(err: WaldeltaError) -> Outcome:
-    """What keeps a target, or a part of its suite, from being judged; as bad as a critical expectation that isn't met."""
-    planned = PlannedExpectation(CAN_BE_JUDGED, {}, "critical", "pipeline", "all its expectations can be judged")
+    """What keeps a target, or a part of its suite, from being judged; as bad as a critical
+    expectation that isn't met.
+    """
+    planned = PlannedExpectation(
+        CAN_BE_JUDGED, {}, "critical", "pipeline", "all its expectations can be judged"
+    )
     return Outcome(planned, None, str(err)[:200], None, err)
 
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """A target's outcomes, the Delta version they hold for, and their page; None where a quick check found all met, or no pages are made.
+    """A target's outcomes, the Delta version they hold for, and their page; None where a quick
+    check found all met, or no pages are made.
 
     ``version`` is None of a target that isn't there.
     """
@@ -56,7 +61,8 @@ class TableVerdict:
     page: Path | None
     seconds: float
     measured: Measured | None = None
-    # The suite's digest, when all rows meet what they decide on alone, and whether all were looked at (``judged_before``).
+    # The suite's digest, when all rows meet what they decide on alone, and whether all were looked
+    # at (``judged_before``).
     suite: str | None = None
     whole: bool = False
 
@@ -102,7 +108,9 @@ class QualityReport:
     def summary(self) -> str:
         """One line for logs."""
         count = sum(len(verdict.outcomes) for verdict in self.tables)
-        missed = f"{len(self.failures)} critical and {counted(len(self.warnings), 'warning')} not met"
+        missed = (
+            f"{len(self.failures)} critical and {counted(len(self.warnings), 'warning')} not met"
+        )
         return f"{counted(count, 'expectation')} on {counted(len(self.tables), 'table')}, {missed}"
 
     def raise_if_critical(self) -> None:
@@ -111,10 +119,13 @@ class QualityReport:
             return
         listed = "\n".join(f"  - {failure}" for failure in self.failures)
         failed = QualityFailed(
-            f"{counted(len(self.failures), 'critical expectation')} failed (the changes are applied and safe):\n{listed}"
+            f"{counted(len(self.failures), 'critical expectation')} failed (the changes are applied"
+            f" and safe):\n{listed}"
             + (f"\nreport: {self.location}" if self.location is not None else "")
         )
-        failed.causes = tuple(o.error for v in self.tables for o in v.outcomes if o.error is not None)
+        failed.causes = tuple(
+            o.error for v in self.tables for o in v.outcomes if o.error is not None
+        )
         failed.retryable = any(cause.retryable for cause in failed.causes)
         raise failed
 

@@ -1,1 +1,3 @@
-"""Reconciliation: whether a target holds what its source holds, told by checksums that both sides compute."""
+"""Reconciliation: whether a target holds what its source holds, told by checksums that both sides
+compute.
+"""

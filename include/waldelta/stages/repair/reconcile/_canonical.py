@@ -1,9 +1,11 @@
-"""Canonical texts: what stands for a value in a checksum, made by PostgreSQL of its value and by Arrow of the lake's.
+"""Canonical texts: what stands for a value in a checksum, made by PostgreSQL of its value and by
+Arrow of the lake's.
 
-Equal texts on both sides mean that a copy of the value taken now would be what the target has. Mostly it is what PostgreSQL
-prints. Floats and moments are their bits in hexadecimal, which is quicker than to print them and leaves no question of digits; a
-numeric without a scale of its own has no zeros at its end; an array is its elements' texts, joined. What a type of the
-lake can't hold is PostgreSQL's text on both sides: there it stands in ``_wd_raw``.
+Equal texts on both sides mean that a copy of the value taken now would be what the target has.
+Mostly it is what PostgreSQL prints. Floats and moments are their bits in hexadecimal, which is
+quicker than to print them and leaves no question of digits; a numeric without a scale of its own
+has no zeros at its end; an array is its elements' texts, joined. What a type of the lake can't hold
+is PostgreSQL's text on both sides: there it stands in ``_wd_raw``.
 """
 
 from __future__ import annotations
@@ -35,20 +37,25 @@ _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HEX = np.stack([np.repeat(_DIGITS, 16), np.tile(_DIGITS, 16)], axis=1)
 # PostgreSQL counts from 2000, Arrow from 1970.
 _DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000
-_NANS = {4: (np.uint32(0x7F800000), np.uint32(0x7FC00000)), 8: (np.uint64(0x7FF << 52), np.uint64(0xFFF << 51))}
+_NANS = {
+    4: (np.uint32(0x7F800000), np.uint32(0x7FC00000)),
+    8: (np.uint64(0x7FF << 52), np.uint64(0xFFF << 51)),
+}
 _EXACT_DIGITS = 6  # of a decimal's scale: with more, Arrow prints small values with an exponent
-# A numeric whose digits don't come back from a double; one beyond a double's range can't even be asked.
+# A numeric whose digits don't come back from a double; one beyond a double's range can't even be
+# asked.
 _ROUNDED = (
-    "case when {0} in ('NaN', 'Infinity', '-Infinity', 0) then false"
-    " when pg_catalog.abs({0}) between 5e-324 and 1.79e308 then {0}::pg_catalog.float8::text::pg_catalog.numeric <> {0}"
-    " else {0} is not null end"
+    "case when {0} in ('NaN', 'Infinity', '-Infinity', 0) then false when pg_catalog.abs({0})"
+    " between 5e-324 and 1.79e308 then {0}::pg_catalog.float8::text::pg_catalog.numeric <> {0} else"
+    " {0} is not null end"
 )
 _FUNCTION_ARGUMENTS = 90  # PostgreSQL takes 100
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands between the values of a row, for null, and between elements: drawn anew for each run.
+    """What stands between the values of a row, for null, and between elements: drawn anew for each
+    run.
 
     No value can know them, so that two rows of other values never give one text.
     """
@@ -64,27 +71,39 @@ class Marks:
 
 
 def is_comparable(kind: TargetType) -> bool:
-    """Whether both sides can make the same text; a variant isn't what PostgreSQL's document prints."""
+    """Whether both sides can make the same text; a variant isn't what PostgreSQL's document
+    prints.
+    """
     return not isinstance(kind, Variant)
 
 
 # PostgreSQL's side
 
 
-def source_text(columns: Sequence[tuple[sql.Composable, TargetType]], marks: Marks, *, raw: bool) -> sql.Composable:
-    """The SQL of a row's text, of these columns; without ``raw`` a value that the lake can't hold is null there."""
+def source_text(
+    columns: Sequence[tuple[sql.Composable, TargetType]], marks: Marks, *, raw: bool
+) -> sql.Composable:
+    """The SQL of a row's text, of these columns; without ``raw`` a value that the lake can't hold
+    is null there.
+    """
     values = [_source_value(column, kind, marks, raw=raw) for column, kind in columns]
     while len(values) > _FUNCTION_ARGUMENTS:
-        groups = [values[n : n + _FUNCTION_ARGUMENTS] for n in range(0, len(values), _FUNCTION_ARGUMENTS)]
+        groups = [
+            values[n : n + _FUNCTION_ARGUMENTS] for n in range(0, len(values), _FUNCTION_ARGUMENTS)
+        ]
         values = [_joined(group, marks) for group in groups]
     return _joined(values, marks)
 
 
 def _joined(values: Sequence[sql.Composable], marks: Marks) -> sql.Composable:
-    return sql.SQL("pg_catalog.concat_ws({}, {})").format(sql.Literal(marks.between), sql.SQL(", ").join(values))
+    return sql.SQL("pg_catalog.concat_ws({}, {})").format(
+        sql.Literal(marks.between), sql.SQL(", ").join(values)
+    )
 
 
-def _source_value(column: sql.Composable, kind: TargetType, marks: Marks, *, raw: bool) -> sql.Composable:
+def _source_value(
+    column: sql.Composable, kind: TargetType, marks: Marks, *, raw: bool
+) -> sql.Composable:
     """The text of one value, the mark of null for one that is."""
     value, unheld = _source_texts(column, kind, marks)
     null = sql.Literal(marks.null)
@@ -97,7 +116,9 @@ def _source_value(column: sql.Composable, kind: TargetType, marks: Marks, *, raw
 def _source_texts(
     column: sql.Composable, kind: TargetType, marks: Marks
 ) -> tuple[sql.Composable, sql.Composable | None]:
-    """The text of a value that its type in the lake holds (null for null), and the condition that it doesn't."""
+    """The text of a value that its type in the lake holds (null for null), and the condition that
+    it doesn't.
+    """
     match kind:
         case Moment():
             return _source_moment(column, kind)
@@ -132,21 +153,29 @@ def _source_moment(column: sql.Composable, kind: Moment) -> tuple[sql.Composable
 def _source_float(column: sql.Composable, kind: Number) -> sql.Composable:
     # There are many NaNs.
     return sql.SQL(
-        "pg_catalog.{send}(case when {column} = 'NaN' then 'NaN'::pg_catalog.{name} else {column} end)::text"
+        "pg_catalog.{send}(case when {column} = 'NaN' then 'NaN'::pg_catalog.{name} else {column}"
+        " end)::text"
     ).format(send=sql.Identifier(f"{kind.name}send"), column=column, name=sql.Identifier(kind.name))
 
 
-def _source_decimal(column: sql.Composable, kind: Decimal) -> tuple[sql.Composable, sql.Composable | None]:
+def _source_decimal(
+    column: sql.Composable, kind: Decimal
+) -> tuple[sql.Composable, sql.Composable | None]:
     value = sql.SQL("{}::pg_catalog.numeric").format(column)
     # NaN is greater than everything.
-    limit, scale = sql.SQL(f"1e{kind.arrow.precision - kind.arrow.scale}"), sql.SQL(str(kind.arrow.scale))
-    unheld = sql.SQL("pg_catalog.abs({v}) >= {limit} or {v} <> pg_catalog.round({v}, {scale})").format(
-        v=value, limit=limit, scale=scale
+    limit, scale = (
+        sql.SQL(f"1e{kind.arrow.precision - kind.arrow.scale}"),
+        sql.SQL(str(kind.arrow.scale)),
     )
+    unheld = sql.SQL(
+        "pg_catalog.abs({v}) >= {limit} or {v} <> pg_catalog.round({v}, {scale})"
+    ).format(v=value, limit=limit, scale=scale)
     return sql.SQL("pg_catalog.round({}, {})::text").format(value, scale), unheld
 
 
-def _source_array(column: sql.Composable, kind: Array, marks: Marks) -> tuple[sql.Composable, sql.Composable | None]:
+def _source_array(
+    column: sql.Composable, kind: Array, marks: Marks
+) -> tuple[sql.Composable, sql.Composable | None]:
     if kind.brackets != "{}":  # a vector: always plain
         column = sql.SQL("{}::pg_catalog.float4[]").format(column)
     element = sql.SQL("({})[_wd_i]").format(column)
@@ -154,14 +183,20 @@ def _source_array(column: sql.Composable, kind: Array, marks: Marks) -> tuple[sq
     if isinstance(kind.element, NumericAsDouble):
         unheld = sql.SQL(_ROUNDED).format(element)
     texts = sql.SQL(
-        "(select coalesce(pg_catalog.string_agg(coalesce({value}, {null}) || {mark}, '' order by _wd_i), '')"
-        " from pg_catalog.generate_subscripts({column}, 1) _wd_i)"
-    ).format(value=value, null=sql.Literal(marks.null), mark=sql.Literal(marks.element), column=column)
+        "(select coalesce(pg_catalog.string_agg(coalesce({value}, {null}) || {mark}, '' order by"
+        " _wd_i), '') from pg_catalog.generate_subscripts({column}, 1) _wd_i)"
+    ).format(
+        value=value, null=sql.Literal(marks.null), mark=sql.Literal(marks.element), column=column
+    )
     joined = sql.SQL("case when {} is not null then '[' || {} || ']' end").format(column, texts)
-    plain = sql.SQL("(pg_catalog.array_ndims({c}) > 1 or pg_catalog.array_lower({c}, 1) <> 1)").format(c=column)
+    plain = sql.SQL(
+        "(pg_catalog.array_ndims({c}) > 1 or pg_catalog.array_lower({c}, 1) <> 1)"
+    ).format(c=column)
     if unheld is None:
         return joined, plain
-    some = sql.SQL("exists (select from pg_catalog.generate_subscripts({}, 1) _wd_i where {})").format(column, unheld)
+    some = sql.SQL(
+        "exists (select from pg_catalog.generate_subscripts({}, 1) _wd_i where {})"
+    ).format(column, unheld)
     return joined, sql.SQL("({} or {})").format(plain, some)
 
 
@@ -169,9 +204,13 @@ def _source_array(column: sql.Composable, kind: Array, marks: Marks) -> tuple[sq
 
 
 def lake_rows(
-    columns: Sequence[tuple[ArrowArray, TargetType]], raws: Sequence[ArrowArray | None], marks: Marks
+    columns: Sequence[tuple[ArrowArray, TargetType]],
+    raws: Sequence[ArrowArray | None],
+    marks: Marks,
 ) -> ArrowArray:
-    """The text of each row, of these columns; ``raws`` are what stands verbatim of each (None: nothing)."""
+    """The text of each row, of these columns; ``raws`` are what stands verbatim of each (None:
+    nothing).
+    """
     texts = []
     for (values, kind), raw in zip(columns, raws, strict=True):
         text = lake_text(storage(values), kind, marks)
@@ -244,9 +283,9 @@ def _fixed_text(numbers: NDArray[Any], values: ArrowArray) -> ArrowArray:
     size = numbers.dtype.itemsize
     texts = np.empty((len(numbers), 2 + 2 * size), np.uint8)
     texts[:, 0], texts[:, 1] = ord("\\"), ord("x")
-    texts[:, 2:] = _HEX[np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), size)].reshape(
-        len(numbers), 2 * size
-    )
+    texts[:, 2:] = _HEX[
+        np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), size)
+    ].reshape(len(numbers), 2 * size)
     offsets = np.arange(len(numbers) + 1, dtype=np.int32) * (2 + 2 * size)
     return _string(offsets, texts.reshape(-1), values)
 
@@ -261,8 +300,14 @@ def hex_text(values: ArrowArray) -> ArrowArray:
     values = values.cast(pa.binary())
     filled = pc.fill_null(values, b"") if values.null_count else values
     _, offsets, data = filled.buffers()
-    at = np.frombuffer(memoryview(offsets), np.int32)[filled.offset : filled.offset + len(filled) + 1].astype(np.int64)
-    raw = np.frombuffer(memoryview(data), np.uint8)[at[0] : at[-1]] if data is not None else np.zeros(0, np.uint8)
+    at = np.frombuffer(memoryview(offsets), np.int32)[
+        filled.offset : filled.offset + len(filled) + 1
+    ].astype(np.int64)
+    raw = (
+        np.frombuffer(memoryview(data), np.uint8)[at[0] : at[-1]]
+        if data is not None
+        else np.zeros(0, np.uint8)
+    )
     return _string(((at - at[0]) * 2).astype(np.int32), _HEX[raw].reshape(-1), values)
 
 
@@ -297,7 +342,9 @@ def _double_text(values: ArrowArray) -> ArrowArray:
     odd = pc.match_substring_regex(texts, "[en]")  # an exponent, nan or inf
     if pc.any(odd).as_py():
         plain = iter(_plain(text) for text in texts.filter(odd).to_pylist())
-        texts = pc.replace_with_mask(texts, pc.fill_null(odd, False), pa.array(list(plain), pa.string()))
+        texts = pc.replace_with_mask(
+            texts, pc.fill_null(odd, False), pa.array(list(plain), pa.string())
+        )
     return _without_zeros(texts)
 
 
@@ -327,7 +374,9 @@ def _list_text(values: ArrowArray, kind: Array, marks: Marks) -> ArrowArray:
 
 def _map_text(values: ArrowArray) -> ArrowArray:
     """As hstore prints."""
-    lengths = pc.fill_null(pc.list_value_length(_as_lists(values)), 0).to_numpy(zero_copy_only=False)
+    lengths = pc.fill_null(pc.list_value_length(_as_lists(values)), 0).to_numpy(
+        zero_copy_only=False
+    )
     entries = _as_lists(values).flatten()
     keys, texts = (_quoted(storage(entries.field(n)).cast(pa.string())) for n in (0, 1))
     pairs = pc.binary_join_element_wise(keys, pc.fill_null(texts, "NULL"), "=>")

@@ -1,7 +1,8 @@
 """Fingerprints: the hash of each row and of its key, and their sums by bucket, alike on both sides.
 
-A bucket is a share of the keys (of the rows, where there is no key). The sums are taken modulo 2⁶⁴, so that what is known to be
-in flight can be taken out of them again, and that a row which is there twice counts twice.
+A bucket is a share of the keys (of the rows, where there is no key). The sums are taken modulo 2⁶⁴,
+so that what is known to be in flight can be taken out of them again, and that a row which is there
+twice counts twice.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _MOST_BYTES = 128 << 20
 class Fingerprint:
     """How the rows of one table are hashed; travels to the tasks.
 
-    ``key`` are the columns by which rows are found; empty where there are none. ``raw``: whether the target has ``_wd_raw``.
-    ``in_hex``: of texts their UTF-8 in hexadecimal is hashed, since PostgreSQL would hash the bytes of another encoding.
+    ``key`` are the columns by which rows are found; empty where there are none. ``raw``: whether
+    the target has ``_wd_raw``. ``in_hex``: of texts their UTF-8 in hexadecimal is hashed, since
+    PostgreSQL would hash the bytes of another encoding.
     """
 
     table: str
@@ -57,7 +59,9 @@ class Fingerprint:
 
     @property
     def verbatim(self) -> tuple[str, ...]:
-        """The columns whose values may stand in ``_wd_raw``; a batch has their texts behind all columns, in this order."""
+        """The columns whose values may stand in ``_wd_raw``; a batch has their texts behind all
+        columns, in this order.
+        """
         return tuple(name for name, kind in self.columns if may_be_raw(kind)) if self.raw else ()
 
     def raws_of(self, batch: pa.RecordBatch) -> list[ArrowArray | None]:
@@ -75,7 +79,9 @@ def drawn(
     raw: bool,
     encoding: str,
 ) -> Fingerprint:
-    """With marks and a seed of this run's own; ``rows`` is about how many there are, ``encoding`` that of the source's database."""
+    """With marks and a seed of this run's own; ``rows`` is about how many there are, ``encoding``
+    that of the source's database.
+    """
     marks = Marks.drawn(secrets.token_hex(_NONCE_BYTES)[: _NONCE_BYTES + 1])
     seed, buckets = secrets.randbits(62), bucket_count(rows)
     return Fingerprint(table, columns, key, marks, seed, buckets, raw, in_hex=encoding != "UTF8")
@@ -103,7 +109,9 @@ def hash_keys(columns: list[ArrowArray], plan: Fingerprint) -> Hashes:
 
 
 def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]:
-    """The hashes of each row's key and of the row, of a batch of the plan's columns and verbatim texts."""
+    """The hashes of each row's key and of the row, of a batch of the plan's columns and verbatim
+    texts.
+    """
     names = [name for name, _ in plan.columns]
     columns = [(batch.column(n), kind) for n, (_, kind) in enumerate(plan.columns)]
     rows = hash_as(lake_rows(columns, plan.raws_of(batch), plan.marks), plan, plan.seed)
@@ -132,7 +140,9 @@ class Sums:
         self.rows += np.bincount(at, minlength=len(self.rows))
         np.add.at(self.totals, at, rows.view(np.uint64))
 
-    def add_sums(self, buckets: NDArray[Any], rows: NDArray[np.int64], totals: NDArray[np.uint64]) -> None:
+    def add_sums(
+        self, buckets: NDArray[Any], rows: NDArray[np.int64], totals: NDArray[np.uint64]
+    ) -> None:
         """Add what was summed up elsewhere."""
         np.add.at(self.rows, buckets, rows)
         np.add.at(self.totals, buckets, totals)
@@ -147,7 +157,9 @@ class Sums:
 
     def differing(self, other: Sums) -> NDArray[np.int64]:
         """The numbers of the buckets that aren't the same in both."""
-        found: NDArray[np.int64] = np.flatnonzero((self.rows != other.rows) | (self.totals != other.totals))
+        found: NDArray[np.int64] = np.flatnonzero(
+            (self.rows != other.rows) | (self.totals != other.totals)
+        )
         return found
 
     @property

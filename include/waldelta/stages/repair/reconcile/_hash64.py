@@ -1,7 +1,8 @@
 """PostgreSQL's 64-bit hash of a text (``hashtextextended``), of many texts at once.
 
-src/common/hashfn.c, hash_bytes_extended() on a little-endian machine: Bob Jenkins' lookup3, twelve bytes a round. A server of
-another byte order computes other numbers, and one of another encoding than UTF-8 hashes other bytes: a text is asked for first.
+src/common/hashfn.c, hash_bytes_extended() on a little-endian machine: Bob Jenkins' lookup3, twelve
+bytes a round. A server of another byte order computes other numbers, and one of another encoding
+than UTF-8 hashes other bytes: a text is asked for first.
 """
 
 from __future__ import annotations
@@ -21,10 +22,21 @@ Hashes: TypeAlias = NDArray[np.int64]
 _ROWS = 8192
 _ROUND = 12
 _INITIAL = 0x9E3779B9 + 3923095
-_MIX = ((0, 2, 4, 2, 1), (1, 0, 6, 0, 2), (2, 1, 8, 1, 0), (0, 2, 16, 2, 1), (1, 0, 19, 0, 2), (2, 1, 4, 1, 0))
+_MIX = (
+    (0, 2, 4, 2, 1),
+    (1, 0, 6, 0, 2),
+    (2, 1, 8, 1, 0),
+    (0, 2, 16, 2, 1),
+    (1, 0, 19, 0, 2),
+    (2, 1, 4, 1, 0),
+)
 _FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
-# What is left of a round of so many bytes, as three words; the lowest byte of the last one is the length's.
-_KEPT = np.array([[(1 << 8 * min(4, max(0, n - 4 * word))) - 1 for word in range(3)] for n in range(_ROUND)], np.uint32)
+# What is left of a round of so many bytes, as three words; the lowest byte of the last one is the
+# length's.
+_KEPT = np.array(
+    [[(1 << 8 * min(4, max(0, n - 4 * word))) - 1 for word in range(3)] for n in range(_ROUND)],
+    np.uint32,
+)
 
 
 def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
@@ -58,7 +70,9 @@ def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], s
         _mix(state)
     rounds = lengths // _ROUND
     # How many rows have more than n rounds, for each n.
-    going = np.searchsorted(-rounds, -np.arange(1, (rounds[0] if len(rounds) else 0) + 1), side="right")
+    going = np.searchsorted(
+        -rounds, -np.arange(1, (rounds[0] if len(rounds) else 0) + 1), side="right"
+    )
     for number, count in enumerate(going):
         part = [word[:count] for word in state]
         at = starts[:count] + _ROUND * number

@@ -28,14 +28,18 @@ class Valued:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows by the hashes of their keys (``k``) and of themselves (``h``), with the texts that name them (``t<n>``)."""
+    """Rows by the hashes of their keys (``k``) and of themselves (``h``), with the texts that name
+    them (``t<n>``).
+    """
 
     table: pa.Table
 
     @classmethod
     def schema(cls, texts: int) -> pa.Schema:
         """Of rows that are named by so many texts."""
-        return pa.schema([("k", pa.int64()), ("h", pa.int64()), *((f"t{n}", pa.string()) for n in range(texts))])
+        return pa.schema(
+            [("k", pa.int64()), ("h", pa.int64()), *((f"t{n}", pa.string()) for n in range(texts))]
+        )
 
     @classmethod
     def of(cls, found: Sequence[tuple[Any, ...]], texts: int) -> Rows:
@@ -43,28 +47,46 @@ class Rows:
         schema = cls.schema(texts)
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         return cls(
-            pa.table([pa.array(values, f.type) for values, f in zip(columns, schema, strict=True)], schema=schema)
+            pa.table(
+                [pa.array(values, f.type) for values, f in zip(columns, schema, strict=True)],
+                schema=schema,
+            )
         )
 
     def named(self, hashes: pa.Array[Any], names: Sequence[str]) -> dict[int, str]:
         """How one of the rows of each of these keys is named, by the key's hash."""
         chosen = self.table.filter(pc.is_in(self.table["k"], value_set=hashes)).to_pylist()
-        return {row["k"]: json.dumps({name: row[f"t{n}"] for n, name in enumerate(names)}) for row in chosen}
+        return {
+            row["k"]: json.dumps({name: row[f"t{n}"] for n, name in enumerate(names)})
+            for row in chosen
+        }
 
 
-def differing_rows(source: Rows, target: Rows, names: Sequence[str], *, keyed: bool) -> list[RowDifference]:
-    """The rows that aren't the same on both sides, in the order of their keys' names; without the columns that differ."""
-    counts = _counts(source).join(_counts(target), _HASHES, join_type="full outer", right_suffix="_target")
+def differing_rows(
+    source: Rows, target: Rows, names: Sequence[str], *, keyed: bool
+) -> list[RowDifference]:
+    """The rows that aren't the same on both sides, in the order of their keys' names; without the
+    columns that differ.
+    """
+    counts = _counts(source).join(
+        _counts(target), _HASHES, join_type="full outer", right_suffix="_target"
+    )
     left, right = (pc.fill_null(counts[name], 0) for name in ("n", "n_target"))
-    odd = counts.append_column("balance", pc.subtract(left, right)).filter(pc.not_equal(left, right))
+    odd = counts.append_column("balance", pc.subtract(left, right)).filter(
+        pc.not_equal(left, right)
+    )
     hashes = pc.unique(odd["k"])
     rows = [_total(rows, hashes) for rows in (source, target)]
     called = target.named(hashes, names) | source.named(hashes, names)
     found = _of_keys(hashes.to_pylist(), *rows) if keyed else _of_multisets(odd)
-    return sorted((replace(one, key=called[one.hash]) for one in found), key=lambda one: (one.key, one.kind))
+    return sorted(
+        (replace(one, key=called[one.hash]) for one in found), key=lambda one: (one.key, one.kind)
+    )
 
 
-def _of_keys(hashes: Sequence[int], source: dict[int, int], target: dict[int, int]) -> Iterator[RowDifference]:
+def _of_keys(
+    hashes: Sequence[int], source: dict[int, int], target: dict[int, int]
+) -> Iterator[RowDifference]:
     for key in hashes:
         here, there = source.get(key, 0), target.get(key, 0)
         kind = DOUBLED if there > 1 else MISSING if not there else EXTRA if not here else DIFFERENT
@@ -77,7 +99,9 @@ def _of_multisets(odd: pa.Table) -> Iterator[RowDifference]:
 
 
 def _counts(rows: Rows) -> pa.Table:
-    return rows.table.group_by(_HASHES).aggregate([([], "count_all")]).rename_columns([*_HASHES, "n"])
+    return (
+        rows.table.group_by(_HASHES).aggregate([([], "count_all")]).rename_columns([*_HASHES, "n"])
+    )
 
 
 def _total(rows: Rows, hashes: pa.Array[Any]) -> dict[int, int]:
@@ -87,7 +111,11 @@ def _total(rows: Rows, hashes: pa.Array[Any]) -> dict[int, int]:
 
 
 def with_columns(
-    found: RowDifference, names: Sequence[str], source: Valued | None, target: Valued | None, most: int
+    found: RowDifference,
+    names: Sequence[str],
+    source: Valued | None,
+    target: Valued | None,
+    most: int,
 ) -> RowDifference:
     """A row that differs with the columns in which it does; values longer than ``most`` are cut."""
     if source is None or target is None:
@@ -101,4 +129,6 @@ def with_columns(
 
 
 def _cut(text: str | None, most: int) -> str | None:
-    return text if text is None or len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    return (
+        text if text is None or len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    )

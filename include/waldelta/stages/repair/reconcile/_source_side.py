@@ -1,7 +1,8 @@
-"""The source's side of a reconciliation: sums, rows and values, computed by PostgreSQL as one snapshot sees its rows.
+"""The source's side of a reconciliation: sums, rows and values, computed by PostgreSQL as one
+snapshot sees its rows.
 
-It only reads, in short transactions that import the snapshot. What it hands over is as many numbers as there are buckets, then
-the hashes and keys of the rows of those that differ.
+It only reads, in short transactions that import the snapshot. What it hands over is as many numbers
+as there are buckets, then the hashes and keys of the rows of those that differ.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.errors import ConfigError, PrivilegeMissing, SnapshotLost, SourceError, SourceUnreachable, TableBusy
+from waldelta.errors import (
+    ConfigError,
+    PrivilegeMissing,
+    SnapshotLost,
+    SourceError,
+    SourceUnreachable,
+    TableBusy,
+)
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.postgres.connection import connect, describe
 from waldelta.snapshot.exported_snapshot import Chunk, reader_name
@@ -48,20 +56,25 @@ SESSIONS = 2
 KEYS_PER_READ = 5_000
 # Of a table without a key: rows are told by what stands in their columns.
 _COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
-# With a letter that isn't ASCII's, where chr() makes one: of the encodings with more than a byte a letter only UTF-8's.
+# With a letter that isn't ASCII's, where chr() makes one: of the encodings with more than a byte a
+# letter only UTF-8's.
 _PROBE = """
 select text, {hashed}
 from (
-    select 'waldelta ' || pg_catalog.chr(case when name = 'UTF8' or bytes = 1 then 233 else 97 end) as text
+    select 'waldelta ' || pg_catalog.chr(case when name = 'UTF8' or bytes = 1 then 233 else 97 end)
+      as text
     from (select pg_catalog.getdatabaseencoding()::text) as e (name),
-         lateral (select pg_catalog.pg_encoding_max_length(pg_catalog.pg_char_to_encoding(name))) as l (bytes)
+         lateral (select pg_catalog.pg_encoding_max_length(pg_catalog.pg_char_to_encoding(name)))
+           as l (bytes)
 ) as probe
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """What it takes to read one table; ``again`` are its rows without regard to chunks, ``key`` its key's columns and types."""
+    """What it takes to read one table; ``again`` are its rows without regard to chunks, ``key`` its
+    key's columns and types.
+    """
 
     conninfo: str
     plan: Fingerprint
@@ -72,7 +85,9 @@ class SourceSide:
     holder_pid: int
 
     def sums(self) -> Sums:
-        """The sums of all rows that pass the filters. Raises ConfigError for a server that hashes otherwise than this machine."""
+        """The sums of all rows that pass the filters. Raises ConfigError for a server that hashes
+        otherwise than this machine.
+        """
         total = Sums(self.plan.buckets)
         for found in self._of_chunks(self._sums_statement):
             if found:
@@ -83,22 +98,33 @@ class SourceSide:
 
     def rows(self, buckets: Sequence[int]) -> Rows:
         """The rows of these buckets: hashes, and keys as texts."""
-        found = [row for part in self._of_chunks(lambda rows: self._rows_statement(rows, buckets)) for row in part]
+        found = [
+            row
+            for part in self._of_chunks(lambda rows: self._rows_statement(rows, buckets))
+            for row in part
+        ]
         return Rows.of(found, len(self.shown))
 
     def hashes(self, texts: Sequence[ArrowArray]) -> tuple[Hashes, Hashes]:
-        """Of the rows with these keys (texts by column): the hashes of their keys and of the rows."""
+        """Of the rows with these keys (texts by column): the hashes of their keys and of the
+        rows.
+        """
         found = dict(self._of_keys(texts, []))
         return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
 
     def values(self, texts: Sequence[ArrowArray]) -> dict[int, Valued]:
-        """Of the rows with these keys, by the keys' hashes: what each column prints, and its canonical text."""
+        """Of the rows with these keys, by the keys' hashes: what each column prints, and its
+        canonical text.
+        """
         columns = [(column_sql(self.copy, name), kind) for name, kind in self.plan.columns]
         shown = [printed(column) for column, _ in columns]
         marks, raw = self.plan.marks, self.plan.raw
         exact = [source_text([column], marks, raw=raw) for column in columns]
         count = len(columns)
-        return {row[0]: Valued(row[2 : 2 + count], row[2 + count :]) for row in self._of_keys(texts, [*shown, *exact])}
+        return {
+            row[0]: Valued(row[2 : 2 + count], row[2 + count :])
+            for row in self._of_keys(texts, [*shown, *exact])
+        }
 
     @property
     def shown(self) -> list[str]:
@@ -109,18 +135,24 @@ class SourceSide:
         hashed = sql.SQL("select {hashes} from {rows}").format(hashes=self._hashes(), rows=rows)
         if not self.plan.key:
             hashed = sql.SQL("{} offset 0").format(hashed)  # else PostgreSQL hashes each row twice
-        return sql.SQL("select (k & {mask})::int4, count(*), sum(h)::text from ({hashed}) as r group by 1").format(
-            mask=sql.Literal(self.plan.buckets - 1), hashed=hashed
-        )
+        return sql.SQL(
+            "select (k & {mask})::int4, count(*), sum(h)::text from ({hashed}) as r group by 1"
+        ).format(mask=sql.Literal(self.plan.buckets - 1), hashed=hashed)
 
     def _rows_statement(self, rows: sql.Composable, buckets: Sequence[int]) -> sql.Composable:
         names = [sql.Identifier(f"t{n}") for n in range(len(self.shown))]
         texts = [printed(column_sql(self.copy, name)) for name in self.shown]
         if not self.plan.key:
-            texts = [sql.SQL("pg_catalog.left({}, {})").format(text, sql.Literal(_TEXT_SHOWN)) for text in texts]
-        listed = [sql.SQL("{} as {}").format(text, name) for text, name in zip(texts, names, strict=True)]
+            texts = [
+                sql.SQL("pg_catalog.left({}, {})").format(text, sql.Literal(_TEXT_SHOWN))
+                for text in texts
+            ]
+        listed = [
+            sql.SQL("{} as {}").format(text, name) for text, name in zip(texts, names, strict=True)
+        ]
         return sql.SQL(
-            "select k, h, {names} from (select {hashes}, {texts} from {rows}) as r where (k & {mask})::int4 = any ({buckets}::int4[])"
+            "select k, h, {names} from (select {hashes}, {texts} from {rows}) as r where (k &"
+            " {mask})::int4 = any ({buckets}::int4[])"
         ).format(
             names=sql.SQL(", ").join(names),
             hashes=self._hashes(),
@@ -145,15 +177,24 @@ class SourceSide:
     def _hash_of(self, text: sql.Composable, seed: int) -> sql.Composable:
         """As ``hash_as`` hashes the text."""
         if self.plan.in_hex:
-            text = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')").format(text)
-        return sql.SQL('pg_catalog.hashtextextended({} collate "C", {})').format(text, sql.Literal(seed))
+            text = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')").format(
+                text
+            )
+        return sql.SQL('pg_catalog.hashtextextended({} collate "C", {})').format(
+            text, sql.Literal(seed)
+        )
 
-    def _of_chunks(self, statement: Callable[[sql.Composable], sql.Composable]) -> Iterator[Fetched]:
+    def _of_chunks(
+        self, statement: Callable[[sql.Composable], sql.Composable]
+    ) -> Iterator[Fetched]:
         """What a statement on a chunk's rows finds in each chunk, by several sessions at once."""
 
         def read(number: int) -> list[Fetched]:
             with self._session(number) as connection:
-                return [self._of_chunk(connection, chunk, statement) for chunk in self.chunks[number::count]]
+                return [
+                    self._of_chunk(connection, chunk, statement)
+                    for chunk in self.chunks[number::count]
+                ]
 
         count = min(SESSIONS, len(self.chunks))
         with ThreadPoolExecutor(max(1, count), thread_name_prefix="reconcile") as pool:
@@ -161,22 +202,36 @@ class SourceSide:
                 yield from parts
 
     def _of_chunk(
-        self, connection: Connection, chunk: Chunk, statement: Callable[[sql.Composable], sql.Composable]
+        self,
+        connection: Connection,
+        chunk: Chunk,
+        statement: Callable[[sql.Composable], sql.Composable],
     ) -> Fetched:
         with self._transaction(connection):
             # As a copy's chunk is read.
-            ((is_other, bounds),) = connection.execute(lock_query(self.copy, chunk).encode()).fetchall()
+            ((is_other, bounds),) = connection.execute(
+                lock_query(self.copy, chunk).encode()
+            ).fetchall()
             if is_other:
-                raise SnapshotLost(f"{chunk.id} was truncated, rewritten or detached while it was compared: run again")
+                raise SnapshotLost(
+                    f"{chunk.id} was truncated, rewritten or detached while it was compared: run"
+                    " again"
+                )
             rows = _where(chunk_relation(chunk), chunk_conditions(self.copy, chunk, bounds))
             return connection.execute(statement(rows).as_string(None).encode()).fetchall()
 
-    def _of_keys(self, texts: Sequence[ArrowArray], further: Sequence[sql.Composable]) -> Iterator[tuple[Any, ...]]:
+    def _of_keys(
+        self, texts: Sequence[ArrowArray], further: Sequence[sql.Composable]
+    ) -> Iterator[tuple[Any, ...]]:
         with self._session(0) as connection:
             for first in range(0, len(texts[0]) if texts else 0, KEYS_PER_READ):
                 part = [column.slice(first, KEYS_PER_READ) for column in texts]
                 named = is_one_of(self.key, part)
-                conditions = [sql.SQL(f"({self.again.condition})"), *filter_conditions(self.copy), named]
+                conditions = [
+                    sql.SQL(f"({self.again.condition})"),
+                    *filter_conditions(self.copy),
+                    named,
+                ]
                 listed = sql.SQL(", ").join([self._hashes(), *further])
                 rows = _where(sql.SQL(self.again.relation), conditions)
                 statement = sql.SQL("select {} from {}").format(listed, rows)
@@ -184,15 +239,21 @@ class SourceSide:
                     yield from connection.execute(statement.as_string(None).encode()).fetchall()
                     if connection.execute(other_files(self.again).encode()).fetchone() != (0,):
                         raise SnapshotLost(
-                            f"{self.copy.table} was truncated, rewritten or detached while it was compared: run again"
+                            f"{self.copy.table} was truncated, rewritten or detached while it was"
+                            " compared: run again"
                         )
 
     @contextmanager
     def _session(self, number: int) -> Iterator[Connection]:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
-        with connect(self.conninfo, name[:63]) as connection, _named_errors(self.conninfo, self.copy):
+        with (
+            connect(self.conninfo, name[:63]) as connection,
+            _named_errors(self.conninfo, self.copy),
+        ):
             connection.execute("select set_config('statement_timeout', '0', false)")
-            connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
+            connection.execute(
+                "select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),)
+            )
             self._check_hash(connection)
             yield connection
 
@@ -201,14 +262,16 @@ class SourceSide:
         ((text, found),) = connection.execute(query).fetchall()
         if found != int(hash_as(pa.array([text]), self.plan, self.plan.seed)[0]):
             raise ConfigError(
-                f"{describe(self.conninfo)} hashes texts in another way than this machine (another byte order?): its tables can't "
-                "be reconciled"
+                f"{describe(self.conninfo)} hashes texts in another way than this machine (another"
+                " byte order?): its tables can't be reconciled"
             )
 
     @contextmanager
     def _transaction(self, connection: Connection) -> Iterator[None]:
         connection.execute("begin isolation level repeatable read read only")
-        connection.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(self.copy.snapshot_id)))
+        connection.execute(
+            sql.SQL("set transaction snapshot {}").format(sql.Literal(self.copy.snapshot_id))
+        )
         yield
         connection.execute("commit")
 
@@ -234,11 +297,19 @@ def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
     # The primary message alone: detail and context may hold values.
     reason = err.diag.message_primary or type(err).__name__
     if err.sqlstate in GONE | NO_SNAPSHOT:
-        return SnapshotLost(f"{copy.table} or its snapshot changed while it was compared ({reason}): run again")
+        return SnapshotLost(
+            f"{copy.table} or its snapshot changed while it was compared ({reason}): run again"
+        )
     if err.sqlstate == NO_PRIVILEGE:
         return PrivilegeMissing(f"{copy.table} can't be compared ({reason}): grant select on it")
     if isinstance(err, psycopg.errors.LockNotAvailable):
-        return TableBusy(f"{copy.table} can't be compared now, since somebody keeps it locked: run again")
+        return TableBusy(
+            f"{copy.table} can't be compared now, since somebody keeps it locked: run again"
+        )
     if isinstance(err, psycopg.OperationalError):
-        return SourceUnreachable(f"comparing {copy.table} at {describe(conninfo)} broke off ({reason}): run again")
-    return SourceError(f"{copy.table} can't be compared ({reason}): check its row filter and columns")
+        return SourceUnreachable(
+            f"comparing {copy.table} at {describe(conninfo)} broke off ({reason}): run again"
+        )
+    return SourceError(
+        f"{copy.table} can't be compared ({reason}): check its row filter and columns"
+    )

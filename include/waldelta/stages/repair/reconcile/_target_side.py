@@ -1,4 +1,6 @@
-"""The lake's side of a reconciliation: sums, rows and values of one version of a target, here or by Spark's tasks."""
+"""The lake's side of a reconciliation: sums, rows and values of one version of a target, here or by
+Spark's tasks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ from waldelta.pipeline.job import Job
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile._canonical import lake_rows
-from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, buckets_of, hash_keys, hash_rows, in_parts
+from waldelta.stages.repair.reconcile._fingerprint import (
+    Fingerprint,
+    Sums,
+    buckets_of,
+    hash_keys,
+    hash_rows,
+    in_parts,
+)
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import Rows, Valued
 from waldelta.types.pg_text import pg_text
@@ -37,7 +46,8 @@ log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
 _TEXT_SHOWN = 100
-# One core hashes so much in seconds, a few rows at once; Spark takes as long to start, and divides more among its tasks.
+# One core hashes so much in seconds, a few rows at once; Spark takes as long to start, and divides
+# more among its tasks.
 _MOST_ROWS, _MOST_FILE_BYTES = 1_000_000, 64 << 20
 _SUMS = pa.schema([("bucket", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
@@ -95,7 +105,9 @@ class TargetSide:
         return Rows(self._run(choose, schema))
 
     def values(self, hashes: Collection[int]) -> dict[int, Valued]:
-        """Of the rows with these keys, by the keys' hashes: what each column shows, and its canonical text."""
+        """Of the rows with these keys, by the keys' hashes: what each column shows, and its
+        canonical text.
+        """
         plan, wanted = self.plan, np.sort(np.array(list(hashes), np.int64))
         names, count = [name for name, _ in plan.columns], len(plan.columns)
         schema = pa.schema([("k", pa.int64()), *((f"c{n}", pa.string()) for n in range(2 * count))])
@@ -111,7 +123,9 @@ class TargetSide:
                     lake_rows([(kept.column(n), kind)], [raws[n]], plan.marks)
                     for n, (_, kind) in enumerate(plan.columns)
                 ]
-                yield pa.RecordBatch.from_arrays([pa.array(keys[chosen]), *shown, *exact], schema=schema)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(keys[chosen]), *shown, *exact], schema=schema
+                )
 
         found = self._run(read, schema)
         rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
@@ -120,7 +134,9 @@ class TargetSide:
     def _run(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
         if self.small is not None:
             try:
-                return pa.Table.from_batches(task(self._batches(self.small)), schema).combine_chunks()
+                return pa.Table.from_batches(
+                    task(self._batches(self.small)), schema
+                ).combine_chunks()
             except (DeltaError, OSError, pa.ArrowException) as err:
                 log.info("%s is read by Spark: %s", self.uri, err)
         return self._run_by_spark(task, schema)
@@ -136,16 +152,26 @@ class TargetSide:
             yield pa.RecordBatch.from_arrays([*values, *raws], names)
 
     def _run_by_spark(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
-        frame: DataFrame = self.spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
-        columns = [F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)]
-        # Not the map itself: with one Spark takes time by the square of a batch's rows to tell its size.
-        raws = [F.try_element_at(RAW, F.lit(name)).alias(f"r{n}") for n, name in enumerate(self.plan.verbatim)]
+        frame: DataFrame = (
+            self.spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+        )
+        columns = [
+            F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)
+        ]
+        # Not the map itself: with one Spark takes time by the square of a batch's rows to tell its
+        # size.
+        raws = [
+            F.try_element_at(RAW, F.lit(name)).alias(f"r{n}")
+            for n, name in enumerate(self.plan.verbatim)
+        ]
         chosen = frame.select(*columns, *raws)
         return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
 
 
 def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | None:
-    """The rows of a small target's version (None: the newest), to be read here; None where Spark is to read them."""
+    """The rows of a small target's version (None: the newest), to be read here; None where Spark is
+    to read them.
+    """
     try:
         table = DeltaTable(uri, version=version, storage_options=job.storage_options)
         if not (is_known(table) and is_at_most(files_of(table), _MOST_ROWS, _MOST_FILE_BYTES)):

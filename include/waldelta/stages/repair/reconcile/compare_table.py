@@ -1,11 +1,17 @@
-"""Reconciling one table: what a snapshot of the source shows against one version of its target, less what is in flight between them.
+"""Reconciling one table: what a snapshot of the source shows against one version of its target,
+less what is in flight between them.
 
-1. The target's version is known, and up to which batch it has applied the stream; then the snapshot is taken.
-2. Everything that the snapshot sees has landed. So a key that both sides may rightly differ in stands in the change log: behind the
-   target's batch, or before it, in a transaction that was decoded before the snapshot sees it. Such keys are set aside on both sides,
+1. The target's version is known, and up to which batch it has applied the stream; then the snapshot
+   is taken.
+2. Everything that the snapshot sees has landed. So a key that both sides may rightly differ in
+   stands in the change log: behind the
+   target's batch, or before it, in a transaction that was decoded before the snapshot sees it. Such
+   keys are set aside on both sides,
    as are the rows that the target is known to lack.
-3. Both sides sum up hashes by bucket, PostgreSQL its rows, this process those of a small target, Spark those of others.
-4. The rows of buckets that differ are compared by their hashes, then those that differ by their columns.
+3. Both sides sum up hashes by bucket, PostgreSQL its rows, this process those of a small target,
+   Spark those of others.
+4. The rows of buckets that differ are compared by their hashes, then those that differ by their
+   columns.
 """
 
 from __future__ import annotations
@@ -55,7 +61,12 @@ from waldelta.stages.repair.reconcile._canonical import is_comparable
 from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import DIFFERENT as DIFFERS
-from waldelta.stages.repair.reconcile._row_differences import KINDS, Rows, differing_rows, with_columns
+from waldelta.stages.repair.reconcile._row_differences import (
+    KINDS,
+    Rows,
+    differing_rows,
+    with_columns,
+)
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
@@ -71,7 +82,9 @@ MOST_ROWS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """A target as the snapshot sees what feeds it; it held everything up to ``batch`` at ``version`` before that was taken."""
+    """A target as the snapshot sees what feeds it; it held everything up to ``batch`` at
+    ``version`` before that was taken.
+    """
 
     fed: Repair
     batch: int
@@ -93,9 +106,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """Keys that aren't compared: their hashes in order, their texts by column, and how many are of which kind.
+    """Keys that aren't compared: their hashes in order, their texts by column, and how many are of
+    which kind.
 
-    ``on_both`` are those that the target may have a row of; of the others it is to lack it, and one that it has is too many.
+    ``on_both`` are those that the target may have a row of; of the others it is to lack it, and one
+    that it has is too many.
     """
 
     hashes: Hashes
@@ -105,7 +120,8 @@ class _Aside:
     lacking: int
 
 
-# Batches after the first, up to and with the second, and the state whose snapshot says which of their transactions count.
+# Batches after the first, up to and with the second, and the state whose snapshot says which of
+# their transactions count.
 _Range = tuple[TableState, tuple[int, int]]
 # The hashes of keys, and the keys' texts by column.
 _Keys = tuple[Hashes, list[ArrowArray]]
@@ -125,23 +141,32 @@ def why_not_compared(job: Job, feeding: Feeding) -> str | None:
         return f"its mode is {mode}: only a mirror holds what its source holds"
     if not table.publishes >= EVERY_CHANGE:
         left = ", ".join(sorted(EVERY_CHANGE - table.publishes))
-        return f"its publications don't publish every {left}, so that its target rightly holds other rows"
+        return (
+            f"its publications don't publish every {left}, so that its target rightly holds other"
+            " rows"
+        )
     if sorted(state.key_columns) != sorted(table.key_columns):
         return "its key on the source isn't its target's: let a run follow that first"
     if gone := set(state.key_columns) & set(_left_out(state, _copy(job, feeding, None))):
-        return f"its key column {min(gone)} isn't its target's any more: let a run follow that first"
+        return (
+            f"its key column {min(gone)} isn't its target's any more: let a run follow that first"
+        )
     return None
 
 
 def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feeding) -> Found:
-    """Compare one table; everything that the snapshot sees has landed. Raises NeedsSync for one that can't be compared now."""
+    """Compare one table; everything that the snapshot sees has landed. Raises NeedsSync for one
+    that can't be compared now.
+    """
     began, state = time.monotonic(), feeding.state
     copy = _copy(job, feeding, holder)
     raw, rows = job.pipeline.target.metadata_columns, _rows_held(job, state)
     left_out = _left_out(state, copy)
     columns = tuple(column for column in copy.columns if column[0] not in left_out)
     encoding = holder.connection.info.parameter_status("server_encoding") or ""
-    plan = drawn(state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding)
+    plan = drawn(
+        state.table_name, columns, tuple(state.key_columns), rows, raw=raw, encoding=encoding
+    )
     source = _source(job, holder, feeding, copy, plan)
     uri = uri_of(job, state.table_name)
     small = read_small(job, uri, feeding.version)
@@ -149,10 +174,14 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     aside = _set_aside(spark, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
         raise NeedsSync(
-            f"{aside.in_flight:,} of its rows changed since its target's version {feeding.version}: run again once a run has "
-            "applied that"
+            f"{aside.in_flight:,} of its rows changed since its target's version {feeding.version}:"
+            " run again once a run has applied that"
         )
-    taken = source.hashes(aside.texts) if len(aside.hashes) else (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    taken = (
+        source.hashes(aside.texts)
+        if len(aside.hashes)
+        else (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    )
     with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
         asked = pool.submit(_timed, source)
         theirs = target.sums(aside.on_both)
@@ -160,31 +189,64 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     ours = whole.without(*taken)
     differing = ours.differing(theirs)
     found = (
-        _drill(source, target, (ours, theirs), differing, aside) if len(differing) else _Drilled([], is_complete=True)
+        _drill(source, target, (ours, theirs), differing, aside)
+        if len(differing)
+        else _Drilled([], is_complete=True)
     )
-    counts: dict[str, Any] = {kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in KINDS}
+    counts: dict[str, Any] = {
+        kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in KINDS
+    }
     _check_same(job, state)
     row = Reconciliation(
-        now(), job.run_id, state.table_name, DIFFERENT if len(differing) else EQUAL, generation=state.generation,
-        position=holder.lsn.value, batch=feeding.batch, version=feeding.version, snapshot=holder.snapshot,
-        source_rows=ours.count, target_rows=theirs.count, **counts, in_flight=aside.in_flight, lacking=aside.lacking,
-        buckets=plan.buckets, differing_buckets=len(differing), is_complete=found.is_complete, left_out=sorted(left_out),
-        differences=found.rows[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
+        now(),
+        job.run_id,
+        state.table_name,
+        DIFFERENT if len(differing) else EQUAL,
+        generation=state.generation,
+        position=holder.lsn.value,
+        batch=feeding.batch,
+        version=feeding.version,
+        snapshot=holder.snapshot,
+        source_rows=ours.count,
+        target_rows=theirs.count,
+        **counts,
+        in_flight=aside.in_flight,
+        lacking=aside.lacking,
+        buckets=plan.buckets,
+        differing_buckets=len(differing),
+        is_complete=found.is_complete,
+        left_out=sorted(left_out),
+        differences=found.rows[:ROWS_KEPT],
+        seconds=round(time.monotonic() - began, 3),
         source_seconds=round(source_seconds, 3),
-    )  # fmt: skip
+    )
     log.info(
-        "table=%s reconciled source_rows=%d target_rows=%d differing=%d in_flight=%d lacking=%d buckets=%d of %d seconds=%.1f",
-        row.table_name, row.source_rows, row.target_rows, row.differing, row.in_flight, row.lacking, len(differing), plan.buckets,
+        "table=%s reconciled source_rows=%d target_rows=%d differing=%d in_flight=%d lacking=%d"
+        " buckets=%d of %d seconds=%.1f",
+        row.table_name,
+        row.source_rows,
+        row.target_rows,
+        row.differing,
+        row.in_flight,
+        row.lacking,
+        len(differing),
+        plan.buckets,
         row.seconds,
-    )  # fmt: skip
+    )
     return Found(row, frozenset(one.key for one in found.rows))
 
 
 def _rows_held(job: Job, state: TableState) -> int:
-    """About how many rows the target has, by its files' statistics; those that are marked as gone count."""
+    """About how many rows the target has, by its files' statistics; those that are marked as gone
+    count.
+    """
     table = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
     actions = files_of(table)
-    return int(pc.sum(actions["num_records"]).as_py() or 0) if "num_records" in actions.column_names else state.rows
+    return (
+        int(pc.sum(actions["num_records"]).as_py() or 0)
+        if "num_records" in actions.column_names
+        else state.rows
+    )
 
 
 def _timed(source: SourceSide) -> tuple[Sums, float]:
@@ -205,39 +267,60 @@ def _copy(job: Job, feeding: Feeding, holder: SnapshotHolder | None) -> TableCop
 
 
 def _left_out(state: TableState, copy: TableCopy) -> list[str]:
-    """Columns that only one side has, or has as another type, and those that both can't make the same text of."""
+    """Columns that only one side has, or has as another type, and those that both can't make the
+    same text of.
+    """
     held = {column.name: column.spark_type for column in state.columns}
-    same = {name for name, kind in copy.columns if held.get(name) == kind.spark and is_comparable(kind)}
+    same = {
+        name for name, kind in copy.columns if held.get(name) == kind.spark and is_comparable(kind)
+    }
     return sorted((held.keys() | dict(copy.columns).keys()) - same)
 
 
-def _source(job: Job, holder: SnapshotHolder, feeding: Feeding, copy: TableCopy, plan: Fingerprint) -> SourceSide:
+def _source(
+    job: Job, holder: SnapshotHolder, feeding: Feeding, copy: TableCopy, plan: Fingerprint
+) -> SourceSide:
     state, table = feeding.state, feeding.fed.table
     leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
     types = {column.name: column.type_name for column in state.columns}
     again = whole_table(table, within_leaves(feeding.fed, "true"), copy.relfilenodes)
     key = tuple((column, types[column]) for column in state.key_columns)
     return SourceSide(
-        job.conninfo, plan, copy, tuple(plan_chunks(leaves, BYTES_PER_CHUNK)), again, key, holder.pid
-    )  # fmt: skip
+        job.conninfo,
+        plan,
+        copy,
+        tuple(plan_chunks(leaves, BYTES_PER_CHUNK)),
+        again,
+        key,
+        holder.pid,
+    )
 
 
-def _set_aside(spark: SparkSession, job: Job, feeding: Feeding, plan: Fingerprint, ranges: Sequence[_Range]) -> _Aside:
-    """The keys that were changed between the two positions, and those of rows that the target is known to lack."""
+def _set_aside(
+    spark: SparkSession, job: Job, feeding: Feeding, plan: Fingerprint, ranges: Sequence[_Range]
+) -> _Aside:
+    """The keys that were changed between the two positions, and those of rows that the target is
+    known to lack.
+    """
     if not plan.key:
         if waiting := sum(_waiting(job, seen, batches) for seen, batches in ranges):
             raise NeedsSync(
-                f"{waiting:,} of its changes are in flight, and rows without a key can't be told apart: run again once a run has "
-                "applied them"
+                f"{waiting:,} of its changes are in flight, and rows without a key can't be told"
+                " apart: run again once a run has applied them"
             )
         nothing = np.zeros(0, np.int64)
         return _Aside(nothing, (), nothing, 0, 0)
     touched = list(_touched(spark, job, feeding.state, plan, ranges))
-    in_flight = np.unique(np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)]))
+    in_flight = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)])
+    )
     outdated, absent = _lacking(job, feeding, plan)
     every = [*touched, outdated, absent]
     hashes, first = np.unique(np.concatenate([hashes for hashes, _ in every]), return_index=True)
-    texts = [pa.concat_arrays([texts[k] for _, texts in every]).take(pa.array(first)) for k in range(len(plan.key))]
+    texts = [
+        pa.concat_arrays([texts[k] for _, texts in every]).take(pa.array(first))
+        for k in range(len(plan.key))
+    ]
     on_both = np.union1d(in_flight, outdated[0])
     return _Aside(hashes, tuple(texts), on_both, len(in_flight), len(hashes) - len(in_flight))
 
@@ -246,12 +329,17 @@ def _touched(
     spark: SparkSession, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
 ) -> Iterator[_Keys]:
     """The keys that these ranges of batches change."""
-    folder = staging_folder(job.pipeline.target.root, "reconcile", 0, 0, f"{job.run_id} {state.table_name}")
+    folder = staging_folder(
+        job.pipeline.target.root, "reconcile", 0, 0, f"{job.run_id} {state.table_name}"
+    )
     try:
         for number, (seen, batches) in enumerate(ranges):
             if stage_changed(spark, job, seen, batches, f"{folder}/{number}"):
                 keys = open_parquet(f"{folder}/{number}").to_table()
-                typed = [one_array(keys[f"k{k}"]).cast(kind.arrow) for k, (_, kind) in enumerate(plan.key_columns)]
+                typed = [
+                    one_array(keys[f"k{k}"]).cast(kind.arrow)
+                    for k, (_, kind) in enumerate(plan.key_columns)
+                ]
                 texts = [one_array(keys[f"t{k}"]).cast(pa.string()) for k in range(len(plan.key))]
                 yield hash_keys(typed, plan), texts
     finally:
@@ -259,7 +347,9 @@ def _touched(
 
 
 def _lacking(job: Job, feeding: Feeding, plan: Fingerprint) -> tuple[_Keys, _Keys]:
-    """The keys of rows that the target is known to have as they were before, and to lack, when it had applied its batch."""
+    """The keys of rows that the target is known to have as they were before, and to lack, when it
+    had applied its batch.
+    """
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     told = quarantine.lacking(feeding.state.table_name, feeding.state.generation, feeding.batch)
     outdated = {key for key, row in told.items() if row.outdated}
@@ -267,7 +357,9 @@ def _lacking(job: Job, feeding: Feeding, plan: Fingerprint) -> tuple[_Keys, _Key
 
 
 def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
-    """Of keys as the quarantine names them; one that is named by other columns is of another time."""
+    """Of keys as the quarantine names them; one that is named by other columns is of another
+    time.
+    """
     held = [key for key in map(json.loads, sorted(keys)) if key.keys() == set(plan.key)]
     texts = [pa.array([key[name] for key in held], pa.string()) for name in plan.key]
     present = np.ones(len(held), np.bool_)
@@ -279,7 +371,9 @@ def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
 
 
 def _between(job: Job, holder: SnapshotHolder, feeding: Feeding) -> list[_Range]:
-    """The ranges of batches that only one side may hold, with the state whose snapshot says which of their transactions count."""
+    """The ranges of batches that only one side may hold, with the state whose snapshot says which
+    of their transactions count.
+    """
     state, change_log = feeding.state, job.change_log(job.slot_identity())
     ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
     # Decoded isn't visible: a commit that waits for a synchronous standby.
@@ -296,7 +390,9 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     if last <= after:
         return 0
     identity = job.slot_identity()
-    stretch = Stretches(job.change_log(identity), job.landed_sizes(identity, after, last)).between(after, last)
+    stretch = Stretches(job.change_log(identity), job.landed_sizes(identity, after, last)).between(
+        after, last
+    )
     truncated = last_truncates(stretch.stream, state, Snapshot.parse(state.snapshot))
     return stretch.count(state) + len(truncated)
 
@@ -308,7 +404,11 @@ class _Drilled:
 
 
 def _drill(
-    source: SourceSide, target: TargetSide, sums: tuple[Sums, Sums], differing: Hashes, aside: _Aside
+    source: SourceSide,
+    target: TargetSide,
+    sums: tuple[Sums, Sums],
+    differing: Hashes,
+    aside: _Aside,
 ) -> _Drilled:
     """The rows that differ in buckets that do; of very many buckets only the first."""
     plan, (ours, theirs) = source.plan, sums
@@ -322,7 +422,9 @@ def _drill(
     return _Drilled(rows, len(chosen) == len(differing))
 
 
-def _with_values(source: SourceSide, target: TargetSide, rows: list[RowDifference], held: Rows) -> list[RowDifference]:
+def _with_values(
+    source: SourceSide, target: TargetSide, rows: list[RowDifference], held: Rows
+) -> list[RowDifference]:
     """The first rows with the columns that differ."""
     valued = [one.hash for one in rows if one.kind == DIFFERS][:ROWS_VALUED]
     if not valued:
@@ -332,7 +434,11 @@ def _with_values(source: SourceSide, target: TargetSide, rows: list[RowDifferenc
     theirs = target.values(valued)
     names, wanted = [name for name, _ in source.plan.columns], set(valued)
     return [
-        with_columns(one, names, ours.get(one.hash), theirs.get(one.hash), TEXT_KEPT) if one.hash in wanted else one
+        (
+            with_columns(one, names, ours.get(one.hash), theirs.get(one.hash), TEXT_KEPT)
+            if one.hash in wanted
+            else one
+        )
         for one in rows
     ]
 

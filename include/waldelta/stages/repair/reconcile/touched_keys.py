@@ -1,4 +1,6 @@
-"""Touched keys: every key that a range of landed batches takes a row from or leaves one at, as files for a repair to read."""
+"""Touched keys: every key that a range of landed batches takes a row from or leaves one at, as
+files for a repair to read.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def stage_changed(spark: SparkSession, job: Job, state: TableState, batches: tuple[int, int], folder: str) -> int:
-    """Write the keys that a range of batches (after the first, up to and with the second) changes; returns how many there are.
+def stage_changed(
+    spark: SparkSession, job: Job, state: TableState, batches: tuple[int, int], folder: str
+) -> int:
+    """Write the keys that a range of batches (after the first, up to and with the second) changes;
+    returns how many there are.
 
-    Of transactions that the state's snapshot doesn't see. Raises NeedsSync for changes that aren't of rows alone.
+    Of transactions that the state's snapshot doesn't see. Raises NeedsSync for changes that aren't
+    of rows alone.
     """
     after, last = batches
     if last <= after:
@@ -43,16 +49,20 @@ def stage_changed(spark: SparkSession, job: Job, state: TableState, batches: tup
     with job.connect("repair") as connection:
         present = read_present(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
-        plan: TargetPlan = plan_target(partial(read_types, connection), stretch, state, present, policy, options)
+        plan: TargetPlan = plan_target(
+            partial(read_types, connection), stretch, state, present, policy, options
+        )
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered meanwhile")
     return stage_touched(spark, change_log, plan, folder) if plan.volume.rows else 0
 
 
 def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:
-    """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many there are.
+    """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many
+    there are.
 
-    The target's own filter is not asked: what an event says of a row is no longer needed once the row is read again.
+    The target's own filter is not asked: what an event says of a row is no longer needed once the
+    row is read again.
     """
     everything = replace(plan.decode, routing=None)
     if plan.rows is not None:
@@ -66,19 +76,25 @@ def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, 
 
     changes = read_row_changes(spark, change_log, everything, plan.state.relation_ids)
     found = changes.mapInArrow(once(keys_of), ddl(touched_schema(everything)))
-    found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode("overwrite").parquet(folder)
+    found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode(
+        "overwrite"
+    ).parquet(folder)
     return spark.read.parquet(folder).count()
 
 
 def touched_schema(plan: DecodePlan) -> pa.Schema:
-    """``t<k>``, the key's columns as PostgreSQL prints them, then ``k<k>``, as the target has them."""
+    """``t<k>``, the key's columns as PostgreSQL prints them, then ``k<k>``, as the target has
+    them.
+    """
     key = plan.shape.key
     texts = [(f"t{k}", pa.string()) for k in range(len(key))]
     return pa.schema([*texts, *((f"k{k}", plan.types[i].arrow) for k, i in enumerate(key))])
 
 
 def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
-    """The keys, old and new, of the events among ``changes`` (CHANGE_COLUMNS), each once as it is printed."""
+    """The keys, old and new, of the events among ``changes`` (CHANGE_COLUMNS), each once as it is
+    printed.
+    """
     names = [f"t{k}" for k in range(len(plan.shape.key))]
     found = [pa.schema([(name, pa.string()) for name in names]).empty_table()]
     for events in (events for part in changes for events in decode(part, plan)):
@@ -92,5 +108,7 @@ def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Tabl
     keys = pa.concat_tables(found).group_by(names).aggregate([])
     present = np.ones(len(keys), np.bool_)
     for k, i in enumerate(plan.shape.key):
-        keys = keys.append_column(f"k{k}", typed_key(keys[f"t{k}"], plan.types[i], plan.names[i], present))
+        keys = keys.append_column(
+            f"k{k}", typed_key(keys[f"t{k}"], plan.types[i], plan.names[i], present)
+        )
     return keys.cast(touched_schema(plan))

@@ -1,7 +1,9 @@
-"""Settle: the states of the keys that a range of batches touched, as of a target's watermark, as files.
+"""Settle: the states of the keys that a range of batches touched, as of a target's watermark, as
+files.
 
-Of a replay, where apply has stage; the whole log from the range on is decoded, and of it only the events of the keys that
-count are kept, by a semi-join. Those keys are the touched ones, and those that rows moved to and from since.
+Of a replay, where apply has stage; the whole log from the range on is decoded, and of it only the
+events of the keys that count are kept, by a semi-join. Those keys are the touched ones, and those
+that rows moved to and from since.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from waldelta.stages.repair.replay._plan import ReplayPlan
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Typed keys of the row that an event consumes, and of the one that it leaves; null where there is none.
+# Typed keys of the row that an event consumes, and of the one that it leaves; null where there is
+# none.
 _SOURCE, _DESTINATION = "s", "d"
 # A key by itself, and whether rows moved from or to it.
 _KEY, _MOVED = "k", "moved"
@@ -43,8 +46,8 @@ _KEY, _MOVED = "k", "moved"
 def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str) -> int:
     """Write the final states as Parquet into ``folder``; returns how many there are.
 
-    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else has a row. Of a target
-    that gathers leaves, all of those that were truncated.
+    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else
+    has a row. Of a target that gathers leaves, all of those that were truncated.
     """
     plan, decode_plan = replay.target, replay.target.decode
     events = _events(spark, change_log, plan)
@@ -56,11 +59,15 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
     if plan.is_emptied:
         events = events.withColumn(_MOVED, F.lit(moves))
     else:
-        events = events.join(_keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys)
+        events = events.join(
+            _keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys
+        )
     # Keys that rows moved between go together, so that no chain is torn.
     events = events.repartition(tasks, F.when(F.col(_MOVED), F.lit(0)).otherwise(F.hash(*keys)))
     settling = _settling(decode_plan)
-    states = events.select(*decode_plan.event_schema.names).mapInArrow(once(settling), ddl(decode_plan.net_schema))
+    states = events.select(*decode_plan.event_schema.names).mapInArrow(
+        once(settling), ddl(decode_plan.net_schema)
+    )
     states.write.mode("overwrite").parquet(folder)
     return spark.read.parquet(folder).count()
 
@@ -80,7 +87,8 @@ def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> D
     """Every event of the target in the range, routed, with its typed keys."""
     plan = target.decode
     changes = read_row_changes(spark, change_log, plan, target.state.relation_ids)
-    # A key that isn't the leaf's own may have a row in another leaf, which no condition on the leaf finds.
+    # A key that isn't the leaf's own may have a row in another leaf, which no condition on the leaf
+    # finds.
     ends = bool(target.truncated_leaves) and plan.relid not in plan.shape.key
     decoded = replace(plan, truncated_at={}) if ends else plan
     sides = {f"{_SOURCE}{k}": (f"o{k}", i) for k, i in enumerate(plan.shape.key)}
@@ -107,7 +115,8 @@ def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> D
 
 
 def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
-    """The events of one leaf, those before its last TRUNCATE as DELETEs of each key that they touch.
+    """The events of one leaf, those before its last TRUNCATE as DELETEs of each key that they
+    touch.
 
     No row of the leaf is left then, and while a key's row was in this leaf, no other leaf had one.
     """
@@ -131,10 +140,17 @@ def _with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) 
     return rows.set_column(at, rows.schema.field(at), values)
 
 
-def _keys(spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str) -> DataFrame:
-    """The keys that count: those touched in the replayed batches, and those that rows moved from or to them."""
+def _keys(
+    spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str
+) -> DataFrame:
+    """The keys that count: those touched in the replayed batches, and those that rows moved from or
+    to them.
+    """
     sides = [
-        [F.col(f"{letter}{k}").alias(f"{_KEY}{k}") for k in range(len(replay.target.decode.shape.key))]
+        [
+            F.col(f"{letter}{k}").alias(f"{_KEY}{k}")
+            for k in range(len(replay.target.decode.shape.key))
+        ]
         for letter in (_SOURCE, _DESTINATION)
     ]
     within = events.where(_counts(replay))
@@ -145,7 +161,9 @@ def _keys(spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: 
         return unmoved
     moved = spark.read.parquet(folder)
     names = [name for name in moved.columns if name != _MOVED]
-    return unmoved.join(moved, names, "left_anti").unionByName(moved.withColumn(_MOVED, F.lit(True)))
+    return unmoved.join(moved, names, "left_anti").unionByName(
+        moved.withColumn(_MOVED, F.lit(True))
+    )
 
 
 def _counts(replay: ReplayPlan) -> Column:
@@ -157,7 +175,9 @@ def _counts(replay: ReplayPlan) -> Column:
 
 
 def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, folder: str) -> bool:
-    """Write the keys that rows moved between and that hang together with touched ones; whether there are any."""
+    """Write the keys that rows moved between and that hang together with touched ones; whether
+    there are any.
+    """
     names = touched.columns
     ends = [[f"{letter}{k}" for k in range(len(names))] for letter in (_SOURCE, _DESTINATION)]
     same = reduce(and_, (F.col(s).eqNullSafe(F.col(d)) for s, d in zip(*ends, strict=True)))
@@ -167,7 +187,12 @@ def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, fol
         return False
     source, destination = (moves.select(side).rename_columns(names) for side in ends)
     write_parquet(folder, pa.concat_tables([source, destination]))
-    known = touched.join(spark.read.parquet(folder), names, "left_semi").toArrow().select(names).cast(source.schema)
+    known = (
+        touched.join(spark.read.parquet(folder), names, "left_semi")
+        .toArrow()
+        .select(names)
+        .cast(source.schema)
+    )
     every = pa.concat_tables([known, source, destination])
     codes = codes_of([every[name] for name in names])
     first, second = len(known), len(known) + len(moves)

@@ -1,6 +1,8 @@
-"""Differences: the final states that a target doesn't hold, as the changes that a MERGE brings it there by.
+"""Differences: the final states that a target doesn't hold, as the changes that a MERGE brings it
+there by.
 
-Stage between settle and merge. Only rows that differ are written, so a replay of what is right commits nothing.
+Stage between settle and merge. Only rows that differ are written, so a replay of what is right
+commits nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +11,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE, ACTION_SKIP, ACTION_UPDATE, ACTION_UPSERT
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_PURGE,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+)
 from waldelta.changes.decode.counts import VERBATIM_ROWS
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.comparable import comparable, comparable_map
@@ -35,16 +43,24 @@ def write_differences(  # noqa: PLR0913 - what is compared with what, by what, a
     metadata_columns: bool,
     but: str | None = None,
 ) -> Staged:
-    """Compare the states, Parquet in folder ``states``, with the table at ``target``; the changes go into ``folder``.
+    """Compare the states, Parquet in folder ``states``, with the table at ``target``; the changes
+    go into ``folder``.
 
-    A row that differs becomes an update, one that is missing an upsert, one too many a delete. A row that may rightly be
-    missing is counted as skipped. Rows of the keys in Parquet folder ``but`` are left as they are. Raises ApplyError when the target has a key twice.
+    A row that differs becomes an update, one that is missing an upsert, one too many a delete. A
+    row that may rightly be missing is counted as skipped. Rows of the keys in Parquet folder
+    ``but`` are left as they are. Raises ApplyError when the target has a key twice.
     """
     plan = replay.target
-    found = spark.sql(difference_statement(target, states, replay, metadata_columns=metadata_columns, but=but))
+    found = spark.sql(
+        difference_statement(target, states, replay, metadata_columns=metadata_columns, but=but)
+    )
     found.write.mode("overwrite").parquet(folder)
     lacking = [F.col(flag) for flag in plan.decode.shape.flags]
-    incomplete = (F.col("action") == ACTION_UPSERT) & F.greatest(F.lit(False), *lacking) if lacking else F.lit(False)
+    incomplete = (
+        (F.col("action") == ACTION_UPSERT) & F.greatest(F.lit(False), *lacking)
+        if lacking
+        else F.lit(False)
+    )
     rows = spark.read.parquet(folder)
     by_action = (
         rows.groupBy("action")
@@ -58,8 +74,8 @@ def write_differences(  # noqa: PLR0913 - what is compared with what, by what, a
     )
     if any(row["rows"] > row["keys"] for row in by_action):
         raise ApplyError(
-            f"{plan.state.table_name}: its target has rows with the same key, which no replay can tell apart: copy it again "
-            "(initial sync with its name in tables)"
+            f"{plan.state.table_name}: its target has rows with the same key, which no replay can"
+            " tell apart: copy it again (initial sync with its name in tables)"
         )
     counts = {row["action"]: row["rows"] for row in by_action}
     if verbatim := sum(row["verbatim"] for row in by_action):
@@ -78,7 +94,9 @@ def difference_statement(
     differs = " or ".join(_differences(plan, metadata_columns=metadata_columns)) or "false"
     missing = f"'{ACTION_UPSERT}'"
     if not replay.invents:
-        missing = f"case s.action when '{ACTION_UPDATE}' then '{ACTION_SKIP}' else '{ACTION_UPSERT}' end"
+        missing = (
+            f"case s.action when '{ACTION_UPDATE}' then '{ACTION_SKIP}' else '{ACTION_UPSERT}' end"
+        )
     action = (
         f"case when s.action = '{ACTION_PURGE}' then case when {present} then '{ACTION_DELETE}' end"
         f" when not ({present}) then {missing} when {differs} then '{ACTION_UPDATE}' end"
@@ -92,7 +110,7 @@ def difference_statement(
     found = (
         f"select * from (select {action} as action, {', '.join(f's.{c}' for c in columns)}\n"
         f"from {asked} as s left join {path(target)} as t on {on})\n"
-        f"where action is not null"
+        "where action is not null"
     )
     if not plan.truncated:
         return found
@@ -100,10 +118,13 @@ def difference_statement(
     of_truncated = f"\nwhere {of_leaves('t', plan.truncated_leaves)}" if plan.decode.gathers else ""
     # The types of a row of nulls are those of the states.
     rest = ", ".join(f"{bases.get(c, 'n.' + c)} as {c}" for c in columns)
-    nothing = f"(select {listed} from (select 1) left join (select * from {parquet(states)} where false) on true)"
+    nothing = (
+        f"(select {listed} from (select 1) left join (select * from {parquet(states)} where false)"
+        " on true)"
+    )
     return (
-        f"{found}\nunion all\nselect '{ACTION_DELETE}' as action, {rest}\n"
-        f"from {path(target)} as t left anti join {parquet(states)} as s on {on} cross join {nothing} as n{of_truncated}"
+        f"{found}\nunion all\nselect '{ACTION_DELETE}' as action, {rest}\nfrom {path(target)} as t"
+        f" left anti join {parquet(states)} as s on {on} cross join {nothing} as n{of_truncated}"
     )
 
 
@@ -115,7 +136,9 @@ def _differences(plan: TargetPlan, *, metadata_columns: bool) -> list[str]:
         if i in shape.key:
             continue
         sent = f"parse_json(s.c{i})" if kind.spark == VARIANT else f"s.c{i}"
-        differs = f"not ({comparable(f't.{quote(name)}', kind.spark)} <=> {comparable(sent, kind.spark)})"
+        differs = (
+            f"not ({comparable(f't.{quote(name)}', kind.spark)} <=> {comparable(sent, kind.spark)})"
+        )
         found.append(f"(not s.u{i} and {differs})" if i in shape.toastable else differs)
     if metadata_columns:
         merged = merged_raw(plan.decode.names, shape.toastable)

@@ -1,4 +1,6 @@
-"""Replay plan: what it takes to derive a target's keys anew from batches that were applied long ago."""
+"""Replay plan: what it takes to derive a target's keys anew from batches that were applied long
+ago.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any
 import psycopg
 
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
-from waldelta.changes.decode.target_plan import TargetPlan, as_fed, bringing_rows, check_prepared, plan_decode
+from waldelta.changes.decode.target_plan import (
+    TargetPlan,
+    as_fed,
+    bringing_rows,
+    check_prepared,
+    plan_decode,
+)
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.changelog.batch_range import Stretch
 from waldelta.lake.changelog.commit_order import last_truncates
@@ -33,9 +41,10 @@ from waldelta.stages.repair.replay.interval import (
 class ReplayPlan:
     """How a target's keys are derived anew.
 
-    ``target`` covers all batches from the first replayed one up to the target's watermark. Keys are those touched up to
-    and with the batch ``upto``. ``invents``: a row that isn't in the target, though a change found it on the source, is
-    damage and put back; otherwise it may rightly be missing.
+    ``target`` covers all batches from the first replayed one up to the target's watermark. Keys are
+    those touched up to and with the batch ``upto``. ``invents``: a row that isn't in the target,
+    though a change found it on the source, is damage and put back; otherwise it may rightly be
+    missing.
     """
 
     target: TargetPlan
@@ -53,9 +62,10 @@ def plan_replay(
 ) -> ReplayPlan:
     """Read what the log says of one target since the first batch to be replayed.
 
-    ``stretch`` ends at the target's watermark, so that its columns are the target's own. Raises NeedsSync when the table's
-    rows were written anew without being sent, SchemaChanged when the range has columns that the ledger can't place, or
-    changes of leaves that may not have been the target's.
+    ``stretch`` ends at the target's watermark, so that its columns are the target's own. Raises
+    NeedsSync when the table's rows were written anew without being sent, SchemaChanged when the
+    range has columns that the ledger can't place, or changes of leaves that may not have been the
+    target's.
     """
     if what := "; ".join(unsent_changes(state, present.storage)):
         raise NeedsSync(f"{state.table_name}: {what}")
@@ -66,42 +76,73 @@ def plan_replay(
     history = [row for row in job.table_rows() if _is_of_copy(row, state)]
     if state.root_id is not None:
         _check_leaves(stretch, state, history)
-    versions = bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids)) if volume.rows else []
+    versions = (
+        bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids))
+        if volume.rows
+        else []
+    )
     evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
-    decode = plan_decode(partial(read_types, connection), stretch, state, (versions, evolution), policy, options)
+    decode = plan_decode(
+        partial(read_types, connection), stretch, state, (versions, evolution), policy, options
+    )
     untold = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
     toastable = tuple(sorted({*decode.shape.toastable, *(untold - set(decode.shape.key))}))
     truncated_at = last_truncates(stream, state, snapshot)
     decode = replace(
-        decode, shape=replace(decode.shape, toastable=toastable), truncated_at=truncated_at, keeps_absent=True
+        decode,
+        shape=replace(decode.shape, toastable=toastable),
+        truncated_at=truncated_at,
+        keeps_absent=True,
     )
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     plan = TargetPlan(
-        state, stretch.batches, volume, decode, bool(truncated_at), None, may_move or decode.routing is not None, None
+        state,
+        stretch.batches,
+        volume,
+        decode,
+        bool(truncated_at),
+        None,
+        may_move or decode.routing is not None,
+        None,
     )
     hides_origins = job.pipeline.source.options.origin != "any"
     first = history[0] if history else state
-    return ReplayPlan(plan, upto, invents=not may_lack_rows(state, first, hides_origins=hides_origins))
+    return ReplayPlan(
+        plan, upto, invents=not may_lack_rows(state, first, hides_origins=hides_origins)
+    )
 
 
 def _is_of_copy(row: TableState, state: TableState) -> bool:
-    return (row.table_name, row.generation, row.status) == (state.table_name, state.generation, SYNCED)
+    return (row.table_name, row.generation, row.status) == (
+        state.table_name,
+        state.generation,
+        SYNCED,
+    )
 
 
 def _as_they_are(
-    state: TableState, history: Sequence[TableState], versions: Sequence[RelationVersion], *, follows: bool
+    state: TableState,
+    history: Sequence[TableState],
+    versions: Sequence[RelationVersion],
+    *,
+    follows: bool,
 ) -> Evolution:
     """The target's columns stay; where they stand in rows of each version, old ones included."""
     held = [row.columns for row in history]
     positions = []
     for version in versions:
         relation = as_fed(version.relation, state)
-        places = place_columns_by_history(state, held, relation) if follows else place_columns_by_name(state, relation)
+        places = (
+            place_columns_by_history(state, held, relation)
+            if follows
+            else place_columns_by_name(state, relation)
+        )
         if places is None or _lacks_key(state, places):
             listed = ", ".join(column.name for column in relation.columns)
             raise SchemaChanged(
-                f"{state.table_name}: the range has rows with other columns ({listed}), which the ledger can't place in the "
-                "target's: copy it again (initial sync with its name in tables)"
+                f"{state.table_name}: the range has rows with other columns ({listed}), which the"
+                " ledger can't place in the target's: copy it again (initial sync with its name in"
+                " tables)"
             )
         positions.append(places)
     columns = tuple(NewColumn(column, column.name) for column in state.columns)
@@ -112,17 +153,23 @@ def _check_leaves(stretch: Stretch, state: TableState, history: Sequence[TableSt
     stream, snapshot = stretch.stream, Snapshot.parse(state.snapshot)
     doubtful = sorted(doubtful_leaves(state, history))
     truncated = last_truncates(stream, replace(state, relation_ids=doubtful), snapshot)
-    concerned = {oid for oid in doubtful if stretch.change_log.has_changes(stream, [oid], snapshot)} | truncated.keys()
+    concerned = {
+        oid for oid in doubtful if stretch.change_log.has_changes(stream, [oid], snapshot)
+    } | truncated.keys()
     if not concerned:
         return
     relations = {version.relation for version in read_versions(stream, concerned)}
     named = ", ".join(sorted({f"{relation.schema}.{relation.name}" for relation in relations}))
     raise SchemaChanged(
-        f"{state.table_name} gathers leaves, and changes since the beginning of the range are of {named}, attached since its copy "
-        f"or feeding another target now, so that the log doesn't tell which were its own: mend it from the source (_resync, or "
-        "initial sync, with its name in tables)"
+        f"{state.table_name} gathers leaves, and changes since the beginning of the range are of"
+        f" {named}, attached since its copy or feeding another target now, so that the log doesn't"
+        " tell which were its own: mend it from the source (_resync, or initial sync, with its"
+        " name in tables)"
     )
 
 
 def _lacks_key(state: TableState, places: Sequence[int | None]) -> bool:
-    return any(at is None and c.name in state.key_columns for at, c in zip(places, state.columns, strict=True))
+    return any(
+        at is None and c.name in state.key_columns
+        for at, c in zip(places, state.columns, strict=True)
+    )

@@ -1,7 +1,9 @@
-"""Replay of a table without a key: nothing tells its rows apart, so the whole table is made anew from its copy.
+"""Replay of a table without a key: nothing tells its rows apart, so the whole table is made anew
+from its copy.
 
-The copy is the target's own version as the sync committed it, which Delta keeps for as long as maintenance promises; all
-changes since are applied to it, and the target is replaced when it isn't the result.
+The copy is the target's own version as the sync committed it, which Delta keeps for as long as
+maintenance promises; all changes since are applied to it, and the target is replaced when it isn't
+the result.
 """
 
 from __future__ import annotations
@@ -28,30 +30,48 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def batches_since_copy(job: Job, change_log: ChangeLog, state: TableState, watermark: int) -> tuple[int, int]:
-    """All batches since the copy; raises SchemaChanged when the change log no longer reaches back to it."""
+def batches_since_copy(
+    job: Job, change_log: ChangeLog, state: TableState, watermark: int
+) -> tuple[int, int]:
+    """All batches since the copy; raises SchemaChanged when the change log no longer reaches back
+    to it.
+    """
     first = job.first_batch()
     after = min(change_log.held_by(Snapshot.parse(state.snapshot), first), watermark)
     lowest = change_log.lowest_batch()
     if lowest is None or lowest > after + 1:
-        raise SchemaChanged(f"{state.table_name} has no key, and the change log no longer reaches back to its copy")
+        raise SchemaChanged(
+            f"{state.table_name} has no key, and the change log no longer reaches back to its copy"
+        )
     job.landed_sizes(job.slot_identity(), after, watermark)  # raises SlotGap
     return after, watermark
 
 
 def write_rows(
-    spark: SparkSession, job: Job, change_log: ChangeLog, replay: ReplayPlan, target: str, folder: str
+    spark: SparkSession,
+    job: Job,
+    change_log: ChangeLog,
+    replay: ReplayPlan,
+    target: str,
+    folder: str,
 ) -> dict[str, int]:
-    """Write what the target should hold as Parquet into ``folder``; returns the counts of what it lacks or has too many.
+    """Write what the target should hold as Parquet into ``folder``; returns the counts of what it
+    lacks or has too many.
 
     Raises SchemaChanged when the copy's version is gone, or its columns were others.
     """
     plan, kept = replay.target, job.pipeline.target.metadata_columns
     columns = copied_columns(plan.state)
     staged = stage(spark, change_log, plan, f"{folder}-net")
-    version = "limit 0" if plan.is_emptied else f"version as of {_version_of_copy(job, plan.state, target):d}"
+    version = (
+        "limit 0"
+        if plan.is_emptied
+        else f"version as of {_version_of_copy(job, plan.state, target):d}"
+    )
     base, cut = f"{path(target)} {version}", plan.truncated_leaves
-    rows = spark.sql(rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut))
+    rows = spark.sql(
+        rewritten_rows(base, staged.source, columns, metadata_columns=kept, truncated=cut)
+    )
     rows.write.mode("overwrite").parquet(folder)
     statement = different_rows(target, parquet(folder), columns, metadata_columns=kept)
     ((lacking, many),) = spark.sql(statement).collect()
@@ -65,7 +85,9 @@ def copied_columns(state: TableState) -> list[CopiedColumn]:
 
 
 def _version_of_copy(job: Job, state: TableState, target: str) -> int:
-    """The target's version that its sync committed, as long as it can be read with today's columns."""
+    """The target's version that its sync committed, as long as it can be read with today's
+    columns.
+    """
     table = DeltaTable(target, storage_options=job.storage_options)
     present = [field.name for field in table.schema().fields]
     for entry in table.history():
@@ -77,5 +99,9 @@ def _version_of_copy(job: Job, state: TableState, target: str) -> int:
                 break
             if [field.name for field in table.schema().fields] == present:
                 return int(entry["version"])
-            raise SchemaChanged(f"{state.table_name} has no key, and its columns changed since its copy")
-    raise SchemaChanged(f"{state.table_name} has no key, and the version of its copy isn't there any more")
+            raise SchemaChanged(
+                f"{state.table_name} has no key, and its columns changed since its copy"
+            )
+    raise SchemaChanged(
+        f"{state.table_name} has no key, and the version of its copy isn't there any more"
+    )

@@ -1,8 +1,10 @@
-"""Replay: which runs derive keys anew from the change log instead of consuming the slot, and from which part of it.
+"""Replay: which runs derive keys anew from the change log instead of consuming the slot, and from
+which part of it.
 
-A run replays when Airflow calls it a backfill, or when it has ended well before (a cleared one). The ledger
-of runs turns its interval, or the run itself, into a range of WAL, and the change log that into batches. Pure but for
-``read_span`` and ``is_replay``, which read the ledger and the log's file statistics; no Spark, no source.
+A run replays when Airflow calls it a backfill, or when it has ended well before (a cleared one).
+The ledger of runs turns its interval, or the run itself, into a range of WAL, and the change log
+that into batches. Pure but for ``read_span`` and ``is_replay``, which read the ledger and the log's
+file statistics; no Spark, no source.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ CONSUME, REPLAY = "consume", "replay"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is replayed: WAL from ``start`` to ``end``, landed in the batches after ``after`` up to and with ``upto``.
+    """What is replayed: WAL from ``start`` to ``end``, landed in the batches after ``after`` up to
+    and with ``upto``.
 
     Without anything to replay, ``upto`` is ``after`` and ``why`` says the reason.
     """
@@ -44,7 +47,9 @@ class Span:
         return self.upto <= self.after
 
     def __str__(self) -> str:
-        return f"nothing to replay: {self.why}" if self.is_empty else f"WAL {self.start} to {self.end}"
+        return (
+            f"nothing to replay: {self.why}" if self.is_empty else f"WAL {self.start} to {self.end}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,8 @@ class Segment:
 
 
 def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
-    """Whether a run, or these stages of it, replays: a backfill, or one whose run has consumed and ended well already.
+    """Whether a run, or these stages of it, replays: a backfill, or one whose run has consumed and
+    ended well already.
 
     A later stage alone goes on with what the run did last.
     """
@@ -75,18 +81,30 @@ def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
 
 
 def read_span(job: Job) -> Span:
-    """What a run replays; raises StateError when the change log no longer reaches back to its beginning, SlotGap when it has a hole since."""
+    """What a run replays; raises StateError when the change log no longer reaches back to its
+    beginning, SlotGap when it has a hole since.
+    """
     ledger = job.ledger
     life = life_of(job.pipeline.source.slot, ledger.slot_lives())
-    rows = within_history([run for run in ledger.runs() if run.verb == CONSUME], ledger.slot_lives())
+    rows = within_history(
+        [run for run in ledger.runs() if run.verb == CONSUME], ledger.slot_lives()
+    )
     own = [run for run in rows if run.run_id == job.run_id]
     interval = None
     if job.run_type == "backfill" or not own:
         if job.interval_start is None or job.interval_end is None:
             raise StateError("a replay needs the start and the end of an interval: give both")
         interval = (job.interval_start, job.interval_end)
-    chosen = [run for run in rows if run.run_id == job.run_id or (interval is not None and falls_into(run, *interval))]
-    kept = [segment for segment in segments(run for run in rows if run.at >= life.at) if segment.run in chosen]
+    chosen = [
+        run
+        for run in rows
+        if run.run_id == job.run_id or (interval is not None and falls_into(run, *interval))
+    ]
+    kept = [
+        segment
+        for segment in segments(run for run in rows if run.at >= life.at)
+        if segment.run in chosen
+    ]
     if not kept:
         return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
     identity = job.slot_identity()
@@ -94,7 +112,9 @@ def read_span(job: Job) -> Span:
     # Keys are brought to their states of today: all that has landed since the span's start is read.
     start = min(segment.start for segment in kept)
     consumed = ledger.consumed_batches(identity.slot, identity.incarnation)
-    change_log.whole_sizes({b: of for b, of in consumed.items() if of.lsn > start}, 0, max(consumed, default=0))
+    change_log.whole_sizes(
+        {b: of for b, of in consumed.items() if of.lsn > start}, 0, max(consumed, default=0)
+    )
     return plan_span(kept, told_by_cuts(change_log.reach(life.batch or 0), ledger.batches()))
 
 
@@ -108,12 +128,18 @@ def falls_into(run: Run, start: datetime, end: datetime) -> bool:
 
 
 def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
-    """The runs, those before a failover ending where the server that took over left their timeline at the latest."""
+    """The runs, those before a failover ending where the server that took over left their timeline
+    at the latest.
+    """
     left = [move for move in lives if move.event == "promoted"]
     return [
-        replace(run, end_lsn=min([run.end_lsn, *(move.lsn for move in left if run.at < move.at)]))
-        if run.end_lsn is not None
-        else run
+        (
+            replace(
+                run, end_lsn=min([run.end_lsn, *(move.lsn for move in left if run.at < move.at)])
+            )
+            if run.end_lsn is not None
+            else run
+        )
         for run in runs
     ]
 
@@ -121,16 +147,22 @@ def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
 def segments(runs: Iterable[Run]) -> list[Segment]:
     """What each entry of the ledger, in their order, consumed: from where the one before ended.
 
-    So WAL that a killed run landed without a word belongs to the next one; an entry that ends no further has none.
+    So WAL that a killed run landed without a word belongs to the next one; an entry that ends no
+    further has none.
     """
     ended = [run for run in runs if run.end_lsn is not None]
     ends = list(accumulate((run.end_lsn or 0 for run in ended), max))
     starts = [ended[0].start_lsn or 0, *ends[:-1]] if ended else []
-    return [Segment(run, *bounds) for run, *bounds in zip(ended, starts, ends, strict=True) if bounds[0] < bounds[1]]
+    return [
+        Segment(run, *bounds)
+        for run, *bounds in zip(ended, starts, ends, strict=True)
+        if bounds[0] < bounds[1]
+    ]
 
 
 def told_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
-    """What the log holds; it begins where the last batch that was dropped ended, as long as that one's cut is kept.
+    """What the log holds; it begins where the last batch that was dropped ended, as long as that
+    one's cut is kept.
 
     By itself the log knows its first commit only, which is behind the end of the run before.
     """
@@ -139,55 +171,86 @@ def told_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
 
 
 def plan_span(kept: Sequence[Segment], reach: Reach) -> Span:
-    """The batches that hold the WAL of these segments, and of what lies between them; raises StateError."""
+    """The batches that hold the WAL of these segments, and of what lies between them; raises
+    StateError.
+    """
     start, end = min(s.start for s in kept), max(s.end for s in kept)
     if reach.is_cut and start < reach.begins_at:
         raise StateError(
-            f"the change log no longer reaches back to {Lsn(start)}, where the runs to be replayed began: nothing is left of it "
-            f"before {Lsn(reach.begins_at)} (maintenance.keep_changes_days); copy the tables again instead (initial sync with tables=…)"
+            f"the change log no longer reaches back to {Lsn(start)}, where the runs to be replayed"
+            f" began: nothing is left of it before {Lsn(reach.begins_at)}"
+            " (maintenance.keep_changes_days); copy the tables again instead (initial sync with"
+            " tables=…)"
         )
     batches = [batch for batch, landed in reach.ends.items() if start < landed <= end]
     if not batches:
-        return Span(Lsn(start), Lsn(end), why=f"nothing was landed between {Lsn(start)} and {Lsn(end)}")
+        return Span(
+            Lsn(start), Lsn(end), why=f"nothing was landed between {Lsn(start)} and {Lsn(end)}"
+        )
     return Span(Lsn(start), Lsn(end), min(batches) - 1, max(batches))
 
 
 def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | None) -> str:
     if chosen:
-        return "its runs landed nothing, or belong to an earlier life of the slot, since when every table was copied"
+        return (
+            "its runs landed nothing, or belong to an earlier life of the slot, since when every"
+            " table was copied"
+        )
     if interval is None:
         return "this run landed nothing"
-    return f"the ledger knows no run of the interval from {interval[0]:%Y-%m-%d %H:%M:%S} to {interval[1]:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"the ledger knows no run of the interval from {interval[0]:%Y-%m-%d %H:%M:%S} to"
+        f" {interval[1]:%Y-%m-%d %H:%M:%S} UTC"
+    )
 
 
 def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) -> bool:
-    """Whether the target may rightly not have a row that its source updates, so that a missing one is no damage.
+    """Whether the target may rightly not have a row that its source updates, so that a missing one
+    is no damage.
 
-    So when filters changed since the copy, inserts aren't published (of each leaf that is gathered), a leaf was attached with
-    its rows, or changes of other origins are hidden: PostgreSQL's subscriber skips such updates too. ``first`` is the
-    copy's own entry. Of a target that gathers leaves, those that were attached are doubtful_leaves().
+    So when filters changed since the copy, inserts aren't published (of each leaf that is
+    gathered), a leaf was attached with its rows, or changes of other origins are hidden:
+    PostgreSQL's subscriber skips such updates too. ``first`` is the copy's own entry. Of a target
+    that gathers leaves, those that were attached are doubtful_leaves().
     """
     published = not state.publishes or "insert" in state.publishes
     members = from_texts(state.entries)
-    partly = {m.relation for m in members} - {m.relation for m in members if "insert" in m.publishes}
-    before, after = ({(f.oid, f.inherits) for f in s.storage.files} if s.storage else set() for s in (first, state))
+    partly = {m.relation for m in members} - {
+        m.relation for m in members if "insert" in m.publishes
+    }
+    before, after = (
+        {(f.oid, f.inherits) for f in s.storage.files} if s.storage else set()
+        for s in (first, state)
+    )
     attached = state.root_id is None and bool(after - before)
     return bool(state.later_filters) or not published or bool(partly) or hides_origins or attached
 
 
 def doubtful_leaves(state: TableState, history: Sequence[TableState]) -> frozenset[int]:
-    """Leaves of a target that gathers them, by oid, of whose changes the log doesn't tell which were the target's.
+    """Leaves of a target that gathers them, by oid, of whose changes the log doesn't tell which
+    were the target's.
 
-    Those that were attached, or detached and attached again, and told: what was published of them before went elsewhere, or
-    nowhere. And those that feed another target by now. What was made as a partition, or there at the copy, isn't among them,
-    whether it is there still or not. ``history`` are the target's entries since its copy.
+    Those that were attached, or detached and attached again, and told: what was published of them
+    before went elsewhere, or nowhere. And those that feed another target by now. What was made as a
+    partition, or there at the copy, isn't among them, whether it is there still or not. ``history``
+    are the target's entries since its copy.
     """
     rows = [*history, state]
     files = {(f.oid, f.inherits) for row in rows if row.storage for f in row.storage.files}
     # What came is told before its file is recorded.
-    known = {f.oid for row in rows if row.storage for f in row.storage.files if f.oid not in row.unmended_leaves}
+    known = {
+        f.oid
+        for row in rows
+        if row.storage
+        for f in row.storage.files
+        if f.oid not in row.unmended_leaves
+    }
     attached_twice = {oid for oid, times in Counter(oid for oid, _ in files).items() if times > 1}
-    back = {f.oid for f in state.storage.files if f.oid in state.unmended_leaves} if state.storage else set()
+    back = (
+        {f.oid for f in state.storage.files if f.oid in state.unmended_leaves}
+        if state.storage
+        else set()
+    )
     certain = (known & set(state.relation_ids)) - attached_twice - back
     return frozenset({*state.relation_ids, *state.unmended_leaves}) - certain
 
@@ -195,14 +258,18 @@ def doubtful_leaves(state: TableState, history: Sequence[TableState]) -> frozens
 def place_columns_by_history(
     state: TableState, history: Sequence[Sequence[ColumnState]], relation: Relation
 ) -> tuple[int | None, ...] | None:
-    """Where each of the target's columns stands in the rows of a relation of old; None: it isn't there.
+    """Where each of the target's columns stands in the rows of a relation of old; None: it isn't
+    there.
 
-    ``history`` are the sets of columns that the target has had since its copy: only attribute numbers tell a renamed column
-    from another of that name. None for all when the relation has a column set that the ledger doesn't know for certain.
+    ``history`` are the sets of columns that the target has had since its copy: only attribute
+    numbers tell a renamed column from another of that name. None for all when the relation has a
+    column set that the ledger doesn't know for certain.
     """
     names = {column.name: k for k, column in enumerate(relation.columns)}
     known = {
-        tuple((c.name, c.attnum) for c in columns) for columns in history if {c.name for c in columns} == set(names)
+        tuple((c.name, c.attnum) for c in columns)
+        for columns in history
+        if {c.name for c in columns} == set(names)
     }
     if len(known) != 1:
         return None
@@ -211,6 +278,8 @@ def place_columns_by_history(
 
 
 def place_columns_by_name(state: TableState, relation: Relation) -> tuple[int | None, ...]:
-    """The same for a target that doesn't follow its source's columns: it knows them by their names alone."""
+    """The same for a target that doesn't follow its source's columns: it knows them by their names
+    alone.
+    """
     names = {column.name: k for k, column in enumerate(relation.columns)}
     return tuple(names.get(column.name) for column in state.columns)

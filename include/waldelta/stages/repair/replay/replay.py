@@ -1,7 +1,8 @@
-"""Replay: keys that a range of batches touched are derived anew from the change log, and mended in the targets.
+"""Replay: keys that a range of batches touched are derived anew from the change log, and mended in
+the targets.
 
-Beside apply, under the same locks: what a target holds of later batches stays, since every key is brought to its state at
-the target's watermark, not at the range's end. The slot is never touched.
+Beside apply, under the same locks: what a target holds of later batches stays, since every key is
+brought to its state at the target's watermark, not at the range's end. The slot is never touched.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
 from waldelta.stages.repair.replay._derive_states import settle
 from waldelta.stages.repair.replay._differences import write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
-from waldelta.stages.repair.replay._rebuild_keyless import batches_since_copy, copied_columns, write_rows
+from waldelta.stages.repair.replay._rebuild_keyless import (
+    batches_since_copy,
+    copied_columns,
+    write_rows,
+)
 from waldelta.stages.repair.replay.interval import Span
 
 if TYPE_CHECKING:
@@ -69,13 +74,24 @@ LOCK_TIMEOUT_S = 900.0
 _EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
 # Beside a target's folder of staged changes.
 _STAGED = (
-    "-states", "-states-moved", "-discarded", "-completed", "-replaced", "-net", "-net-routed", "-let", "-let-aside", "-let-gone",
-)  # fmt: skip
+    "-states",
+    "-states-moved",
+    "-discarded",
+    "-completed",
+    "-replaced",
+    "-net",
+    "-net-routed",
+    "-let",
+    "-let-aside",
+    "-let-gone",
+)
 
 
 @dataclass
 class Replayed:
-    """What a replay did: targets with keys in the range, how many keys, the tables that failed, what else to tell."""
+    """What a replay did: targets with keys in the range, how many keys, the tables that failed,
+    what else to tell.
+    """
 
     cuts: list[TargetCut] = field(default_factory=list)
     keys: int = 0
@@ -98,7 +114,8 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Mended:
-    """What is staged of a target's rows: counts of it, the statement that commits it, the number of keys looked at.
+    """What is staged of a target's rows: counts of it, the statement that commits it, the number of
+    keys looked at.
 
     ``filled`` is to be told of rows once that has been committed.
     """
@@ -109,21 +126,29 @@ class _Mended:
     filled: Sequence[IncompleteRow] = ()
 
 
-def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None) -> Replayed:
-    """Mend every fed target, or these, by the batches of ``span``; a failing table doesn't hold up the others.
+def replay(
+    spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None
+) -> Replayed:
+    """Mend every fed target, or these, by the batches of ``span``; a failing table doesn't hold up
+    the others.
 
-    A table that can't be replayed, since its rows or columns changed in a way that the log doesn't tell, is left as it is and
-    named in ``warnings``. One without a key is made anew from its copy.
+    A table that can't be replayed, since its rows or columns changed in a way that the log doesn't
+    tell, is left as it is and named in ``warnings``. One without a key is made anew from its copy.
     """
     for name in tables or ():
         check_mirror(
-            "a replay", name, job.pipeline.target.mode_of(name), "sync it again: what differs becomes a change"
+            "a replay",
+            name,
+            job.pipeline.target.mode_of(name),
+            "sync it again: what differs becomes a change",
         )
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    run = _Run(spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes), quarantine)
+    run = _Run(
+        spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes), quarantine
+    )
     # Kept beside those that end at the targets' watermarks.
     touched = Stretches(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
@@ -133,7 +158,11 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
         present = read_present(connection, states)
     run = replace(run, gates=read_gates(job, states))
     for standing in standings:
-        if standing.due != Due.FEED and _is_chosen(standing.table_name, tables) and _is_left_out(touched, standing):
+        if (
+            standing.due != Due.FEED
+            and _is_chosen(standing.table_name, tables)
+            and _is_left_out(touched, standing)
+        ):
             done.warnings.append(f"{standing.table_name} isn't replayed: {standing.why}")
     for state in states:
         name = state.table_name
@@ -153,16 +182,21 @@ def replay(spark: SparkSession, job: Job, span: Span, tables: Collection[str] | 
 
 
 def _keeps(state: TableState, done: Replayed) -> bool:
-    """Whether the target holds other rows than its source on purpose, which a replay would overwrite; a warning says so."""
+    """Whether the target holds other rows than its source on purpose, which a replay would
+    overwrite; a warning says so.
+    """
     if state.copy_skipped:
         done.warnings.append(
-            f"{state.table_name} isn't replayed: it was taken without a copy (copy: false), so that the change log doesn't say "
-            "which of the changed rows it had"
+            f"{state.table_name} isn't replayed: it was taken without a copy (copy: false), so that"
+            " the change log doesn't say which of the changed rows it had"
         )
         return True
     if state.kept_as == MIRROR:
         return False
-    told = f"{state.table_name} isn't replayed: it is kept as {state.kept_as}, which stays as it is; to mend it, sync it again"
+    told = (
+        f"{state.table_name} isn't replayed: it is kept as {state.kept_as}, which stays as it is;"
+        " to mend it, sync it again"
+    )
     done.warnings.append(told)
     return True
 
@@ -193,7 +227,10 @@ def _told_before(touched: Stretch, state: TableState) -> list[str]:
         return []
     remedy = f"initial sync with tables={state.table_name}, if its rows are damaged"
     return [
-        f"{state.table_name}: {counted(older, 'change')} of the range, older than its copy, not replayed ({remedy})"
+        (
+            f"{state.table_name}: {counted(older, 'change')} of the range, older than its copy, not"
+            f" replayed ({remedy})"
+        )
     ]
 
 
@@ -204,7 +241,9 @@ def _replay_locked(run: _Run, state: TableState, present: PresentTable, done: Re
             current = check_same_copy(run.job, state)
             watermark = run.held.of(current)
             if watermark <= run.span.after:
-                done.warnings.append(f"{state.table_name} hasn't applied the range yet: the next run does")
+                done.warnings.append(
+                    f"{state.table_name} hasn't applied the range yet: the next run does"
+                )
                 return
             cut, keys = _replay_target(run, current, present, watermark, (lock, done))
     if cut is None:
@@ -228,7 +267,11 @@ def _patiently() -> tenacity.Retrying:
 
 
 def _replay_target(
-    run: _Run, state: TableState, present: PresentTable, watermark: int, told: tuple[AdvisoryLock, Replayed]
+    run: _Run,
+    state: TableState,
+    present: PresentTable,
+    watermark: int,
+    told: tuple[AdvisoryLock, Replayed],
 ) -> tuple[TargetCut | None, int]:
     job, lock = run.job, told[0]
     change_log = run.stretches.change_log
@@ -247,8 +290,15 @@ def _replay_target(
     try:
         with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
             lock.check()
-            take_over_target(run.spark, job, state, run.quarantine, partial(_still_at, run, state, watermark, lock))
-            # Grows with every commit: a late writer of the same run is skipped once a later one has committed.
+            take_over_target(
+                run.spark,
+                job,
+                state,
+                run.quarantine,
+                partial(_still_at, run, state, watermark, lock),
+            )
+            # Grows with every commit: a late writer of the same run is skipped once a later one has
+            # committed.
             version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
             mended = mend(run, plan, folder, told)
             tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
@@ -268,27 +318,44 @@ def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) 
     return run.held.still(state, watermark)
 
 
-def _mend_by_key(run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]) -> _Mended:
+def _mend_by_key(
+    run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]
+) -> _Mended:
     """Stage what differs."""
     job, state, decode, (lock, done) = run.job, plan.target.state, plan.target.decode, told
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = settle(run.spark, change_log, plan, f"{folder}-states")
     but = _stage_discarded(run, plan.target, f"{folder}-discarded")
-    changes = write_differences(run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but)
+    changes = write_differences(
+        run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but
+    )
     done.warnings += _told_skipped(state, changes)
     judged = judge_of(run.spark, job, plan.target, run.gates)
     filled: list[IncompleteRow] = []
-    changes = reread(job, change_log, plan.target, changes, run.quarantine, judged, check=lock.check, filled=filled)
-    source = with_variants(changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT])
+    changes = reread(
+        job,
+        change_log,
+        plan.target,
+        changes,
+        run.quarantine,
+        judged,
+        check=lock.check,
+        filled=filled,
+    )
+    source = with_variants(
+        changes.source, [f"c{i}" for i, kind in enumerate(decode.types) if kind.spark == VARIANT]
+    )
     statement = merge_statement(uri, source, decode.names, decode.shape, metadata_columns=kept)
     return _Mended(changes.counts, statement, keys, filled)
 
 
 def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
-    """Write the keys of rows that somebody has discarded, if there are any, in the columns of the states' bases.
+    """Write the keys of rows that somebody has discarded, if there are any, in the columns of the
+    states' bases.
 
-    What changes such a row tells so: that the target lacks it still, or has it as it was, is no damage.
+    What changes such a row tells so: that the target lacks it still, or has it as it was, is no
+    damage.
     """
     lacking = run.quarantine.lacking(plan.state.table_name, plan.state.generation, plan.batches[1])
     keys = own_keys([key for key, row in lacking.items() if row.status == DISCARDED], plan.decode)
@@ -298,16 +365,24 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
     return folder
 
 
-def _mend_whole(run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]) -> _Mended:
-    """The same for a table without a key, whose rows are all made anew; it has no keys to be counted."""
+def _mend_whole(
+    run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]
+) -> _Mended:
+    """The same for a table without a key, whose rows are all made anew; it has no keys to be
+    counted.
+    """
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)
-    statement = replace_statement(uri, parquet(folder), copied_columns(state), metadata_columns=kept)
+    statement = replace_statement(
+        uri, parquet(folder), copied_columns(state), metadata_columns=kept
+    )
     return _Mended(counts, statement)
 
 
-def _commit(run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: AdvisoryLock) -> TargetCut:
+def _commit(
+    run: _Run, plan: ReplayPlan, statement: str, tag: CommitTag, lock: AdvisoryLock
+) -> TargetCut:
     job, state = run.job, plan.target.state
     if not any(tag.counts.get(action) for action in _EFFECTS):
         return replace(read_untouched(job, state), quarantined=tag.counts.get(QUARANTINED_ROWS, 0))

@@ -1,8 +1,9 @@
-"""As what each leaf is published, and by which filter and column list, when several publications are read together.
+"""As what each leaf is published, and by which filter and column list, when several publications
+are read together.
 
-pgoutput (get_rel_sync_entry): a publication through the root publishes a leaf as its topmost member above it, whose filter
-and column list alone count; any other publishes it as itself. Of several publications of one slot only those count that
-publish the leaf as the topmost of all.
+pgoutput (get_rel_sync_entry): a publication through the root publishes a leaf as its topmost member
+above it, whose filter and column list alone count; any other publishes it as itself. Of several
+publications of one slot only those count that publish the leaf as the topmost of all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _ITSELF = 1 << 30  # deeper than any member of a publication
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one publication says of a leaf: as what it is published, how deep in its tree, with which columns.
+    """What one publication says of a leaf: as what it is published, how deep in its tree, with
+    which columns.
 
     ``columns`` are those sent, ``listed`` whether by a list; ``has_generated`` is the table's.
     """
@@ -35,26 +37,44 @@ class Entry:
     def clashes(self, other: Entry) -> bool:
         """Whether pgoutput stops for good where both publish a table."""
         flags = self.has_generated and not self.listed and not other.listed
-        return self.columns != other.columns or (flags and self.publishes_generated != other.publishes_generated)
+        return self.columns != other.columns or (
+            flags and self.publishes_generated != other.publishes_generated
+        )
 
 
 def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
-    """The tables that a publication names or covers; of partition trees that it covers the topmost."""
-    covered = [PublicationTable(i) for i in facts.scopes.get(state.name, ()) if i not in {t.id for t in state.tables}]
+    """The tables that a publication names or covers; of partition trees that it covers the
+    topmost.
+    """
+    covered = [
+        PublicationTable(i)
+        for i in facts.scopes.get(state.name, ())
+        if i not in {t.id for t in state.tables}
+    ]
     return [*state.tables, *covered]
 
 
 def is_overruled(state: PublicationState, table: TableFacts, facts: Facts) -> bool:
-    """Whether the publication publishes the table's rows as another's, so that this one's filter and list count for nothing."""
+    """Whether the publication publishes the table's rows as another's, so that this one's filter
+    and list count for nothing.
+    """
     if not state.via_root:
         return False
-    named = {facts.tables[member.id].relation.oid for member in members(state, facts) if member.id in facts.tables}
+    named = {
+        facts.tables[member.id].relation.oid
+        for member in members(state, facts)
+        if member.id in facts.tables
+    }
     return not named.isdisjoint(table.relation.ancestors)
 
 
 def own_leaves(state: PublicationState, table: TableFacts) -> list[Leaf]:
-    """The leaves that are published by this table's entry: not those with an entry of their own that counts."""
-    listed = set() if state.via_root else {member.id for member in state.tables} - {table.relation.id}
+    """The leaves that are published by this table's entry: not those with an entry of their own
+    that counts.
+    """
+    listed = (
+        set() if state.via_root else {member.id for member in state.tables} - {table.relation.id}
+    )
     return [leaf for leaf in table.leaves if leaf.id not in listed]
 
 
@@ -83,10 +103,20 @@ def _entries(state: PublicationState, facts: Facts) -> dict[int, Entry]:
             continue
         for leaf in own_leaves(state, table):
             as_root = state.via_root and table.relation.relkind == "p"
-            name, depth = (member.id, len(table.relation.ancestors)) if as_root else (leaf.id, _ITSELF)
+            name, depth = (
+                (member.id, len(table.relation.ancestors)) if as_root else (leaf.id, _ITSELF)
+            )
             columns = table.relation.columns
             every = frozenset(column.name for column in columns if state.sends(column))
             sent = frozenset(member.columns) if member.columns is not None else every
             generated = any(column.generated for column in columns)
-            found[leaf.oid] = Entry(state.name, name, depth, sent, member.columns is not None, generated, state.publishes_generated)  # fmt: skip
+            found[leaf.oid] = Entry(
+                state.name,
+                name,
+                depth,
+                sent,
+                member.columns is not None,
+                generated,
+                state.publishes_generated,
+            )
     return found

@@ -1,7 +1,8 @@
 """Publications: what the pipeline file wants, what the server has, and the SQL between the two.
 
-``plan_publications`` is pure. ``try_publications`` lets PostgreSQL judge the wanted filters in transactions that are
-rolled back, and gives their text as PostgreSQL prints it, so that an unchanged pipeline file gives an empty plan.
+``plan_publications`` is pure. ``try_publications`` lets PostgreSQL judge the wanted filters in
+transactions that are rolled back, and gives their text as PostgreSQL prints it, so that an
+unchanged pipeline file gives an empty plan.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PublicationTable:
-    """A table in a publication; ``columns`` in attnum order once they come from the server, None without a list."""
+    """A table in a publication; ``columns`` in attnum order once they come from the server, None
+    without a list.
+    """
 
     id: TableId
     columns: tuple[str, ...] | None = None
@@ -44,7 +47,9 @@ class PublicationTable:
 
 @dataclass(frozen=True, slots=True)
 class PublicationState:
-    """A publication, wanted or found. ``filter_columns`` are the columns each found filter depends on."""
+    """A publication, wanted or found. ``filter_columns`` are the columns each found filter depends
+    on.
+    """
 
     name: str
     tables: tuple[PublicationTable, ...] = ()
@@ -83,7 +88,8 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The comment that says which pipeline made a publication, from which definition, and which slot reads it.
+    """The comment that says which pipeline made a publication, from which definition, and which
+    slot reads it.
 
     >>> Mark.parse("waldelta pipeline flights, definition 0123456789ab, slot flights_cdc").slot
     'flights_cdc'
@@ -108,19 +114,25 @@ class Mark:
     def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
         """The mark of what a pipeline file says now."""
         # Publications made before there was this option keep their mark.
-        without = {"publish_generated_columns"} if entry.publish_generated_columns == "none" else set()
+        without = (
+            {"publish_generated_columns"} if entry.publish_generated_columns == "none" else set()
+        )
         text = json.dumps(entry.model_dump(mode="json", exclude=without), sort_keys=True)
         return cls(pipeline, hashlib.sha256(text.encode()).hexdigest()[:12], slot)
 
 
-_MARK = re.compile(r"waldelta pipeline (?P<pipeline>\w+), definition (?P<definition>\w+)(, slot (?P<slot>\w+))?")
+_MARK = re.compile(
+    r"waldelta pipeline (?P<pipeline>\w+), definition (?P<definition>\w+)(, slot (?P<slot>\w+))?"
+)
 
 
 def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> PublicationState:
     """What an entry of the pipeline file asks for, filters as written there."""
     return PublicationState(
         name=entry.name,
-        tables=tuple(sorted(PublicationTable(TableId(*t.parts), t.columns, t.where) for t in entry.tables)),
+        tables=tuple(
+            sorted(PublicationTable(TableId(*t.parts), t.columns, t.where) for t in entry.tables)
+        ),
         schemas=tuple(sorted(set(entry.schemas))),
         all_tables=entry.all_tables,
         publish=frozenset(entry.publish),
@@ -133,11 +145,15 @@ def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> Pub
 def plan_publications(
     wanted: Iterable[PublicationState], actual: Mapping[str, PublicationState]
 ) -> tuple[Statement, ...]:
-    """The statements that turn what exists into what is wanted, all for one transaction; empty when nothing differs.
+    """The statements that turn what exists into what is wanted, all for one transaction; empty when
+    nothing differs.
 
-    Filters are compared as text, so both sides must be as PostgreSQL prints them (``try_publications``).
+    Filters are compared as text, so both sides must be as PostgreSQL prints them
+    (``try_publications``).
     """
-    return tuple(s for publication in wanted for s in _plan(publication, actual.get(publication.name)))
+    return tuple(
+        s for publication in wanted for s in _plan(publication, actual.get(publication.name))
+    )
 
 
 def plan_drop(name: str, reason: str) -> Statement:
@@ -146,19 +162,27 @@ def plan_drop(name: str, reason: str) -> Statement:
 
 
 def read_marked(conn: Connection) -> dict[str, PublicationState]:
-    """All publications of the database, without what they publish: filters are read under their tables' locks."""
+    """All publications of the database, without what they publish: filters are read under their
+    tables' locks.
+    """
     with conn.cursor(row_factory=namedtuple_row) as cursor:
-        rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), {"names": [], "every": True}).fetchall()
+        rows: list[Any] = cursor.execute(
+            _PUBLICATIONS.encode(), {"names": [], "every": True}
+        ).fetchall()
     return {row.name: _state(row, []) for row in rows}
 
 
-def read_publications(conn: Connection, names: Sequence[str] | None = None) -> dict[str, PublicationState]:
+def read_publications(
+    conn: Connection, names: Sequence[str] | None = None
+) -> dict[str, PublicationState]:
     """The publications of these names that exist, or all of the database's."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         params = {"names": list(names or []), "every": names is None}
         rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), params).fetchall()
         relations: list[Any] = cursor.execute(_RELATIONS.encode(), params).fetchall()
-    return {row.name: _state(row, [r for r in relations if r.publication == row.name]) for row in rows}
+    return {
+        row.name: _state(row, [r for r in relations if r.publication == row.name]) for row in rows
+    }
 
 
 def try_publications(
@@ -166,13 +190,18 @@ def try_publications(
 ) -> tuple[PublicationState, list[str]]:
     """Let PostgreSQL judge each filter and column list, without leaving anything behind.
 
-    Gives the wanted state with filters and column lists as the server stores them, and what PostgreSQL refused.
-    A table that the role doesn't own can't be tried, nor one that somebody works on, as an autovacuum for hours: when ``known`` was made
-    from this very definition, its text is taken, else the filter as it was written and the columns named there. Raises
+    Gives the wanted state with filters and column lists as the server stores them, and what
+    PostgreSQL refused. A table that the role doesn't own can't be tried, nor one that somebody
+    works on, as an autovacuum for hours: when ``known`` was made from this very definition, its
+    text is taken, else the filter as it was written and the columns named there. Raises
     psycopg.errors.LockNotAvailable when a table stays locked whose definition is new.
     """
     timeout_ms = trial_timeout_ms(conn)
-    trusted = {t.id: t for t in known.tables} if known is not None and known.comment == wanted.comment else {}
+    trusted = (
+        {t.id: t for t in known.tables}
+        if known is not None and known.comment == wanted.comment
+        else {}
+    )
     tables: list[PublicationTable] = []
     filter_columns: dict[TableId, frozenset[str]] = {}
     problems: list[str] = []
@@ -181,15 +210,20 @@ def try_publications(
             tables.append(table)
             continue
         try:
-            found = _try(conn, replace(wanted, tables=(table,), schemas=(), all_tables=False), timeout_ms)
+            found = _try(
+                conn, replace(wanted, tables=(table,), schemas=(), all_tables=False), timeout_ms
+            )
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
             if isinstance(err, psycopg.errors.LockNotAvailable) and table.id not in trusted:
                 raise
-            tables.append(trusted.get(table.id, table))  # whether privileges suffice is preflight's question
+            tables.append(
+                trusted.get(table.id, table)
+            )  # whether privileges suffice is preflight's question
             if known is not None and table.id in trusted:
                 filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
             elif table.row_filter is not None:
-                # Its owner, who is to run the SQL, must hear of what PostgreSQL or the replica identity is against.
+                # Its owner, who is to run the SQL, must hear of what PostgreSQL or the replica
+                # identity is against.
                 filter_columns[table.id] = frozenset(parse_row_filter(table.row_filter).columns)
                 if (refused := refused_filter(conn, table.id, table.row_filter)) is not None:
                     problems.append(f"publication {wanted.name!r}, table {table.id}: {refused}")
@@ -203,8 +237,12 @@ def try_publications(
 
 
 def trial_timeout_ms(conn: Connection) -> int:
-    """How long a trial waits for a lock: less than deadlock_timeout, as whoever waits so long ends the autovacuum in its way."""
-    ((deadlock_timeout,),) = conn.execute("select current_setting('deadlock_timeout')::interval").fetchall()
+    """How long a trial waits for a lock: less than deadlock_timeout, as whoever waits so long ends
+    the autovacuum in its way.
+    """
+    ((deadlock_timeout,),) = conn.execute(
+        "select current_setting('deadlock_timeout')::interval"
+    ).fetchall()
     return min(LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
 
 
@@ -221,16 +259,19 @@ def _rejected(publication: str, table: PublicationTable, err: psycopg.Error) -> 
     what = f"filter {table.row_filter!r}" if table.row_filter is not None else "column list"
     hint = f" ({err.diag.message_hint})" if err.diag.message_hint else ""
     return (
-        f"publication {publication!r}: PostgreSQL rejects the {what} of {table.id}: {detail}{hint}; "
-        f"correct the table's entry in the pipeline file"
+        f"publication {publication!r}: PostgreSQL rejects the {what} of {table.id}: {detail}{hint};"
+        " correct the table's entry in the pipeline file"
     )
 
 
 def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable[Statement]:
     name = wanted.name
     if actual is not None and actual.all_tables != wanted.all_tables:
-        # FOR ALL TABLES can't be altered; within one transaction the name never vanishes from the stream's view.
-        yield plan_drop(name, f"publication {name} changes between all tables and a list: it is made anew")
+        # FOR ALL TABLES can't be altered; within one transaction the name never vanishes from the
+        # stream's view.
+        yield plan_drop(
+            name, f"publication {name} changes between all tables and a list: it is made anew"
+        )
         actual = None
     if actual is None:
         yield Statement(_create(wanted), f"publication {name} doesn't exist yet: creating it")
@@ -267,7 +308,9 @@ def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterabl
         reason = f"no longer published: schema {', '.join(schemas_gone)}"
         yield _alter(wanted, "drop tables in schema ", _names(schemas_gone), reason=reason)
     if changed:
-        reason = f"filter or column list changed: {_list(changed)}" + (f"; removed: {_list(gone)}" if gone else "")
+        reason = f"filter or column list changed: {_list(changed)}" + (
+            f"; removed: {_list(gone)}" if gone else ""
+        )
         kept = [after[i] for i in sorted(after.keys() & before.keys())]
         keep_schemas = sorted(set(wanted.schemas) & set(actual.schemas))
         yield _alter(wanted, "set ", _members(kept, keep_schemas), reason=reason)
@@ -275,7 +318,12 @@ def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterabl
         tables = sql.SQL(", ").join([sql.SQL("only {}").format(i.identifier) for i in gone])
         yield _alter(wanted, "drop table ", tables, reason=f"no longer published: {_list(gone)}")
     if new:
-        yield _alter(wanted, "add ", _members([after[i] for i in new], []), reason=f"newly published: {_list(new)}")
+        yield _alter(
+            wanted,
+            "add ",
+            _members([after[i] for i in new], []),
+            reason=f"newly published: {_list(new)}",
+        )
     if schemas_new:
         reason = f"newly published: schema {', '.join(schemas_new)}"
         yield _alter(wanted, "add ", _members([], schemas_new), reason=reason)
@@ -302,14 +350,19 @@ def _create(wanted: PublicationState) -> sql.Composed:
     elif wanted.tables or wanted.schemas:
         members = sql.SQL(" for {}").format(_members(wanted.tables, wanted.schemas))
     # Before 18 there is no such option.
-    settings = [_publish(wanted), _via_root(wanted), *([_generated(wanted)] if wanted.publishes_generated else [])]
+    settings = [
+        _publish(wanted),
+        _via_root(wanted),
+        *([_generated(wanted)] if wanted.publishes_generated else []),
+    ]
     return sql.SQL("create publication {}{} with ({})").format(
         sql.Identifier(wanted.name), members, sql.SQL(", ").join(settings)
     )
 
 
 def _members(tables: Sequence[PublicationTable], schemas: Sequence[str]) -> sql.Composable:
-    # ONLY: inheritance children are published when they are listed themselves, as the copy reads them.
+    # ONLY: inheritance children are published when they are listed themselves, as the copy reads
+    # them.
     parts = [sql.SQL("table only {}").format(_member(t)) for t in tables]
     if schemas:
         parts.append(sql.SQL("tables in schema {}").format(_names(schemas)))
@@ -317,9 +370,16 @@ def _members(tables: Sequence[PublicationTable], schemas: Sequence[str]) -> sql.
 
 
 def _member(table: PublicationTable) -> sql.Composed:
-    columns = sql.SQL(" ({})").format(_names(table.columns)) if table.columns is not None else sql.SQL("")
-    # The filter is an expression, not a value; row_filter.parse_row_filter has read it. The line break ends a comment.
-    where = sql.SQL(" where ({}\n)") if table.row_filter and "--" in table.row_filter else sql.SQL(" where ({})")
+    columns = (
+        sql.SQL(" ({})").format(_names(table.columns)) if table.columns is not None else sql.SQL("")
+    )
+    # The filter is an expression, not a value; row_filter.parse_row_filter has read it. The line
+    # break ends a comment.
+    where = (
+        sql.SQL(" where ({}\n)")
+        if table.row_filter and "--" in table.row_filter
+        else sql.SQL(" where ({})")
+    )
     text = where.format(sql.SQL(table.row_filter)) if table.row_filter is not None else sql.SQL("")
     return sql.SQL("{}{}{}").format(table.id.identifier, columns, text)
 
@@ -330,7 +390,9 @@ def _publish(wanted: PublicationState) -> sql.Composed:
 
 
 def _via_root(wanted: PublicationState) -> sql.Composed:
-    return sql.SQL("publish_via_partition_root = {}").format(sql.SQL("true" if wanted.via_root else "false"))
+    return sql.SQL("publish_via_partition_root = {}").format(
+        sql.SQL("true" if wanted.via_root else "false")
+    )
 
 
 def _generated(wanted: PublicationState) -> sql.Composed:
@@ -347,7 +409,11 @@ def _comment(wanted: PublicationState) -> Statement:
 
 def _state(row: Any, relations: list[Any]) -> PublicationState:
     tables = [
-        PublicationTable(TableId(r.schema, r.name), tuple(r.columns) if r.columns is not None else None, r.row_filter)
+        PublicationTable(
+            TableId(r.schema, r.name),
+            tuple(r.columns) if r.columns is not None else None,
+            r.row_filter,
+        )
         for r in relations
     ]
     return PublicationState(
@@ -385,15 +451,16 @@ select p.pubname as name,
        obj_description(p.oid, 'pg_publication') as comment,
        pg_has_role(p.pubowner, 'usage') as owned,
        pg_get_userbyid(p.pubowner)::text as owner,
-       coalesce((select o.rolsuper from pg_roles o where o.oid = p.pubowner), false) as owned_by_superuser,
+       coalesce((select o.rolsuper from pg_roles o where o.oid = p.pubowner), false)
+         as owned_by_superuser,
        to_jsonb(p) as everything
 from pg_publication p
 where %(every)s or p.pubname = any(%(names)s::name[])
 order by p.pubname
 """
 
-# A column has one dependency for the filter and one for the column list, so what the list doesn't explain is the
-# filter's.
+# A column has one dependency for the filter and one for the column list, so what the list doesn't
+# explain is the filter's.
 _RELATIONS = """
 select p.pubname as publication,
        n.nspname as schema,

@@ -1,4 +1,6 @@
-"""What preflight needs to know of the source: server, role, and every table that the publications name or cover."""
+"""What preflight needs to know of the source: server, role, and every table that the publications
+name or cover.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,28 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
+from waldelta.postgres.catalog import (
+    Leaf,
+    Relation,
+    TableId,
+    read_leaves,
+    read_relations,
+    read_table_oids,
+)
 from waldelta.slot.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
 
 Connection = psycopg.Connection[Any]
 
 TIMEOUTS = {
-    "idle_in_transaction_session_timeout": "copies set it to 0 for the session that keeps their snapshot",
+    "idle_in_transaction_session_timeout": (
+        "copies set it to 0 for the session that keeps their snapshot"
+    ),
     "idle_session_timeout": "runs set it to 0 for the sessions that hold their locks",
-    "idle_replication_slot_timeout": "a slot nobody reads for so long is invalidated: run the pipeline more often, or a "
-    "resync has to compare all tables",
+    "idle_replication_slot_timeout": (
+        "a slot nobody reads for so long is invalidated: run the pipeline more often, or a "
+        "resync has to compare all tables"
+    ),
 }
 # Those that concern the slot, and so the server that has it.
 SLOT_TIMEOUTS = frozenset({"idle_replication_slot_timeout"})
@@ -40,7 +53,8 @@ class ServerFacts:
     can_replicate: bool
     can_create: bool
     can_make_slots: bool
-    # Whether it may have the server write down which transactions run; None before PostgreSQL 16, which can't.
+    # Whether it may have the server write down which transactions run; None before PostgreSQL 16,
+    # which can't.
     can_log_snapshots: bool | None
     used_slots: int
     retained_bytes: int
@@ -98,9 +112,13 @@ def read_facts(
         all_tables = state.all_tables if state else entry.all_tables
         schemas = list(state.schemas if state else entry.schemas)
         if all_tables or schemas:
-            rows = conn.execute(_SCOPE.encode(), {"every": all_tables, "schemas": schemas}).fetchall()
+            rows = conn.execute(
+                _SCOPE.encode(), {"every": all_tables, "schemas": schemas}
+            ).fetchall()
             scopes[entry.name] = tuple(TableId(s, n) for s, n, publishable in rows if publishable)
-            unpublishable[entry.name] = tuple(str(TableId(s, n)) for s, n, publishable in rows if not publishable)
+            unpublishable[entry.name] = tuple(
+                str(TableId(s, n)) for s, n, publishable in rows if not publishable
+            )
     named = {TableId(*t.parts) for e in pipeline.source.publications for t in e.tables}
     named |= {t.id for e in pipeline.source.publications if not e.manage and e.name in actual
               for t in actual[e.name].tables}  # fmt: skip
@@ -108,7 +126,16 @@ def read_facts(
     names = conn.execute("select nspname from pg_namespace").fetchall()
     server = _read_server(conn)
     slot_server = server if slot_conn is conn else _read_server(slot_conn)
-    return Facts(server, slot_server, slot, actual, tables, scopes, unpublishable, frozenset(n for (n,) in names))
+    return Facts(
+        server,
+        slot_server,
+        slot,
+        actual,
+        tables,
+        scopes,
+        unpublishable,
+        frozenset(n for (n,) in names),
+    )
 
 
 def is_pooled(client_pid: int, server_pid: int) -> bool:
@@ -133,7 +160,9 @@ def _read_server(conn: Connection) -> ServerFacts:
         can_log_snapshots=row.can_log_snapshots,
         used_slots=row.used_slots,
         retained_bytes=int(row.retained_bytes or 0),
-        wal_bytes_per_hour=int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None,
+        wal_bytes_per_hour=(
+            int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None
+        ),
         behind_pooler=is_pooled(conn.info.backend_pid, row.server_pid),
     )
 
@@ -142,23 +171,41 @@ def _read_tables(conn: Connection, wanted: Iterable[TableId]) -> dict[TableId, T
     oids = read_table_oids(conn, wanted)
     relations = read_relations(conn, list(oids.values()))
     leaves = read_leaves(conn, [r.oid for r in relations])
-    access = {row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})}
+    access = {
+        row[0]: row[1:] for row in conn.execute(_ACCESS.encode(), {"oids": list(oids.values())})
+    }
     facts: dict[TableId, TableFacts] = {}
     for relation in relations:
         readable, has_usage, hidden_rows, has_children = access[relation.oid]
         facts[relation.id] = TableFacts(
-            relation, leaves[relation.oid], frozenset(readable), has_usage, hidden_rows, has_children
+            relation,
+            leaves[relation.oid],
+            frozenset(readable),
+            has_usage,
+            hidden_rows,
+            has_children,
         )
     return facts
 
 
 _SETTINGS: Sequence[str] = (
-    "server_version", "server_version_num", "server_encoding", "wal_level", "max_replication_slots", "max_slot_wal_keep_size",
-    "temp_file_limit", "search_path", "synchronized_standby_slots", "hot_standby_feedback", "primary_slot_name", *TIMEOUTS,
-)  # fmt: skip
+    "server_version",
+    "server_version_num",
+    "server_encoding",
+    "wal_level",
+    "max_replication_slots",
+    "max_slot_wal_keep_size",
+    "temp_file_limit",
+    "search_path",
+    "synchronized_standby_slots",
+    "hot_standby_feedback",
+    "primary_slot_name",
+    *TIMEOUTS,
+)
 
 _SERVER = """
-select (select jsonb_object_agg(name, setting) from pg_settings where name = any(%(settings)s)) as settings,
+select (select jsonb_object_agg(name, setting) from pg_settings where name = any(%(settings)s))
+  as settings,
        pg_is_in_recovery() as in_recovery,
        pg_backend_pid() as server_pid,
        current_user::text as role,
@@ -166,7 +213,8 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
        r.rolsuper as superuser,
        r.rolsuper or r.rolbypassrls as bypass_rls,
        r.rolsuper or r.rolreplication or exists (
-           select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(current_user, m.oid, 'usage')
+           select from pg_roles m where m.rolname = 'rds_replication' and pg_has_role(current_user,
+             m.oid, 'usage')
        ) as can_replicate,
        has_database_privilege(current_database(), 'create') as can_create,
        (
@@ -183,7 +231,8 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
        (select count(*) from pg_replication_slots) as used_slots,
        (
            select max(pg_wal_lsn_diff(
-               case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end, restart_lsn
+               case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
+                 else pg_current_wal_lsn() end, restart_lsn
            ))
            from pg_replication_slots
        ) as retained_bytes,
@@ -223,7 +272,8 @@ where c.oid >= 16384
   and not exists (
       select from pg_partition_ancestors(c.oid) a
       join pg_class above on above.oid = a.relid
-      where above.oid <> c.oid and (%(every)s or above.relnamespace in (select oid from pg_namespace where nspname = any(%(schemas)s::name[])))
+      where above.oid <> c.oid and (%(every)s or above.relnamespace in (select oid
+        from pg_namespace where nspname = any(%(schemas)s::name[])))
   )
   and n.nspname !~ '^pg_(toast|temp)'
   and (%(every)s or n.nspname = any(%(schemas)s::name[]))

@@ -17,10 +17,18 @@ from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, TableFa
 from waldelta.types.wire.wire_format import has_wire_format
 
 READING = "for copies, repairs, and values that the stream left out"
-_RELKINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
+_RELKINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "c": "a type",
+}
 
 
-def judge_table(state: PublicationState, table: PublicationTable, facts: Facts) -> Iterator[Finding]:
+def judge_table(
+    state: PublicationState, table: PublicationTable, facts: Facts
+) -> Iterator[Finding]:
     """What is wrong with one table of a publication."""
     found = facts.tables.get(table.id)
     where = f"publication {state.name!r}, table {table.id}"
@@ -32,44 +40,68 @@ def judge_table(state: PublicationState, table: PublicationTable, facts: Facts) 
         yield problem(f"{where}: {unfit}")
         return
     if absent := [c for c in table.columns or () if c not in relation.column_names]:
-        yield problem(f"{where}: column {', '.join(absent)} does not exist; it has {', '.join(relation.column_names)}")
+        yield problem(
+            f"{where}: column {', '.join(absent)} does not exist; it has"
+            f" {', '.join(relation.column_names)}"
+        )
         return
     yield from _generated(where, table, found, facts, state)
     yield from _reading(where, state, table, found, facts.server)
     yield from _raising(where, table, relation)
     if found.has_children:
-        yield warning(f"{where}: its inheritance children aren't published with it: list those you want")
+        yield warning(
+            f"{where}: its inheritance children aren't published with it: list those you want"
+        )
     yield from _partitions(where, state, table, found)
     if is_overruled(state, found, facts):
         if not table.is_plain:
-            yield warning(f"{where}: its filter and column list count for nothing, since it is published as its root's")
+            yield warning(
+                f"{where}: its filter and column list count for nothing, since it is published as"
+                " its root's"
+            )
     elif state.publishes_old_rows:
         # Of those that are never published PostgreSQL refuses nothing.
         unchanged = _is_unchanged(state, table, facts.actual.get(state.name))
-        for leaf in (leaf for leaf in own_leaves(state, found) if leaf.relkind == "r" and leaf.persistence == "p"):
+        for leaf in (
+            leaf
+            for leaf in own_leaves(state, found)
+            if leaf.relkind == "r" and leaf.persistence == "p"
+        ):
             place = where if leaf.oid == relation.oid else f"{where}, partition {leaf.id}"
-            yield from _Identity(place, state, table, relation, leaf, facts.server.version, unchanged).judge()
+            yield from _Identity(
+                place, state, table, relation, leaf, facts.server.version, unchanged
+            ).judge()
     if relation.replica_identity == "f" and state.publishes_old_rows:
         total = sum(leaf.size_bytes for leaf in found.leaves)
         yield warning(
-            f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and DELETE (measured: 64 "
-            f"instead of 44 MB for 20,000 updates of 1 kB rows); the table has {size(total)}"
+            f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
+            " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"
+            f" has {size(total)}"
         )
 
 
-def judge_binary(state: PublicationState, table: PublicationTable, facts: Facts) -> Iterator[Finding]:
+def judge_binary(
+    state: PublicationState, table: PublicationTable, facts: Facts
+) -> Iterator[Finding]:
     """Columns whose values could not be read once they came in binary format."""
     found = facts.tables.get(table.id)
     for column in found.relation.columns if found is not None else ():
-        if (table.columns is None or column.name in table.columns) and not has_wire_format(column.type):
+        if (table.columns is None or column.name in table.columns) and not has_wire_format(
+            column.type
+        ):
             yield problem(
-                f"publication {state.name!r}, table {table.id}: column {column.name} is of type {column.type.name}, which can't "
-                "be read in binary format: set source.options.binary to false, or leave the column out by a column list"
+                f"publication {state.name!r}, table {table.id}: column {column.name} is of type"
+                f" {column.type.name}, which can't be read in binary format: set"
+                " source.options.binary to false, or leave the column out by a column list"
             )
 
 
-def _is_unchanged(wanted: PublicationState, table: PublicationTable, actual: PublicationState | None) -> bool:
-    """Whether the publication that there is publishes the table as it is wanted, so that setup leaves that as it is."""
+def _is_unchanged(
+    wanted: PublicationState, table: PublicationTable, actual: PublicationState | None
+) -> bool:
+    """Whether the publication that there is publishes the table as it is wanted, so that setup
+    leaves that as it is.
+    """
     if actual is None or (wanted.publish, wanted.via_root) != (actual.publish, actual.via_root):
         return False
     covered = table.is_plain and (actual.all_tables or table.id.schema in actual.schemas)
@@ -78,7 +110,10 @@ def _is_unchanged(wanted: PublicationState, table: PublicationTable, actual: Pub
 
 def _unfit(relation: Relation) -> str | None:
     if relation.relkind not in ("r", "p"):
-        return f"it is {_RELKINDS.get(relation.relkind, 'no table')}, which can't be published: name its tables"
+        return (
+            f"it is {_RELKINDS.get(relation.relkind, 'no table')}, which can't be published: name"
+            " its tables"
+        )
     if relation.persistence == "u":
         return "it is unlogged, so its changes aren't in the WAL: alter table … set logged"
     if relation.persistence == "t":
@@ -95,15 +130,22 @@ def _generated(
     listed = [c for c in generated if c in (table.columns or ())]
     if listed and facts.server.version < 180000:
         yield problem(
-            f"{where}: generated column {', '.join(listed)} can't be published before PostgreSQL 18: take it out of "
-            "the column list"
+            f"{where}: generated column {', '.join(listed)} can't be published before PostgreSQL"
+            " 18: take it out of the column list"
         )
     elif table.columns is None and generated:
-        yield warning(f"{where}: generated column {', '.join(generated)} isn't published and won't be in the target")
+        yield warning(
+            f"{where}: generated column {', '.join(generated)} isn't published and won't be in the"
+            " target"
+        )
 
 
 def _reading(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, server: ServerFacts
+    where: str,
+    state: PublicationState,
+    table: PublicationTable,
+    found: TableFacts,
+    server: ServerFacts,
 ) -> Iterator[Finding]:
     relation, leaves = found.relation, [leaf for leaf in found.leaves if leaf.relkind == "r"]
     wanted = set(table.columns or [c.name for c in relation.columns if state.sends(c)])
@@ -118,39 +160,54 @@ def _reading(
     if hidden and not covered:
         select = f"select {columns_of(hidden)} on" if found.readable else "select on"
         table_name = sql_name(relation.id.schema, relation.id.name)
-        yield lacking(f"{where}: role {server.role!r} may not read it", Grant(select, table_name, READING))
+        yield lacking(
+            f"{where}: role {server.role!r} may not read it", Grant(select, table_name, READING)
+        )
     if found.hidden_rows:
         yield lacking(
             f"{where}: row-level security hides rows from role {server.role!r}",
             Attribute(
-                "bypassrls", f"row-level security hides rows of {relation.id} from copies, which are refused then"
+                "bypassrls",
+                f"row-level security hides rows of {relation.id} from copies, which are refused"
+                " then",
             ),
         )
         return
-    partitions = [leaf for leaf in leaves if found.has_usage and (leaf.oid != relation.oid or leaf.through)]
+    partitions = [
+        leaf for leaf in leaves if found.has_usage and (leaf.oid != relation.oid or leaf.through)
+    ]
     if text := describe_unreadable(sql_name(server.role), partitions):
         yield warning(f"{where}: {text}")
 
 
 def _raising(where: str, table: PublicationTable, relation: Relation) -> Iterator[Finding]:
-    """A filter is evaluated while WAL is decoded: what it raises ends every reading of the slot at that row."""
+    """A filter is evaluated while WAL is decoded: what it raises ends every reading of the slot at
+    that row.
+    """
     types = {c.name: (c.type.base or c.type).name for c in relation.columns}
     if table.row_filter is not None and (parts := raising_parts(table.row_filter, types)):
         yield warning(
-            f"{where}: its filter {table.row_filter} can raise ({', '.join(parts)}); a row for which it does stops the slot, and "
-            "with it all tables, until a resync (SlotUnreadable): guard it (nullif(n, 0), case when …), or filter the target "
-            "instead (target.tables.<table>.where)"
+            f"{where}: its filter {table.row_filter} can raise ({', '.join(parts)}); a row for"
+            " which it does stops the slot, and with it all tables, until a resync"
+            " (SlotUnreadable): guard it (nullif(n, 0), case when …), or filter the target instead"
+            " (target.tables.<table>.where)"
         )
 
 
-def _partitions(where: str, state: PublicationState, table: PublicationTable, found: TableFacts) -> Iterator[Finding]:
+def _partitions(
+    where: str, state: PublicationState, table: PublicationTable, found: TableFacts
+) -> Iterator[Finding]:
     if found.relation.relkind == "p" and not state.via_root and not table.is_plain:
         yield problem(
-            f"{where}: a filter or column list on a partitioned table counts only when it is published via its root: set "
-            "publish_via_partition_root: true, or list the partitions"
+            f"{where}: a filter or column list on a partitioned table counts only when it is"
+            " published via its root: set publish_via_partition_root: true, or list the partitions"
         )
-    if unfit := [str(leaf.id) for leaf in found.leaves if leaf.relkind != "r" or leaf.persistence != "p"]:
-        yield warning(f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published")
+    if unfit := [
+        str(leaf.id) for leaf in found.leaves if leaf.relkind != "r" or leaf.persistence != "p"
+    ]:
+        yield warning(
+            f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +234,17 @@ class _Identity:
         return self.leaf.replica_identity == "f"
 
     def refused(self, why: str, remedy: str) -> Finding:
-        """The table's own UPDATEs and DELETEs fail, or would: setup doesn't bring that about, and says where it is so."""
-        operations = " and ".join(o.upper() + "s" for o in ("update", "delete") if o in self.state.publish)
+        """The table's own UPDATEs and DELETEs fail, or would: setup doesn't bring that about, and
+        says where it is so.
+        """
+        operations = " and ".join(
+            o.upper() + "s" for o in ("update", "delete") if o in self.state.publish
+        )
         if not self.unchanged:
             return problem(f"{self.where}: {why}, so its own {operations} would fail: {remedy}")
         return warning(
-            f"{self.where}: {why}, so its own {operations} fail on the source; the target gets its other changes: {remedy}"
+            f"{self.where}: {why}, so its own {operations} fail on the source; the target gets its"
+            f" other changes: {remedy}"
         )
 
     def judge(self) -> Iterator[Finding]:
@@ -193,24 +255,26 @@ class _Identity:
             return
         yield self.refused(
             "it has no primary key or replica identity",
-            f"add a primary key, or alter table {self.leaf.id} replica identity using index … (or full, where there is "
-            "none), or publish only inserts and truncates",
+            f"add a primary key, or alter table {self.leaf.id} replica identity using index … (or"
+            " full, where there is none), or publish only inserts and truncates",
         )
 
     def _cost(self) -> Iterator[Finding]:
         if self.is_full and not self.relation.primary_key:
             yield warning(
-                f"{self.where}: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites its whole target "
-                f"(source: {size(self.leaf.size_bytes)}); a primary key avoids that"
+                f"{self.where}: it has no primary key, so a run that brings UPDATEs or DELETEs of"
+                f" it rewrites its whole target (source: {size(self.leaf.size_bytes)}); a primary"
+                " key avoids that"
             )
 
     def _coverage(self) -> Iterator[Finding]:
         relation, key, listed = self.relation, self.key, self.table.columns
         if outside := sorted(self.state.filter_columns.get(self.table.id, frozenset()) - key):
             yield self.refused(
-                f"the filter uses {', '.join(outside)}, which the replica identity ({', '.join(sorted(key))}) doesn't cover",
-                f"alter table {self.leaf.id} replica identity full, add the column to the key, or publish only inserts and "
-                "truncates",
+                f"the filter uses {', '.join(outside)}, which the replica identity"
+                f" ({', '.join(sorted(key))}) doesn't cover",
+                f"alter table {self.leaf.id} replica identity full, add the column to the key, or"
+                " publish only inserts and truncates",
             )
         if listed is not None and self.is_full:
             yield self.refused(
@@ -219,12 +283,14 @@ class _Identity:
             )
         elif listed is not None and (missing := sorted(key - set(listed))):
             yield self.refused(
-                f"the column list lacks {', '.join(missing)} of the replica identity", "add it to the list"
+                f"the column list lacks {', '.join(missing)} of the replica identity",
+                "add it to the list",
             )
         generated = {c.name for c in relation.columns if not self.state.sends(c)}
         if self.version >= 180000 and (listed is None or self.is_full) and generated & key:
             yield self.refused(
-                f"the replica identity has the unpublished generated column {', '.join(sorted(generated & key))}",
+                "the replica identity has the unpublished generated column"
+                f" {', '.join(sorted(generated & key))}",
                 "choose another replica identity",
             )
         via_root = self.state.via_root and self.leaf.oid != relation.oid
@@ -235,10 +301,14 @@ class _Identity:
     def _other_than_root(self) -> Finding:
         root = self.relation
         differs = (
-            f"{self.where}: its replica identity ({', '.join(sorted(self.key))}) differs from the root's "
-            f"({', '.join(root.identity_columns) or 'none'})"
+            f"{self.where}: its replica identity ({', '.join(sorted(self.key))}) differs from the"
+            f" root's ({', '.join(root.identity_columns) or 'none'})"
         )
         # Old rows are read by the root's: they need all of its columns.
-        if self.unchanged and root.replica_identity != "f" and set(root.identity_columns) <= self.key:
+        if (
+            self.unchanged
+            and root.replica_identity != "f"
+            and set(root.identity_columns) <= self.key
+        ):
             return warning(f"{differs}: old rows are read by the root's")
         return problem(f"{differs}, so old rows can't be read: give both the same")

@@ -1,6 +1,8 @@
-"""What is wrong with the engineer's own expectations as far as their files tell it; a part of preflight.
+"""What is wrong with the engineer's own expectations as far as their files tell it; a part of
+preflight.
 
-A gate in a file that can't be read, or that can't be, keeps its table's changes waiting: better known before there are any.
+A gate in a file that can't be read, or that can't be, keeps its table's changes waiting: better
+known before there are any.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Fin
         for number, item in enumerate(file.suite.expectations):
             if item.gate != "warn" and mode != MIRROR:
                 yield problem(
-                    f"{file.place(number)}: gate: {item.gate} judges rows before the merge, which a target of mode {mode} hasn't: "
-                    "make it warn"
+                    f"{file.place(number)}: gate: {item.gate} judges rows before the merge, which a"
+                    f" target of mode {mode} hasn't: make it warn"
                 )
     for told in own.unused:
         yield warning(f"expectations that judge nothing: {told}")

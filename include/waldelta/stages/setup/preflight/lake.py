@@ -1,4 +1,6 @@
-"""What tables meet in the lake: a store that loses commits, names that Delta can't keep apart, values that would be lost; a part of preflight."""
+"""What tables meet in the lake: a store that loses commits, names that Delta can't keep apart,
+values that would be lost; a part of preflight.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,24 @@ from waldelta.types.type_map import column_types
 
 # Spark's types that hold every value of their PostgreSQL type.
 _COMPLETE = frozenset(
-    {"boolean", "smallint", "int", "bigint", "float", "double", "string", "binary", "map<string,string>"}
+    {
+        "boolean",
+        "smallint",
+        "int",
+        "bigint",
+        "float",
+        "double",
+        "string",
+        "binary",
+        "map<string,string>",
+    }
 )
 
-# Of these, Spark's default log store looks whether a commit is there and then writes it, whatever is there by then.
+# Of these, Spark's default log store looks whether a commit is there and then writes it, whatever
+# is there by then.
 _OVERWRITTEN = frozenset({"s3", "s3a", "s3n"})
-# Delta's own log stores; only the one with a table in DynamoDB keeps commits of several writers apart, and asks all of them to use it.
+# Delta's own log stores; only the one with a table in DynamoDB keeps commits of several writers
+# apart, and asks all of them to use it.
 _DELTAS_STORES = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
 _DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 
@@ -30,13 +44,16 @@ def judge_store(target: Target) -> Iterator[Finding]:
     """A warning where commits may be lost, and the pipeline file takes that."""
     if target.accept_unsafe_store and _is_on_s3(target):
         yield warning(
-            f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits conditionally, its commits may "
-            "overwrite others, whose changes are lost then (docs/scaling.md#object-stores)"
+            f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits"
+            " conditionally, its commits may overwrite others, whose changes are lost then"
+            " (docs/scaling.md#object-stores)"
         )
 
 
 def is_judged(target: Target) -> bool:
-    """Whether setup and ``check`` need to know Spark's log store: on S3, unless the pipeline file takes any."""
+    """Whether setup and ``check`` need to know Spark's log store: on S3, unless the pipeline file
+    takes any.
+    """
     return _is_on_s3(target) and not target.accept_unsafe_store
 
 
@@ -47,10 +64,11 @@ def _is_on_s3(target: Target) -> bool:
 def check_store(
     target: Target, read_log_store: Callable[[str], str], storage_options: Mapping[str, str] | None
 ) -> None:
-    """Raises PreflightFailed where Spark may overwrite a commit that delta-rs has made, unless the pipeline file takes that.
+    """Raises PreflightFailed where Spark may overwrite a commit that delta-rs has made, unless the
+    pipeline file takes that.
 
-    ``read_log_store`` gives the class of Spark's log store for a scheme, empty where none is configured; it is called only where
-    that matters.
+    ``read_log_store`` gives the class of Spark's log store for a scheme, empty where none is
+    configured; it is called only where that matters.
     """
     if not is_judged(target):
         return
@@ -59,10 +77,11 @@ def check_store(
     if is_conditional(store, storage_options or {}):
         return
     text = (
-        f"{target.root}: Spark commits by {store or 'the log store that Delta has for S3 by default'}, so that commits of Spark and "
-        "delta-rs may overwrite each other, and changes be lost: configure one that commits conditionally "
-        f"(spark.delta.logStore.{scheme}.impl), or accept the loss (target.accept_unsafe_store: true); see "
-        "docs/scaling.md#object-stores"
+        f"{target.root}: Spark commits by"
+        f" {store or 'the log store that Delta has for S3 by default'}, so that commits of Spark"
+        " and delta-rs may overwrite each other, and changes be lost: configure one that commits"
+        f" conditionally (spark.delta.logStore.{scheme}.impl), or accept the loss"
+        " (target.accept_unsafe_store: true); see docs/scaling.md#object-stores"
     )
     raise PreflightFailed([text])
 
@@ -79,27 +98,33 @@ def is_conditional(log_store: str, storage_options: Mapping[str, str]) -> bool:
     return bool(log_store) and not log_store.startswith(_DELTAS_STORES) and is_kept
 
 
-def judge_columns(state: PublicationState, table: PublicationTable, facts: Facts, target: Target) -> Iterator[Finding]:
+def judge_columns(
+    state: PublicationState, table: PublicationTable, facts: Facts, target: Target
+) -> Iterator[Finding]:
     """Columns that their target can't have, or whose values it can't all hold."""
     found = facts.tables.get(table.id)
     if found is None:
         return
     where = f"publication {state.name!r}, table {table.id}"
     columns = _published(state, table, found.relation)
-    for clash in clashes((column.name for column in columns), metadata_columns=target.metadata_columns):
+    for clash in clashes(
+        (column.name for column in columns), metadata_columns=target.metadata_columns
+    ):
         yield problem(f"{where}: {clash}")
     if not target.metadata_columns:
         key = found.relation.identity_columns
         types = column_types({c.name: c.type for c in columns}, key, target.types_of(str(table.id)))
         if partial := [name for name, kind in types.items() if kind.spark not in _COMPLETE]:
             yield warning(
-                f"{where}: metadata_columns is off, so values that a type of the lake can't hold (NaN in a decimal, infinite "
-                f"dates, years BC) become null and are lost: {', '.join(partial)}; name columns that may have such values "
-                "under types.text"
+                f"{where}: metadata_columns is off, so values that a type of the lake can't hold"
+                " (NaN in a decimal, infinite dates, years BC) become null and are lost:"
+                f" {', '.join(partial)}; name columns that may have such values under types.text"
             )
 
 
-def _published(state: PublicationState, table: PublicationTable, relation: Relation) -> list[Column]:
+def _published(
+    state: PublicationState, table: PublicationTable, relation: Relation
+) -> list[Column]:
     if table.columns is not None:
         return [column for column in relation.columns if column.name in table.columns]
     return [column for column in relation.columns if state.sends(column)]

@@ -1,7 +1,8 @@
-"""Preflight: everything that would break the source or the pipeline later, found before anything is changed.
+"""Preflight: everything that would break the source or the pipeline later, found before anything is
+changed.
 
-The judges are pure: the facts of ``source_facts`` and the wanted publications in, findings out. A problem refuses
-set-up, a warning is a matter of policy and comes with figures.
+The judges are pure: the facts of ``source_facts`` and the wanted publications in, findings out. A
+problem refuses set-up, a warning is a matter of policy and comes with figures.
 """
 
 from __future__ import annotations
@@ -27,13 +28,30 @@ _SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"
 _SLOT_ARGUMENTS_BEFORE_17 = "name, name, boolean, boolean"
 # Encodings of which every byte that PostgreSQL stores has its character in UTF-8.
 WITHIN_UTF8 = (
-    "UTF8", "LATIN1", "LATIN2", "LATIN4", "LATIN5", "LATIN6", "LATIN7", "LATIN8", "LATIN9", "LATIN10",
-    "ISO_8859_5", "KOI8R", "KOI8U", "WIN866", "WIN1256",
-)  # fmt: skip
+    "UTF8",
+    "LATIN1",
+    "LATIN2",
+    "LATIN4",
+    "LATIN5",
+    "LATIN6",
+    "LATIN7",
+    "LATIN8",
+    "LATIN9",
+    "LATIN10",
+    "ISO_8859_5",
+    "KOI8R",
+    "KOI8U",
+    "WIN866",
+    "WIN1256",
+)
 
 
-def judge(pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]) -> list[Finding]:
-    """All findings; ``wanted`` holds the publications in force after set-up, managed or not, as the server prints them."""
+def judge(
+    pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]
+) -> list[Finding]:
+    """All findings; ``wanted`` holds the publications in force after set-up, managed or not, as the
+    server prints them.
+    """
     findings = [
         *_server(pipeline, facts.server, facts.slot is not None),
         *_free_slots(pipeline, facts.slot_server, facts.slot is not None),
@@ -71,13 +89,16 @@ def judge_filters(entry: Publication) -> list[Finding]:
 def privileges_needed(
     state: PublicationState, before: PublicationState | None, facts: Facts, changes: bool
 ) -> Iterator[Finding]:
-    """The grants that a publication's change needs and the role lacks; nothing when nothing is to change."""
+    """The grants that a publication's change needs and the role lacks; nothing when nothing is to
+    change.
+    """
     server = facts.server
     if not changes or server.superuser:
         return
     if before is None and not server.can_create:
         yield owning(
-            f"publication {state.name!r} is to be made", Grant("create on database", sql_name(server.database))
+            f"publication {state.name!r} is to be made",
+            Grant("create on database", sql_name(server.database)),
         )
     if before is not None and not before.owned:
         yield owning(
@@ -86,7 +107,9 @@ def privileges_needed(
         )
     new_schemas = set(state.schemas) - set(before.schemas if before else ())
     if state.all_tables or new_schemas:
-        yield owning(f"publication {state.name!r}: only a superuser may publish all tables or whole schemas")
+        yield owning(
+            f"publication {state.name!r}: only a superuser may publish all tables or whole schemas"
+        )
     known = set(before.tables if before else ())
     foreign: dict[tuple[str, bool], list[str]] = {}
     for table in state.tables:
@@ -96,7 +119,10 @@ def privileges_needed(
             foreign.setdefault(of, []).append(str(table.id))
     for (owner, is_superuser), tables in foreign.items():
         member = _membership(owner, is_superuser=is_superuser)
-        yield owning(f"publication {state.name!r}: the role doesn't own {', '.join(tables)} ({owner} does)", *member)
+        yield owning(
+            f"publication {state.name!r}: the role doesn't own {', '.join(tables)} ({owner} does)",
+            *member,
+        )
 
 
 def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
@@ -104,64 +130,86 @@ def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
     return [] if is_superuser else [Grant("", sql_name(owner))]
 
 
-# --- the server ---------------------------------------------------------------------------------------------------
+# --- the server
+# ------------------------------------------------------------------------------------------------
 
 
 def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
     if server.version < MIN_VERSION:
-        yield problem(f"PostgreSQL 15 or later is needed, this is {server.settings.get('server_version')}: upgrade it")
+        yield problem(
+            f"PostgreSQL 15 or later is needed, this is {server.settings.get('server_version')}:"
+            " upgrade it"
+        )
     if server.in_recovery:
         yield problem(
-            "the server is a standby: point the connection at the primary, copies need its snapshots, or promote it "
-            "(docs/failover.md)"
+            "the server is a standby: point the connection at the primary, copies need its"
+            " snapshots, or promote it (docs/failover.md)"
         )
     if (level := server.settings["wal_level"]) != "logical":
-        yield problem(f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the server")
+        yield problem(
+            f"wal_level is {level!r}: alter system set wal_level = 'logical', then restart the"
+            " server"
+        )
     if server.settings["server_encoding"] == "SQL_ASCII":
         yield problem(
-            f"database {server.database} is in SQL_ASCII, which stores bytes without saying what text they are, so values "
-            "can't be read reliably: find out their real encoding, create a database of that encoding (create database … "
-            "encoding 'UTF8' template template0), and load a pg_dump --encoding of it there"
+            f"database {server.database} is in SQL_ASCII, which stores bytes without saying what"
+            " text they are, so values can't be read reliably: find out their real encoding,"
+            " create a database of that encoding (create database … encoding 'UTF8' template"
+            " template0), and load a pg_dump --encoding of it there"
         )
     if not server.can_replicate:
-        on_rds = f"for replication slots; on Amazon RDS: grant rds_replication to {sql_name(server.role)}"
-        yield lacking(f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds))
+        on_rds = (
+            "for replication slots; on Amazon RDS: grant rds_replication to"
+            f" {sql_name(server.role)}"
+        )
+        yield lacking(
+            f"role {server.role!r} may not use replication slots", Attribute("replication", on_rds)
+        )
     if not slot_exists and not server.can_make_slots:
         functions = [
-            f"pg_create_logical_replication_slot({_SLOT_ARGUMENTS if server.version >= 170000 else _SLOT_ARGUMENTS_BEFORE_17})",
+            (
+                f"pg_create_logical_replication_slot({_SLOT_ARGUMENTS if server.version >= 170000 else _SLOT_ARGUMENTS_BEFORE_17})"  # noqa: E501
+            ),
             "pg_drop_replication_slot(name)",
         ]
         yield owning(
-            f"slot {pipeline.source.slot!r} is to be made: the role may not execute pg_create_logical_replication_slot or "
-            "pg_drop_replication_slot",
+            f"slot {pipeline.source.slot!r} is to be made: the role may not execute"
+            " pg_create_logical_replication_slot or pg_drop_replication_slot",
             *(Grant("execute on function", function) for function in functions),
         )
     yield from _options(pipeline, server)
     yield from _failover(pipeline, server)
     if server.behind_pooler:
         yield problem(
-            "a connection pooler answers instead of the server: snapshots and locks need whole sessions; point the "
-            "connection at PostgreSQL itself"
+            "a connection pooler answers instead of the server: snapshots and locks need whole"
+            " sessions; point the connection at PostgreSQL itself"
         )
     if server.settings["search_path"] != "pg_catalog":
         yield problem(
-            "the session's settings didn't reach the server (a pooler drops the startup option 'options'): point the "
-            "connection at PostgreSQL itself"
+            "the session's settings didn't reach the server (a pooler drops the startup option"
+            " 'options'): point the connection at PostgreSQL itself"
         )
 
 
-def _free_slots(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> Iterator[Finding]:
+def _free_slots(
+    pipeline: PipelineFile, server: ServerFacts, slot_exists: bool
+) -> Iterator[Finding]:
     total = server.number("max_replication_slots")
     verifies = pipeline.source.options.acknowledge == "get"
     needed, free = 2 * verifies + (not slot_exists), total - server.used_slots
     if free < needed:
-        copies = ["a copy while a consumption is verified, one to keep after a mismatch"] if verifies else []
+        copies = (
+            ["a copy while a consumption is verified, one to keep after a mismatch"]
+            if verifies
+            else []
+        )
         what = ", ".join([*copies, *([] if slot_exists else ["the slot itself"])])
         where = "" if pipeline.source.read_from is None else " of the standby of source.read_from"
         yield problem(
-            f"replication slots{where}: {server.used_slots} of {total} are used, and slot {pipeline.source.slot!r} needs {needed} "
-            f"more ({what}): drop unused slots{' there' if where else ''}, or alter system set max_replication_slots = "
-            f"{total + needed - free} and restart"
+            f"replication slots{where}: {server.used_slots} of {total} are used, and slot"
+            f" {pipeline.source.slot!r} needs {needed} more ({what}): drop unused"
+            f" slots{' there' if where else ''}, or alter system set max_replication_slots ="
+            f" {total + needed - free} and restart"
         )
 
 
@@ -176,31 +224,34 @@ def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
     ):
         if asked and server.version < since * 10_000:
             yield problem(
-                f"source.options.{name} needs PostgreSQL {since} or later, this is {server.settings.get('server_version')}: "
-                "leave it out, or upgrade the server"
+                f"source.options.{name} needs PostgreSQL {since} or later, this is"
+                f" {server.settings.get('server_version')}: leave it out, or upgrade the server"
             )
 
 
 def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
-    """What a slot that outlives a failover needs; whether a standby keeps it is seen on the standby only."""
+    """What a slot that outlives a failover needs; whether a standby keeps it is seen on the standby
+    only.
+    """
     if not pipeline.source.failover:
         return
     if server.version < 170000:
         yield problem(
-            f"source.failover needs PostgreSQL 17 or later, this is {server.settings.get('server_version')}: leave it out, or "
-            "upgrade the server; without it a failover takes a resync of all tables (docs/failover.md)"
+            "source.failover needs PostgreSQL 17 or later, this is"
+            f" {server.settings.get('server_version')}: leave it out, or upgrade the server;"
+            " without it a failover takes a resync of all tables (docs/failover.md)"
         )
         return
     if pipeline.source.options.two_phase and server.version < 180000:
         yield problem(
-            "source.failover and source.options.two_phase don't go together before PostgreSQL 18, whose standbys can lose "
-            "prepared transactions: leave one of them out"
+            "source.failover and source.options.two_phase don't go together before PostgreSQL 18,"
+            " whose standbys can lose prepared transactions: leave one of them out"
         )
     if not server.settings.get("synchronized_standby_slots"):
         yield warning(
-            "synchronized_standby_slots is empty: runs may land what no standby has received, and after a failover the lake "
-            "would then be ahead of the source, which asks for new copies; let it name the physical slot of the standby "
-            "(docs/failover.md)"
+            "synchronized_standby_slots is empty: runs may land what no standby has received, and"
+            " after a failover the lake would then be ahead of the source, which asks for new"
+            " copies; let it name the physical slot of the standby (docs/failover.md)"
         )
 
 
@@ -208,29 +259,36 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
     limits, server = pipeline.slot_limits, facts.slot_server
     if (encoding := facts.server.settings["server_encoding"]) not in (*WITHIN_UTF8, "SQL_ASCII"):
         yield warning(
-            f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no character for; a row with one stops "
-            "the slot, and with it all tables, until a resync (SlotUnreadable): look for such rows, or move to a database in UTF8"
+            f"database {server.database} is in {encoding}, which stores bytes that UTF-8 has no"
+            " character for; a row with one stops the slot, and with it all tables, until a resync"
+            " (SlotUnreadable): look for such rows, or move to a database in UTF8"
         )
     if server.number("max_slot_wal_keep_size") == -1:
         rate = server.wal_bytes_per_hour
-        speed = f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)" if rate else ""
+        speed = (
+            f", and this server writes about {size(rate)} WAL an hour ({size(24 * rate)} a day)"
+            if rate
+            else ""
+        )
         yield warning(
-            f"max_slot_wal_keep_size is -1: while the pipeline pauses, its slot holds WAL until the disk is full; slots "
-            f"hold {size(server.retained_bytes)} now{speed}. To bound it: alter system set max_slot_wal_keep_size = "
-            f"'{limits.critical_mb}MB' and reload; beyond that the slot is lost, and a resync has to compare all tables"
+            "max_slot_wal_keep_size is -1: while the pipeline pauses, its slot holds WAL until the"
+            f" disk is full; slots hold {size(server.retained_bytes)} now{speed}. To bound it:"
+            f" alter system set max_slot_wal_keep_size = '{limits.critical_mb}MB' and reload;"
+            " beyond that the slot is lost, and a resync has to compare all tables"
         )
     for setting, remedy in TIMEOUTS.items():
         # Snapshots and locks are the primary's, whichever server has the slot.
         judged = server if setting in SLOT_TIMEOUTS else facts.server
         if (value := judged.number(setting)) > 0:
             yield warning(
-                f"{setting} is {value} {'s' if setting == 'idle_replication_slot_timeout' else 'ms'}: {remedy}"
+                f"{setting} is {value}"
+                f" {'s' if setting == 'idle_replication_slot_timeout' else 'ms'}: {remedy}"
             )
     if (limit := server.number("temp_file_limit")) >= 0 and "temp_file_limit" in server.settings:
         yield warning(
-            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole bite to a temporary file, and a "
-            f"bite reads up to {pipeline.batch.wal_window_mb} MB WAL; lower batch.wal_window_mb, or raise the limit for "
-            f"role {server.role}"
+            f"temp_file_limit is {size(limit * 1024)}: the slot functions write a whole bite to a"
+            f" temporary file, and a bite reads up to {pipeline.batch.wal_window_mb} MB WAL; lower"
+            f" batch.wal_window_mb, or raise the limit for role {server.role}"
         )
 
 
@@ -246,17 +304,20 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterator[Finding]:
         yield problem(f"slot {slot.name!r} is lost: run resync")
     if slot.two_phase != pipeline.source.options.two_phase:
         yield problem(
-            f"slot {slot.name!r} was created with two_phase {'on' if slot.two_phase else 'off'}, the pipeline file says "
-            "otherwise: correct source.options.two_phase, or name another slot"
+            f"slot {slot.name!r} was created with two_phase {'on' if slot.two_phase else 'off'},"
+            " the pipeline file says otherwise: correct source.options.two_phase, or name another"
+            " slot"
         )
     if slot.active and not (slot.active_by or "").startswith("waldelta "):
         yield problem(
-            f"slot {slot.name!r} is in use by pid {slot.active_pid} ({slot.active_by or 'no name'}): "
-            "stop that reader, or give this pipeline a slot of its own"
+            f"slot {slot.name!r} is in use by pid {slot.active_pid}"
+            f" ({slot.active_by or 'no name'}): stop that reader, or give this pipeline a slot of"
+            " its own"
         )
 
 
-# --- publications -------------------------------------------------------------------------------------------------
+# --- publications
+# ------------------------------------------------------------------------------------------------
 
 
 def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
@@ -264,8 +325,8 @@ def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iter
     if not entry.manage:
         if actual is None:
             yield problem(
-                f"publication {entry.name!r} does not exist, and manage: false means it is never made: create it, or "
-                "remove manage: false and say what it publishes"
+                f"publication {entry.name!r} does not exist, and manage: false means it is never"
+                " made: create it, or remove manage: false and say what it publishes"
             )
         return
     if actual is None:
@@ -273,13 +334,13 @@ def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iter
     mark = Mark.parse(actual.comment)
     if mark is None:
         yield problem(
-            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage: false to read it as it "
-            "is, choose another name, or drop it"
+            f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
+            " false to read it as it is, choose another name, or drop it"
         )
     elif mark.pipeline != pipeline.pipeline:
         yield problem(
-            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another name, or write "
-            "manage: false to read it as it is"
+            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another"
+            " name, or write manage: false to read it as it is"
         )
 
 
@@ -291,34 +352,46 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
             f"publication {state.name!r}: publish_generated_columns needs PostgreSQL 18, this is "
             f"{facts.server.settings.get('server_version')}: remove it"
         )
-    whole = "all tables" if state.all_tables else f"schema {', '.join(state.schemas)}" if state.schemas else None
+    whole = (
+        "all tables"
+        if state.all_tables
+        else f"schema {', '.join(state.schemas)}"
+        if state.schemas
+        else None
+    )
     if absent := sorted(set(state.schemas) - facts.schemas):
-        yield problem(f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its spelling")
+        yield problem(
+            f"publication {state.name!r}: schema {', '.join(absent)} does not exist: check its"
+            " spelling"
+        )
     if state.schemas and (listed := [str(t.id) for t in state.tables if t.columns is not None]):
         yield problem(
-            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't stand beside schemas: publish the "
-            "schemas in a publication of their own"
+            f"publication {state.name!r}: a column list ({', '.join(listed)}) can't stand beside"
+            " schemas: publish the schemas in a publication of their own"
         )
     if whole and state.publishes_old_rows and not entry.accept_future_tables:
         text = (
-            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created later without a primary "
-            "key would refuse its own UPDATEs and DELETEs"
+            f"publication {state.name!r} publishes updates or deletes of {whole}: a table created"
+            " later without a primary key would refuse its own UPDATEs and DELETEs"
         )
         if entry.manage:
-            yield problem(f"{text}; list the tables, or accept that with accept_future_tables: true")
+            yield problem(
+                f"{text}; list the tables, or accept that with accept_future_tables: true"
+            )
         else:
             yield warning(f"{text}; ask its owner to list the tables")
     if left_out := facts.unpublishable.get(entry.name):
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         yield warning(
-            f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be published (unlogged, temporary, "
-            f"foreign tables): {', '.join(left_out[:5])}{more}"
+            f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"
+            f" published (unlogged, temporary, foreign tables): {', '.join(left_out[:5])}{more}"
         )
 
 
 def _column_lists(states: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
     for first, other in find_clashes(states, facts):
         yield problem(
-            f"publications {first.publication!r} and {other.publication!r} give {first.table} different column lists, which "
-            "pgoutput can't decode: give it the same columns (and publish_generated_columns) in both"
+            f"publications {first.publication!r} and {other.publication!r} give {first.table}"
+            " different column lists, which pgoutput can't decode: give it the same columns (and"
+            " publish_generated_columns) in both"
         )

@@ -1,4 +1,6 @@
-"""What would go wrong with the targets' own filters (``target.tables.<table>.where``); a part of preflight."""
+"""What would go wrong with the targets' own filters (``target.tables.<table>.where``); a part of
+preflight.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from waldelta.grants import Grant, sql_name
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.pipeline.targets.target_filter import column_states, unpublished
 from waldelta.pipeline.targets.target_sources import Feed
-from waldelta.postgres.catalog import Leaf, Relation, TableId, read_leaves, read_relations, read_table_oids
+from waldelta.postgres.catalog import (
+    Leaf,
+    Relation,
+    TableId,
+    read_leaves,
+    read_relations,
+    read_table_oids,
+)
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed_tree import column_type
@@ -45,14 +54,23 @@ class _Filtered:
 
 
 def judge_wheres(
-    conn: Connection, pipeline: PipelineFile, planned: PlannedTargets, translate: Translate = resolvable
+    conn: Connection,
+    pipeline: PipelineFile,
+    planned: PlannedTargets,
+    translate: Translate = resolvable,
 ) -> list[Finding]:
-    """Every target's filter: something feeds the target, PostgreSQL takes it, it can be translated, old rows can be judged."""
+    """Every target's filter: something feeds the target, PostgreSQL takes it, it can be translated,
+    old rows can be judged.
+    """
     findings: list[Finding] = []
     for name in sorted(pipeline.target.tables):
         where, feed = pipeline.target.where_of(name), planned.feeds.get(name)
         try:
-            if feed is None and where is not None and not _is_told(pipeline.target.tables[name], name, planned):
+            if (
+                feed is None
+                and where is not None
+                and not _is_told(pipeline.target.tables[name], name, planned)
+            ):
                 raise ConfigError(_why_unfed(conn, name, planned))
             if feed is not None and feed.where is not None:
                 found = _filtered(conn, name, feed, planned)
@@ -61,16 +79,30 @@ def judge_wheres(
             needs = [] if feed is None else _needed(conn, feed)
             findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
         except ConfigError as err:
-            findings.append(problem(f"target.tables.{name}.{'where' if where is not None else 'from'}: {err}"))
+            findings.append(
+                problem(f"target.tables.{name}.{'where' if where is not None else 'from'}: {err}")
+            )
     return findings
 
 
 def _needed(conn: Connection, feed: Feed) -> list[Grant]:
     """What lacks to analyse a filter; the grants on published tables are another finding's."""
-    ((may_make_temporary,),) = conn.execute("select has_database_privilege(current_database(), 'temporary')").fetchall()
+    ((may_make_temporary,),) = conn.execute(
+        "select has_database_privilege(current_database(), 'temporary')"
+    ).fetchall()
     if not may_make_temporary:
-        return [Grant("temporary on database", sql_name(conn.info.dbname), "to analyse the targets' filters")]
-    return [] if feed.root_id is None else [Grant("select on", sql_name(feed.source.schema, feed.source.name))]
+        return [
+            Grant(
+                "temporary on database",
+                sql_name(conn.info.dbname),
+                "to analyse the targets' filters",
+            )
+        ]
+    return (
+        []
+        if feed.root_id is None
+        else [Grant("select on", sql_name(feed.source.schema, feed.source.name))]
+    )
 
 
 def _is_told(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
@@ -90,13 +122,14 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
     published = {planned.relation.oid: planned.relation for planned in planned.published.values()}
     if above := [published[a] for a in relation.ancestors if a in published]:
         return (
-            f"its changes are published as those of {above[0].id}: give that the filter, or write from: {above[0].id} here, "
-            "for what this partition holds"
+            f"its changes are published as those of {above[0].id}: give that the filter, or write"
+            f" from: {above[0].id} here, for what this partition holds"
         )
     if any(oid in below.ancestors for below in published.values()):
         return (
-            "its publication publishes its partitions, each a target of its own: give them the filter, gather them with "
-            "partition_root: true, or set publish_via_partition_root: true"
+            "its publication publishes its partitions, each a target of its own: give them the"
+            " filter, gather them with partition_root: true, or set publish_via_partition_root:"
+            " true"
         )
     return "no publication of this pipeline publishes the table: check its name"
 
@@ -115,9 +148,13 @@ def _filtered(conn: Connection, name: str, feed: Feed, planned: PlannedTargets) 
     )
 
 
-def _judge(conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate) -> Iterator[Finding]:
+def _judge(
+    conn: Connection, found: _Filtered, options: TypeOptions, translate: Translate
+) -> Iterator[Finding]:
     relation = found.relation
-    readable = next((leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id)
+    readable = next(
+        (leaf.read_as for leaf in found.leaves if leaf.oid == relation.oid), relation.id
+    )
     row_filter = resolve_filter(conn, readable, found.text)
     if absent := sorted(set(row_filter.columns) - found.columns):
         yield problem(unpublished(found.name, absent))
@@ -130,7 +167,9 @@ def _judge(conn: Connection, found: _Filtered, options: TypeOptions, translate: 
 
 
 def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
-    """Whether an UPDATE tells what the filter must know of the old row, as PostgreSQL demands of its own filters."""
+    """Whether an UPDATE tells what the filter must know of the old row, as PostgreSQL demands of
+    its own filters.
+    """
     for leaf in leaves:
         if (
             leaf.relkind == "r"
@@ -138,8 +177,9 @@ def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Itera
             and (outside := sorted(set(row_filter.columns) - set(leaf.identity_columns)))
         ):
             yield problem(
-                f"target.tables.{name}.where uses {', '.join(outside)}, which the replica identity "
-                f"({', '.join(leaf.identity_columns) or 'none'}) doesn't cover, so an UPDATE doesn't tell whether the old row was "
-                f"in the target: alter table {leaf.id} replica identity full, add the column to the key, or publish no updates"
+                f"target.tables.{name}.where uses {', '.join(outside)}, which the replica identity"
+                f" ({', '.join(leaf.identity_columns) or 'none'}) doesn't cover, so an UPDATE"
+                f" doesn't tell whether the old row was in the target: alter table {leaf.id}"
+                " replica identity full, add the column to the key, or publish no updates"
             )
             return

@@ -1,7 +1,8 @@
-"""What would go wrong with what feeds the targets (``from``, ``partition_root``); a part of preflight.
+"""What would go wrong with what feeds the targets (``from``, ``partition_root``); a part of
+preflight.
 
-Judged are the publications in force after set-up, which may not exist yet, so what they publish is derived from what they
-name, as PostgreSQL does.
+Judged are the publications in force after set-up, which may not exist yet, so what they publish is
+derived from what they name, as PostgreSQL does.
 """
 
 from __future__ import annotations
@@ -63,17 +64,23 @@ class PlannedTargets:
         return [planned for planned in self.published.values() if planned.relation.oid in oids]
 
     def describe(self) -> list[str]:
-        """What feeds the targets that aren't just the table of their name, and which tables are no targets."""
+        """What feeds the targets that aren't just the table of their name, and which tables are no
+        targets.
+        """
         lines = []
         for name, feed in sorted(self.feeds.items()):
             through = f" where {feed.where}".replace("\n", " ") if feed.where else ""
             if feed.root_id is not None:
-                lines.append(f"{name} gathers {', '.join(sorted(str(p.relation.id) for p in self.fed(name)))}{through}")
+                lines.append(
+                    f"{name} gathers"
+                    f" {', '.join(sorted(str(p.relation.id) for p in self.fed(name)))}{through}"
+                )
             elif not feed.is_plain(name):
                 lines.append(f"{name} is fed by {feed.source}{through}")
         feeding = {str(feed.source) for feed in self.feeds.values()}
         lines += [
-            f"{name} is no target itself: it only feeds others (to keep it as one, write {name}: {{}} under target.tables)"
+            f"{name} is no target itself: it only feeds others (to keep it as one, write {name}:"
+            " {} under target.tables)"
             for name in sorted(feeding - self.feeds.keys())
         ]
         return lines
@@ -87,9 +94,14 @@ def plan_targets(
     published = _published(conn, in_force, facts)
     wanted = [TableId.parse(name) for name in [*gathered_roots(entries), *sources(entries)]]
     there = read_partitions(conn, wanted) if wanted else {}
-    named = {str(relation.id): relation for relation in read_relations(conn, [p.oid for p in there.values()])}
-    short = [PublishedRelation(p.relation.id, p.relation.oid, p.relation.relkind, p.relation.ancestors)
-             for p in published.values()]  # fmt: skip
+    named = {
+        str(relation.id): relation
+        for relation in read_relations(conn, [p.oid for p in there.values()])
+    }
+    short = [
+        PublishedRelation(p.relation.id, p.relation.oid, p.relation.relkind, p.relation.ancestors)
+        for p in published.values()
+    ]
     roots = {table: partition.oid for table, partition in there.items()}
     planned = PlannedTargets(published, feeds(entries, short, roots, there))
     findings: list[Finding] = []
@@ -111,9 +123,18 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
             yield problem(f"target.tables.{name}.mode: {err}")
 
 
-def _published(conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts) -> dict[str, Planned]:
-    """By the rules of pg_publication_tables: leaves, or the root of a publication via root, which takes in its partitions."""
-    leaves = [leaf.oid for found in facts.tables.values() for leaf in found.leaves if found.relation.relkind == "p"]
+def _published(
+    conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts
+) -> dict[str, Planned]:
+    """By the rules of pg_publication_tables: leaves, or the root of a publication via root, which
+    takes in its partitions.
+    """
+    leaves = [
+        leaf.oid
+        for found in facts.tables.values()
+        for leaf in found.leaves
+        if found.relation.relkind == "p"
+    ]
     by_oid = {relation.oid: relation for relation in read_relations(conn, leaves)} if leaves else {}
     planned: dict[int, Planned] = {}
     for state in in_force.values():
@@ -124,15 +145,25 @@ def _published(conn: Connection, in_force: Mapping[str, PublicationState], facts
                 continue
             parts = [found.relation]
             if found.relation.relkind == "p" and not state.via_root:
-                parts = [by_oid[leaf.oid] for leaf in found.leaves if leaf.relkind == "r" and leaf.id not in listed]
+                parts = [
+                    by_oid[leaf.oid]
+                    for leaf in found.leaves
+                    if leaf.relkind == "r" and leaf.id not in listed
+                ]
             for part in parts:
                 of = planned.setdefault(part.oid, Planned(part))
                 every = [c.name for c in part.columns if state.sends(c)]
                 is_own = part.oid == found.relation.oid
-                of.columns.update(member.columns if is_own and member.columns is not None else every)
+                of.columns.update(
+                    member.columns if is_own and member.columns is not None else every
+                )
                 of.filters.add(member.row_filter if is_own else None)
                 of.publishes.update(state.publish)
-    roots = {str(p.relation.id): p for p in planned.values() if not planned.keys() & set(p.relation.ancestors)}
+    roots = {
+        str(p.relation.id): p
+        for p in planned.values()
+        if not planned.keys() & set(p.relation.ancestors)
+    }
     return dict(sorted(roots.items()))
 
 
@@ -151,12 +182,14 @@ def _judge_gathered(
         p.relation.oid in family or root.oid in p.relation.ancestors)]  # fmt: skip
     if whole:
         yield problem(
-            f"{where}: {whole[0].relation.id} is published via its root, so its partitions' changes come as its own: remove "
-            "partition_root, or set publish_via_partition_root: false"
+            f"{where}: {whole[0].relation.id} is published via its root, so its partitions' changes"
+            " come as its own: remove partition_root, or set publish_via_partition_root: false"
         )
         return
     if name not in planned.feeds:
-        yield problem(f"{where}: no publication of this pipeline publishes a partition of it: publish {name}")
+        yield problem(
+            f"{where}: no publication of this pipeline publishes a partition of it: publish {name}"
+        )
         return
     yield from _judge_leaves(where, name, root, entries, planned)
 
@@ -165,12 +198,20 @@ def _judge_gathered(
 _COMMON: tuple[tuple[str, Callable[[Planned], frozenset[Any]], str], ...] = (
     ("column lists", lambda p: frozenset(p.columns), "give them the same"),
     ("row filters", lambda p: frozenset(p.filters), "give them the same, or the target a where"),
-    ("keys", lambda p: p.key, "give them the same primary key, or replica identities of the same columns"),
+    (
+        "keys",
+        lambda p: p.key,
+        "give them the same primary key, or replica identities of the same columns",
+    ),
 )
 
 
 def _judge_leaves(
-    where: str, name: str, root: Relation, entries: Mapping[str, TargetTable], planned: PlannedTargets
+    where: str,
+    name: str,
+    root: Relation,
+    entries: Mapping[str, TargetTable],
+    planned: PlannedTargets,
 ) -> Iterator[Finding]:
     leaves = planned.fed(name)
     for what, of, remedy in _COMMON:
@@ -178,13 +219,24 @@ def _judge_leaves(
             listed = "; ".join(f"{p.relation.id}: {_told(of(p))}" for p in leaves)
             yield problem(f"{where}: its partitions have different {what} ({listed}): {remedy}")
     if own := sorted(str(p.relation.id) for p in leaves if str(p.relation.id) in entries):
-        yield problem(f"{where}: {', '.join(own)} can't be a target too: remove its entry under target.tables")
+        yield problem(
+            f"{where}: {', '.join(own)} can't be a target too: remove its entry under target.tables"
+        )
     oids = {p.relation.oid for p in leaves}
-    others = [n for n, f in planned.feeds.items() if n != name and f.root_id is not None and f.relation_ids & oids]
+    others = [
+        n
+        for n, f in planned.feeds.items()
+        if n != name and f.root_id is not None and f.relation_ids & oids
+    ]
     if others:
-        yield problem(f"{where}: {', '.join(sorted(others))} gathers the same partitions: remove one of them")
+        yield problem(
+            f"{where}: {', '.join(sorted(others))} gathers the same partitions: remove one of them"
+        )
     if taken := [c.name for c in root.columns if c.name.lower() == RELID]:
-        yield problem(f"{where}: it has a column {taken[0]}, which is the target's own for each row's leaf: rename it")
+        yield problem(
+            f"{where}: it has a column {taken[0]}, which is the target's own for each row's leaf:"
+            " rename it"
+        )
 
 
 def _told(value: frozenset[Any]) -> str:
@@ -200,19 +252,34 @@ def _judge_fed(
 ) -> Iterator[Finding]:
     where = f"target.tables.{name}.from"
     found, partition = planned.published.get(source), there.get(TableId.parse(name))
-    gathered = {str(p.relation.id) for n in gathered_roots(entries) if n in planned.feeds for p in planned.fed(n)}
+    gathered = {
+        str(p.relation.id)
+        for n in gathered_roots(entries)
+        if n in planned.feeds
+        for p in planned.fed(n)
+    }
     if source in gathered or source in gathered_roots(entries):
-        yield problem(f"{where}: {source} is gathered by partition_root: give the filter to a table that is published")
+        yield problem(
+            f"{where}: {source} is gathered by partition_root: give the filter to a table that is"
+            " published"
+        )
     elif found is None:
         yield problem(
-            f"{where}: no publication of this pipeline publishes {source} under that name: name a table that is published (of "
-            "partitions published via their root, the root)"
+            f"{where}: no publication of this pipeline publishes {source} under that name: name a"
+            " table that is published (of partitions published via their root, the root)"
         )
     elif name in planned.published:
         yield problem(
-            f"{where}: {name} is published itself, and there can be one target of a name: choose another name"
+            f"{where}: {name} is published itself, and there can be one target of a name: choose"
+            " another name"
         )
     elif partition is not None and found.relation.oid not in partition.ancestors:
-        yield problem(f"{where}: {name} exists on the source and isn't a partition of {source}: choose another name")
+        yield problem(
+            f"{where}: {name} exists on the source and isn't a partition of {source}: choose"
+            " another name"
+        )
     elif partition is None and entries[name].where is None:
-        yield problem(f"{where}: {name} is no partition of {source}, so it would hold all of it: write a where")
+        yield problem(
+            f"{where}: {name} is no partition of {source}, so it would hold all of it: write a"
+            " where"
+        )

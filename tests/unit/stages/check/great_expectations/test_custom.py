@@ -6,12 +6,14 @@ import great_expectations as gx
 import pandas as pd
 import pytest
 
-from waldelta.stages.check.great_expectations import _custom as lake_expectations  # noqa: F401  corrects them
+import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
 
 
 @pytest.mark.parametrize(("most", "success"), [(3, True), (2, False)])
 def test_an_answer_about_quantiles_can_be_written(most, success):
-    """Its checkpoint does so, in this version of NumPy and Great Expectations, with what the expectation answers."""
+    """Its checkpoint does so, in this version of NumPy and Great Expectations, with what the
+    expectation answers.
+    """
     context = gx.get_context(mode="ephemeral")
     asset = context.data_sources.add_pandas("p").add_dataframe_asset("a")
     data = asset.add_batch_definition_whole_dataframe("b")
@@ -19,7 +21,13 @@ def test_an_answer_about_quantiles_can_be_written(most, success):
         column="v", quantile_ranges={"quantiles": [0.5], "value_ranges": [[None, most]]}
     )
     suite = context.suites.add(gx.ExpectationSuite(name="s", expectations=[expectation]))
-    definition = context.validation_definitions.add(gx.ValidationDefinition(name="v", data=data, suite=suite))
-    checkpoint = context.checkpoints.add(gx.Checkpoint(name="c", validation_definitions=[definition]))
-    (result,) = checkpoint.run({"dataframe": pd.DataFrame({"v": [1, 2, 3, 4]})}).run_results.values()
+    definition = context.validation_definitions.add(
+        gx.ValidationDefinition(name="v", data=data, suite=suite)
+    )
+    checkpoint = context.checkpoints.add(
+        gx.Checkpoint(name="c", validation_definitions=[definition])
+    )
+    (result,) = checkpoint.run(
+        {"dataframe": pd.DataFrame({"v": [1, 2, 3, 4]})}
+    ).run_results.values()
     assert result.results[0].success is success

@@ -1,4 +1,6 @@
-"""Great Expectations without what a check doesn't use: nothing of it is lost for whoever uses it after all."""
+"""Great Expectations without what a check doesn't use: nothing of it is lost for whoever uses it
+after all.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ print(sqlalchemy.__name__, altair.Chart.__name__, scipy.stats.norm.cdf(0), pyspa
 import great_expectations as gx
 from great_expectations.compatibility import pyspark as known
 print(gx.expectations.ExpectColumnValuesToBeUnique.__name__, isinstance(known.Bucketizer, type))
-"""
+"""  # noqa: E501
 
 
 def run(*kinds: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", IMPORT, *kinds], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, *kinds], capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()
 
 

@@ -1,4 +1,6 @@
-"""Duplicate keys without Spark: marks for each integer tell what a set would; what they can't tell is left to Spark."""
+"""Duplicate keys without Spark: marks for each integer tell what a set would; what they can't tell
+is left to Spark.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,18 @@ def are_unique_here(uri: str, version: int, column: str) -> bool:
     return key is not None and key.is_unique()
 
 
-@pytest.mark.parametrize(("kind", "keys", "unique"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("kind", "keys", "unique"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, unique):
     write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, kind)}))
     assert are_unique_here(str(tmp_path), 0, "k") is unique
 
 
 def test_values_of_several_files_are_compared_as_of_a_version(tmp_path):
-    """Each file alone is unique; a column that isn't there, or a version, is Spark's to complain of."""
+    """Each file alone is unique; a column that isn't there, or a version, is Spark's to complain
+    of.
+    """
     for keys in ([1, 2, 3], [4, 5, 6], [3, 7]):
         write_deltalake(str(tmp_path), pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
     assert are_unique_here(str(tmp_path), 1, "k")
@@ -59,7 +65,9 @@ SINCE = [
 ]
 
 
-@pytest.mark.parametrize(("before", "written", "unique"), [c[1:] for c in SINCE], ids=[c[0] for c in SINCE])
+@pytest.mark.parametrize(
+    ("before", "written", "unique"), [c[1:] for c in SINCE], ids=[c[0] for c in SINCE]
+)
 def test_keys_written_since(tmp_path, before, written, unique):
     """Compared with those of files where they might be."""
     for keys in [*before, *written]:
@@ -84,12 +92,16 @@ def test_files_without_any_key_in_question_arent_read(tmp_path):
 
 
 def test_random_rewrites(tmp_path):
-    """Of a target whose keys differed, as a set says, whatever was merged, deleted or compacted since."""
+    """Of a target whose keys differed, as a set says, whatever was merged, deleted or compacted
+    since.
+    """
     chance, told = random.Random(chosen_seed()), 0
     for number in range(8):
         uri, known = str(tmp_path / str(number)), 0
         for start in range(0, 400, 100):
-            write_deltalake(uri, pa.table({"k": pa.array(range(start, start + 100), pa.int64())}), mode="append")
+            write_deltalake(
+                uri, pa.table({"k": pa.array(range(start, start + 100), pa.int64())}), mode="append"
+            )
         known = DeltaTable(uri).version()
         for _ in range(chance.randrange(1, 4)):
             table = DeltaTable(uri)
@@ -99,7 +111,9 @@ def test_random_rewrites(tmp_path):
             elif how == 1:
                 table.optimize.compact()
             else:
-                keys = pa.array(chance.sample(range(low, low + 60), chance.randrange(1, 20)), pa.int64())
+                keys = pa.array(
+                    chance.sample(range(low, low + 60), chance.randrange(1, 20)), pa.int64()
+                )
                 write_deltalake(uri, pa.table({"k": keys}), mode="append")
         table = DeltaTable(uri)
         keys = table.to_pyarrow_table()["k"].to_pylist()

@@ -15,9 +15,14 @@ def test_a_run_is_listed_with_the_table_that_it_couldnt_check(tmp_path):
     """It failed for it; there is no page to lead to, also where no table has one."""
     pipeline = pipeline_file(f"file://{tmp_path}", "shop", ["public.t"])
     folder = tmp_path / "docs"
-    gone = TableVerdict("public.gone", None, (unchecked(StateError("it isn't there")),), (), None, 0.0)
+    gone = TableVerdict(
+        "public.gone", None, (unchecked(StateError("it isn't there")),), (), None, 0.0
+    )
     page = folder / "validations/public.t.html"
-    for verdicts, links in ([gone], []), ([gone, TableVerdict("public.t", 3, (), (), page, 0.0)], ["public.t"]):
+    for verdicts, links in (
+        ([gone], []),
+        ([gone, TableVerdict("public.t", 3, (), (), page, 0.0)], ["public.t"]),
+    ):
         page.parent.mkdir(parents=True, exist_ok=True)
         page.touch()
         index = list_reports(folder, pipeline, "run", datetime.now(UTC), verdicts).read_text()

@@ -1,4 +1,6 @@
-"""The list of reports: what it keeps, in which order, and an index that needs nothing but itself."""
+"""The list of reports: what it keeps, in which order, and an index that needs nothing but
+itself.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def entry(folder, table="public.t", at=NOON, failures=(), warnings=(), run_id="r
 
 def test_entries_come_back_as_they_were(tmp_path):
     """Until they are removed or their page is gone; only their owner reads them."""
-    kept, removed, lost = (entry(tmp_path, f"public.{name}", failures=("ü",)) for name in ("a", "b", "c"))
+    kept, removed, lost = (
+        entry(tmp_path, f"public.{name}", failures=("ü",)) for name in ("a", "b", "c")
+    )
     remove_entry(tmp_path, removed.page)
     (tmp_path / lost.page).unlink()
     assert read_entries(tmp_path) == [kept]
@@ -41,11 +45,16 @@ def test_entries_come_back_as_they_were(tmp_path):
 
 
 def test_checks_without_a_page_go_with_their_runs(tmp_path):
-    """Or before, where runs without any page are many; those of others who share the folder stay."""
+    """Or before, where runs without any page are many; those of others who share the folder
+    stay.
+    """
     at = [NOON + timedelta(minutes=minute) for minute in range(4)]
     checks = [(at[0], "shop"), (at[1], "shop"), (at[3], "shop"), (at[0], "other")]
     for when, pipeline in checks:
-        add_entry(tmp_path, ReportEntry(when, pipeline, "run", "public.gone", None, 1, ("it isn't there",), (), ""))
+        add_entry(
+            tmp_path,
+            ReportEntry(when, pipeline, "run", "public.gone", None, 1, ("it isn't there",), (), ""),
+        )
     paged = {entry(tmp_path, at=when, run_id=str(when)).at for when in (at[0], at[2])}
     assert len(read_entries(tmp_path)) == 6
     assert drop_old_pageless(tmp_path, "shop", 3) == 1
@@ -62,7 +71,11 @@ def test_runs_are_newest_first_and_failures_first(tmp_path):
     entry(tmp_path, "a", run_id="early")
     runs = checked_runs(read_entries(tmp_path))
     assert [(run.run_id, run.verdict) for run in runs] == [("late", "failed"), ("early", "passed")]
-    assert [(e.table, e.verdict) for e in runs[0].entries] == [("c", "failed"), ("b", "warning"), ("a", "passed")]
+    assert [(e.table, e.verdict) for e in runs[0].entries] == [
+        ("c", "failed"),
+        ("b", "warning"),
+        ("a", "passed"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x>'])

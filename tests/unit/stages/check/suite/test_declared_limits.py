@@ -18,22 +18,61 @@ def numeric(precision, scale):
 
 
 CASES = [
-    ("varchar", DeclaredType("v", "character varying(5)", 1043, 9), "string", [("expect_column_value_lengths_to_be_between", {"max_value": 5})]),
+    (
+        "varchar",
+        DeclaredType("v", "character varying(5)", 1043, 9),
+        "string",
+        [("expect_column_value_lengths_to_be_between", {"max_value": 5})],
+    ),
     ("varchar without a length", DeclaredType("v", "character varying", 1043, -1), "string", []),
-    ("char", DeclaredType("v", "character(5)", 1042, 9), "string", [("expect_column_value_lengths_to_be_between", {"max_value": 5})]),
-    ("bits", DeclaredType("v", "bit(5)", 1560, 5), "string", [("expect_column_value_lengths_to_equal", {"value": 5})]),
-    ("varying bits", DeclaredType("v", "bit varying(5)", 1562, 5), "string", [("expect_column_value_lengths_to_be_between", {"max_value": 5})]),
-    ("a numeric that its decimal forces", DeclaredType("v", "numeric(9,2)", 1700, numeric(9, 2)), "decimal(9,2)", []),
-    ("more digits behind the point than digits", DeclaredType("v", "numeric(3,5)", 1700, numeric(3, 5)), "decimal(5,5)",
-     [(None, "(`v` is null or abs(`v`) < 0.01BD)")]),
-    ("a negative scale", DeclaredType("v", "numeric(3,-2)", 1700, numeric(3, -2)), "decimal(5,0)",
-     [(None, "(`v` is null or `v` % 100 = 0)")]),
-    ("a numeric as text", DeclaredType("v", "numeric(50,2)", 1700, numeric(50, 2)), "string",
-     [("expect_column_values_to_match_regex", {"regex": "^(NaN|-?[0-9]{1,48}[.][0-9]{2})$"})]),
-]  # fmt: skip
+    (
+        "char",
+        DeclaredType("v", "character(5)", 1042, 9),
+        "string",
+        [("expect_column_value_lengths_to_be_between", {"max_value": 5})],
+    ),
+    (
+        "bits",
+        DeclaredType("v", "bit(5)", 1560, 5),
+        "string",
+        [("expect_column_value_lengths_to_equal", {"value": 5})],
+    ),
+    (
+        "varying bits",
+        DeclaredType("v", "bit varying(5)", 1562, 5),
+        "string",
+        [("expect_column_value_lengths_to_be_between", {"max_value": 5})],
+    ),
+    (
+        "a numeric that its decimal forces",
+        DeclaredType("v", "numeric(9,2)", 1700, numeric(9, 2)),
+        "decimal(9,2)",
+        [],
+    ),
+    (
+        "more digits behind the point than digits",
+        DeclaredType("v", "numeric(3,5)", 1700, numeric(3, 5)),
+        "decimal(5,5)",
+        [(None, "(`v` is null or abs(`v`) < 0.01BD)")],
+    ),
+    (
+        "a negative scale",
+        DeclaredType("v", "numeric(3,-2)", 1700, numeric(3, -2)),
+        "decimal(5,0)",
+        [(None, "(`v` is null or `v` % 100 = 0)")],
+    ),
+    (
+        "a numeric as text",
+        DeclaredType("v", "numeric(50,2)", 1700, numeric(50, 2)),
+        "string",
+        [("expect_column_values_to_match_regex", {"regex": "^(NaN|-?[0-9]{1,48}[.][0-9]{2})$"})],
+    ),
+]
 
 
-@pytest.mark.parametrize(("declared", "spark_type", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("declared", "spark_type", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_limits(declared, spark_type, expected):
     """Only what the target's type doesn't force."""
     found = [(one.kind, one.arguments or one.condition) for one in limits(declared, spark_type)]
@@ -49,7 +88,9 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "held", "not_held"), PRINTED, ids=[str(case[0]) for case in PRINTED])
+@pytest.mark.parametrize(
+    ("kind", "held", "not_held"), PRINTED, ids=[str(case[0]) for case in PRINTED]
+)
 def test_printed_numeric(kind, held, not_held):
     """As PostgreSQL prints values of that precision and scale, and no others."""
     regex = printed_numeric(*kind)
@@ -58,21 +99,42 @@ def test_printed_numeric(kind, held, not_held):
 
 
 DOMAINS = [
-    ("a comparison", "(VALUE > 0)", "integer", "int", "(`n` is null or not coalesce((not (`n` > 0)), false))"),
-    ("of a domain over a domain", "((VALUE)::integer > 0)", "integer", "int", "(`n` is null or not coalesce((not (`n` > 0)), false))"),
-    ("of texts", "((VALUE)::text <> 'VALUE'::text)", "character varying(9)", "string",
-     "(`n` is null or not coalesce((not (`n` <> 'VALUE')), false))"),
+    (
+        "a comparison",
+        "(VALUE > 0)",
+        "integer",
+        "int",
+        "(`n` is null or not coalesce((not (`n` > 0)), false))",
+    ),
+    (
+        "of a domain over a domain",
+        "((VALUE)::integer > 0)",
+        "integer",
+        "int",
+        "(`n` is null or not coalesce((not (`n` > 0)), false))",
+    ),
+    (
+        "of texts",
+        "((VALUE)::text <> 'VALUE'::text)",
+        "character varying(9)",
+        "string",
+        "(`n` is null or not coalesce((not (`n` <> 'VALUE')), false))",
+    ),
     ("with a function that Spark lacks", "my_function(VALUE)", "integer", "int", None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
-    ("expression", "base", "spark_type", "condition"), [c[1:] for c in DOMAINS], ids=[c[0] for c in DOMAINS]
+    ("expression", "base", "spark_type", "condition"),
+    [c[1:] for c in DOMAINS],
+    ids=[c[0] for c in DOMAINS],
 )
 def test_domain_constraints(expression, base, spark_type, condition):
     """As the table's own CHECK constraints, of each value that isn't null."""
     declared = DeclaredType("n", base, 0, -1, (CheckConstraint("d_check", expression),))
-    plan = plan_suite(state([ID, ("n", "d", spark_type, False)]), HELD, None, SourceRules(declared=[declared]))
+    plan = plan_suite(
+        state([ID, ("n", "d", spark_type, False)]), HELD, None, SourceRules(declared=[declared])
+    )
     found = [
         p.kwargs["condition"]
         for p in plan.expectations
@@ -80,7 +142,9 @@ def test_domain_constraints(expression, base, spark_type, condition):
     ]
     assert found == ([condition] if condition else [])
     if condition is None:
-        assert plan.left_out[0].startswith("domain constraint d_check of column n: not checked, because of its part at")
+        assert plan.left_out[0].startswith(
+            "domain constraint d_check of column n: not checked, because of its part at"
+        )
 
 
 NULLS = [
@@ -96,5 +160,9 @@ def test_domains_that_are_not_null(column, expected):
     """A warning: a stored null can get around a domain, not around a column's NOT NULL."""
     declared = DeclaredType("n", "integer", 23, not_null=("d",))
     plan = plan_suite(state([ID, column]), HELD, None, SourceRules(declared=[declared]))
-    found = [(p.severity, p.kwargs["condition"]) for p in plan.expectations if "as its domain d says" in p.meaning]
+    found = [
+        (p.severity, p.kwargs["condition"])
+        for p in plan.expectations
+        if "as its domain d says" in p.meaning
+    ]
     assert found == expected

@@ -28,62 +28,161 @@ def state(columns, keys=("id",), row_filter=None, target_filter=None):
     states = [ColumnState(n, 0, -1, t, s, nn) for n, t, s, nn in columns]
     at = datetime(2026, 1, 1, tzinfo=UTC)
     return TableState(
-        at, "r", "public.t", 1, "synced", key_columns=list(keys), columns=states, row_filter=row_filter,
+        at,
+        "r",
+        "public.t",
+        1,
+        "synced",
+        key_columns=list(keys),
+        columns=states,
+        row_filter=row_filter,
         target_filter=target_filter,
-    )  # fmt: skip
+    )
 
 
 ID = ("id", "bigint", "bigint", True)
 NAME = ("name", "text", "string", False)
 CASES = [
-    ("one key", state([ID, NAME]), [
-        ("expect_target_columns_to_match", {"columns": {"id": "bigint", "name": "string"}}),
-        ("expect_target_key_to_be_unique", {"columns": ["id"]}),
-        ("expect_column_values_to_not_be_null", {"column": "id"}),
-    ], []),
-    ("two key columns", state([ID, NAME], keys=("id", "name")), [
-        ("expect_target_key_to_be_unique", {"columns": ["id", "name"]}),
-        ("expect_column_values_to_not_be_null", {"column": "id"}),
-        ("expect_column_values_to_not_be_null", {"column": "name"}),
-    ], []),
-    ("no key", state([NAME], keys=()), [], ["unique key: the table has none, its rows are a multiset"]),
-    ("dotted name", state([("a.b", "bigint", "bigint", True)], keys=("a.b",)), [
-        ("expect_target_key_to_be_unique", {"columns": ["a.b"]}),
-        ("expect_column_values_to_not_be_null", {"column": "`a.b`"}),
-    ], []),
-    ("name with a backtick", state([("a`b", "bigint", "bigint", True)], keys=("a`b",)), [
-        ("expect_target_key_to_be_unique", {"columns": ["a`b"]}),
-        ("expect_target_rows_to_satisfy",
-         {"condition": "`a``b` is not null", "meaning": "key column a`b has no nulls"}),
-    ], []),
-    ("value that may be kept verbatim", state([ID, ("n", "numeric(9,2)", "decimal(9,2)", True)]), [
-        ("expect_target_rows_to_satisfy",
-         {"condition": "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))",
-          "meaning": "NOT NULL column n has no nulls"}),
-    ], []),
-    *[(f"value that {kind} doesn't hold exactly", state([ID, ("n", of, kind, True)]), [
-        ("expect_target_rows_to_satisfy",
-         {"condition": "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))",
-          "meaning": "NOT NULL column n has no nulls"}),
-    ], []) for of, kind in (("numeric", "double"), ("jsonb", "variant"))],
-    ("filter", state([ID, NAME], row_filter="(name = 'x'::text)"), [
-        ("expect_target_rows_to_satisfy",
-         {"condition": "(`name` = 'x')", "meaning": "publication's row filter holds: (name = 'x'::text)"}),
-    ], []),
-    ("filter of the target", state([ID, NAME], target_filter=own_filter("name='y'", "(name = 'y'::text)", "name")), [
-        ("expect_target_rows_to_satisfy", {"condition": "(`name` = 'y')", "meaning": "target's filter holds: name='y'"}),
-    ], []),
-    ("filter beyond us", state([ID, NAME], row_filter="(lower(name) = 'x'::text)"), [],
-     [("row filter: not checked, because of its part at line 1, column 2 (near \"lower(name) = 'x'::t\"): upper and lower"
-       ' case, which depend on the collation (add COLLATE "C" if that is meant)')]),
-    ("filter that computes with dates", state([ID, ("d", "date", "date", False)], row_filter="((d + 1) > d)"), [],
-     ["row filter: not checked, because it computes with columns that may hold infinity or years BC"]),
-]  # fmt: skip
+    (
+        "one key",
+        state([ID, NAME]),
+        [
+            ("expect_target_columns_to_match", {"columns": {"id": "bigint", "name": "string"}}),
+            ("expect_target_key_to_be_unique", {"columns": ["id"]}),
+            ("expect_column_values_to_not_be_null", {"column": "id"}),
+        ],
+        [],
+    ),
+    (
+        "two key columns",
+        state([ID, NAME], keys=("id", "name")),
+        [
+            ("expect_target_key_to_be_unique", {"columns": ["id", "name"]}),
+            ("expect_column_values_to_not_be_null", {"column": "id"}),
+            ("expect_column_values_to_not_be_null", {"column": "name"}),
+        ],
+        [],
+    ),
+    (
+        "no key",
+        state([NAME], keys=()),
+        [],
+        ["unique key: the table has none, its rows are a multiset"],
+    ),
+    (
+        "dotted name",
+        state([("a.b", "bigint", "bigint", True)], keys=("a.b",)),
+        [
+            ("expect_target_key_to_be_unique", {"columns": ["a.b"]}),
+            ("expect_column_values_to_not_be_null", {"column": "`a.b`"}),
+        ],
+        [],
+    ),
+    (
+        "name with a backtick",
+        state([("a`b", "bigint", "bigint", True)], keys=("a`b",)),
+        [
+            ("expect_target_key_to_be_unique", {"columns": ["a`b"]}),
+            (
+                "expect_target_rows_to_satisfy",
+                {"condition": "`a``b` is not null", "meaning": "key column a`b has no nulls"},
+            ),
+        ],
+        [],
+    ),
+    (
+        "value that may be kept verbatim",
+        state([ID, ("n", "numeric(9,2)", "decimal(9,2)", True)]),
+        [
+            (
+                "expect_target_rows_to_satisfy",
+                {
+                    "condition": (
+                        "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))"
+                    ),
+                    "meaning": "NOT NULL column n has no nulls",
+                },
+            ),
+        ],
+        [],
+    ),
+    *[
+        (
+            f"value that {kind} doesn't hold exactly",
+            state([ID, ("n", of, kind, True)]),
+            [
+                (
+                    "expect_target_rows_to_satisfy",
+                    {
+                        "condition": (
+                            "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))"
+                        ),
+                        "meaning": "NOT NULL column n has no nulls",
+                    },
+                ),
+            ],
+            [],
+        )
+        for of, kind in (("numeric", "double"), ("jsonb", "variant"))
+    ],
+    (
+        "filter",
+        state([ID, NAME], row_filter="(name = 'x'::text)"),
+        [
+            (
+                "expect_target_rows_to_satisfy",
+                {
+                    "condition": "(`name` = 'x')",
+                    "meaning": "publication's row filter holds: (name = 'x'::text)",
+                },
+            ),
+        ],
+        [],
+    ),
+    (
+        "filter of the target",
+        state([ID, NAME], target_filter=own_filter("name='y'", "(name = 'y'::text)", "name")),
+        [
+            (
+                "expect_target_rows_to_satisfy",
+                {"condition": "(`name` = 'y')", "meaning": "target's filter holds: name='y'"},
+            ),
+        ],
+        [],
+    ),
+    (
+        "filter beyond us",
+        state([ID, NAME], row_filter="(lower(name) = 'x'::text)"),
+        [],
+        [
+            (
+                'row filter: not checked, because of its part at line 1, column 2 (near "lower(name) ='  # noqa: E501
+                ' \'x\'::t"): upper and lower case, which depend on the collation (add COLLATE "C" if'  # noqa: E501
+                " that is meant)"
+            )
+        ],
+    ),
+    (
+        "filter that computes with dates",
+        state([ID, ("d", "date", "date", False)], row_filter="((d + 1) > d)"),
+        [],
+        [
+            (
+                "row filter: not checked, because it computes with columns that may hold infinity or"  # noqa: E501
+                " years BC"
+            )
+        ],
+    ),
+]
 
 
-@pytest.mark.parametrize(("table", "expected", "left_out"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("table", "expected", "left_out"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_plan_suite(table, expected, left_out):
-    """The suite follows from the recorded columns, key and filter; what can't be checked is said."""
+    """The suite follows from the recorded columns, key and filter; what can't be checked is
+    said.
+    """
     plan = plan_suite(table, HELD)
     planned = [(p.type, p.kwargs) for p in plan.expectations]
     assert [e for e in expected if e not in planned] == []
@@ -96,7 +195,15 @@ def test_plan_suite(table, expected, left_out):
 def test_own_expectations_keep_their_place():
     """An engineer's expectation carries severity, notes and where it stands."""
     suite = OwnSuite.model_validate(
-        {"expectations": [{"type": "expect_column_to_exist", "kwargs": {"column": "id"}, "severity": "warning"}]}
+        {
+            "expectations": [
+                {
+                    "type": "expect_column_to_exist",
+                    "kwargs": {"column": "id"},
+                    "severity": "warning",
+                }
+            ]
+        }
     )
     plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("x/public.t.yml"), suite))
     own = plan.expectations[-1]
@@ -106,36 +213,74 @@ def test_own_expectations_keep_their_place():
 
 def test_what_is_a_gate_is_checked_too():
     """What a copy brought, or somebody let pass, was never judged before."""
-    suite = OwnSuite.model_validate({"expectations": [{"type": "expect_column_to_exist", "gate": "stop"}]})
+    suite = OwnSuite.model_validate(
+        {"expectations": [{"type": "expect_column_to_exist", "gate": "stop"}]}
+    )
     plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("public.t.yml"), suite))
     assert (plan.expectations[-1].type, plan.left_out) == ("expect_column_to_exist", ())
 
 
 CHECKS = [
     ("a comparison, met where it is null", "(n > 0)", True, "not coalesce("),
-    ("of a column that isn't published", "(other > 0)", False, "CHECK constraint c: not checked, because the target has no column other yet"),
-    ("with a function that Spark lacks", "(my_function(n) > 0)", False, "CHECK constraint c: not checked, because of its part at"),
-]  # fmt: skip
+    (
+        "of a column that isn't published",
+        "(other > 0)",
+        False,
+        "CHECK constraint c: not checked, because the target has no column other yet",
+    ),
+    (
+        "with a function that Spark lacks",
+        "(my_function(n) > 0)",
+        False,
+        "CHECK constraint c: not checked, because of its part at",
+    ),
+]
 
 
-@pytest.mark.parametrize(("expression", "is_planned", "told"), [c[1:] for c in CHECKS], ids=[c[0] for c in CHECKS])
+@pytest.mark.parametrize(
+    ("expression", "is_planned", "told"), [c[1:] for c in CHECKS], ids=[c[0] for c in CHECKS]
+)
 def test_check_constraints(expression, is_planned, told):
-    """What the source makes sure of is expected of the target, where Spark can tell; else it is said."""
+    """What the source makes sure of is expected of the target, where Spark can tell; else it is
+    said.
+    """
     plan = plan_suite(
-        state([ID, ("n", "integer", "int", False)]), HELD, None, SourceRules([CheckConstraint("c", expression)])
+        state([ID, ("n", "integer", "int", False)]),
+        HELD,
+        None,
+        SourceRules([CheckConstraint("c", expression)]),
     )
-    found = [item for item in plan.expectations if item.meaning.startswith("CHECK constraint c holds")]
+    found = [
+        item for item in plan.expectations if item.meaning.startswith("CHECK constraint c holds")
+    ]
     assert [item.severity for item in found] == ["critical"] * is_planned
     texts = [item.kwargs["condition"] for item in found] or list(plan.left_out)
     assert texts[-1].startswith(told)
 
 
 def test_enum_labels():
-    """A column of an enum has its labels only; one whose values stand otherwise in the lake isn't asked for them."""
+    """A column of an enum has its labels only; one whose values stand otherwise in the lake isn't
+    asked for them.
+    """
     columns = [ID, ("mood", "mood", "string", False), ("moods", "mood[]", "array<string>", False)]
-    plan = plan_suite(state(columns), HELD, None, SourceRules(labels={"mood": ("sad", "ok"), "moods": ("sad", "ok")}))
-    found = [(item.type, item.kwargs, item.severity) for item in plan.expectations if "labels" in item.meaning]
-    assert found == [("expect_column_values_to_be_in_set", {"column": "mood", "value_set": ["sad", "ok"]}, "critical")]
+    plan = plan_suite(
+        state(columns),
+        HELD,
+        None,
+        SourceRules(labels={"mood": ("sad", "ok"), "moods": ("sad", "ok")}),
+    )
+    found = [
+        (item.type, item.kwargs, item.severity)
+        for item in plan.expectations
+        if "labels" in item.meaning
+    ]
+    assert found == [
+        (
+            "expect_column_values_to_be_in_set",
+            {"column": "mood", "value_set": ["sad", "ok"]},
+            "critical",
+        )
+    ]
 
 
 UNKNOWN = [
@@ -146,11 +291,15 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("mode", "rows", "expected"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])
+@pytest.mark.parametrize(
+    ("mode", "rows", "expected"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN]
+)
 def test_values_that_were_not_sent(mode, rows, expected):
     """A warning; and judged anew of a target that hasn't changed."""
     plan = plan_suite(replace(state([ID]), mode=mode), HELD, None, SourceRules(unknown_rows=rows))
     found = [item for item in plan.expectations if item.severity == "warning"]
     assert [(item.type, item.kwargs.get("is_met")) for item in found] == expected
     told = [(outcome.success, outcome.observed) for outcome in rest_outcomes(rest_of(plan), {})]
-    assert told == [(met, f"{rows} rows in quarantine lack values") for _, met in expected if met is not None]
+    assert told == [
+        (met, f"{rows} rows in quarantine lack values") for _, met in expected if met is not None
+    ]

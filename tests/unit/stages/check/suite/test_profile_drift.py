@@ -1,4 +1,6 @@
-"""When a profile isn't as earlier ones were: by median and MAD, with a floor for what never changed."""
+"""When a profile isn't as earlier ones were: by median and MAD, with a floor for what never
+changed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ ROWS = [
     ("emptied", [1000] * 20, 0, "0 rows, before 490 to 1,510"),
     ("doubled", [1000] * 20, 2000, "2,000 rows, before 490 to 1,510"),
     ("grows steadily", [1000 * k for k in range(1, 21)], 21_000, None),
-    ("grew steadily, and is emptied", [100_000 + 100 * k for k in range(20)], 0, "0 rows, before 50,465 to 151,435"),
+    (
+        "grew steadily, and is emptied",
+        [100_000 + 100 * k for k in range(20)],
+        0,
+        "0 rows, before 50,465 to 151,435",
+    ),
     ("comes and goes", [0, 9000] * 10, 9000, None),
     ("one outlier among them", [1000] * 19 + [1_000_000], 3000, "3,000 rows, before 490 to 1,510"),
     ("only the latest count", [5] * 30 + [1000] * 20, 1000, None),
@@ -40,7 +47,9 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("history", "rows", "told"), [c[1:] for c in ROWS], ids=[c[0] for c in ROWS])
+@pytest.mark.parametrize(
+    ("history", "rows", "told"), [c[1:] for c in ROWS], ids=[c[0] for c in ROWS]
+)
 def test_row_counts(history, rows, told):
     """What grows, comes and goes is as before; a jump isn't."""
     before = bounds_of([profile(count) for count in history], WANTED)
@@ -57,12 +66,15 @@ COLUMNS = [
     ("a few more nulls", USUAL | {"nulls": 0.19}, []),
     ("nearly all null", USUAL | {"nulls": 0.9}, ["v: another share of nulls"]),
     ("half a deviation", USUAL | {"mean": 54.9}, []),
-    ("in cents, no longer in euros", {"nulls": 0.1, "mean": 5000.0, "deviation": 1000.0, "least": 0.0, "most": 10000.0},
-     ["v: another mean", "v: another greatest value"]),
+    (
+        "in cents, no longer in euros",
+        {"nulls": 0.1, "mean": 5000.0, "deviation": 1000.0, "least": 0.0, "most": 10000.0},
+        ["v: another mean", "v: another greatest value"],
+    ),
     ("a value below all others", USUAL | {"least": -101.0}, ["v: another least value"]),
     ("nothing measured", {}, []),
     ("infinite", USUAL | {"mean": float("inf")}, []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("values", "told"), [c[1:] for c in COLUMNS], ids=[c[0] for c in COLUMNS])
@@ -82,7 +94,9 @@ def test_few_rows_say_nothing_of_columns():
 
 def test_a_mean_that_is_measured_seldom():
     """Needs as many runs of its own."""
-    seldom = [profile(1000, column(nulls=0.1, mean=1.0, deviation=1.0))] * 9 + [profile(1000, column(nulls=0.1))] * 11
+    seldom = [profile(1000, column(nulls=0.1, mean=1.0, deviation=1.0))] * 9 + [
+        profile(1000, column(nulls=0.1))
+    ] * 11
     assert list(bounds_of(seldom, WANTED).columns["v"]) == ["nulls"]
 
 
@@ -96,7 +110,11 @@ def test_a_source_without_drift_is_quiet():
         rows = max(1000.0, rows * (1 + source.gauss(0.002, 0.02)))
         mean += source.gauss(0, 0.2)
         now = column(
-            nulls=min(1.0, max(0.0, 0.1 + source.gauss(0, 0.01))), mean=mean, deviation=10.0, least=0.0, most=100.0
+            nulls=min(1.0, max(0.0, 0.1 + source.gauss(0, 0.01))),
+            mean=mean,
+            deviation=10.0,
+            least=0.0,
+            most=100.0,
         )
         before = bounds_of(history, WANTED)
         told += bool(find_departures((int(rows), [now]), "rows", {"rows": before.rows}))
@@ -114,22 +132,32 @@ def test_what_only_full_checks_measure_goes_back_farther():
 
 
 def test_many_values_are_measured_batch_by_batch(tmp_path, monkeypatch):
-    """As NumPy says of all at once: numbers far from zero, nulls, what isn't finite, decimals, integers beyond a double."""
+    """As NumPy says of all at once: numbers far from zero, nulls, what isn't finite, decimals,
+    integers beyond a double.
+    """
     monkeypatch.setattr("waldelta.stages.check.measure.profile._ROWS_AT_ONCE", 7)
     chance = random.Random(5)
     values = [1e9 + chance.random() for _ in range(100)]
-    held = pa.table({
-        "f": pa.array([None, float("inf"), float("nan"), *values]),
-        "d": pa.array([None, None, None, *values], pa.float64()).cast(pa.decimal128(20, 6), safe=False),
-        "i": pa.array([None, None, None, *range(2**53, 2**53 + 100)], pa.int64()),
-        "s": pa.array([None, None, "x", *["y"] * 100]),
-    })  # fmt: skip
+    held = pa.table(
+        {
+            "f": pa.array([None, float("inf"), float("nan"), *values]),
+            "d": (
+                pa.array([None, None, None, *values], pa.float64()).cast(
+                    pa.decimal128(20, 6), safe=False
+                )
+            ),
+            "i": pa.array([None, None, None, *range(2**53, 2**53 + 100)], pa.int64()),
+            "s": pa.array([None, None, "x", *["y"] * 100]),
+        }
+    )
     write_deltalake(str(tmp_path), held)
     columns = [("f", True), ("d", True), ("i", True), ("s", False)]
     rows, (f, d, i, s) = profile_by_values(DeltaTable(str(tmp_path)), columns)
     assert (rows, f.nulls * rows, d.nulls * rows, s.nulls * rows) == pytest.approx((103, 1, 3, 2))
     for one in (f, d):
-        assert (one.mean, one.least, one.most) == pytest.approx((np.mean(values), min(values), max(values)), abs=1e-5)
+        assert (one.mean, one.least, one.most) == pytest.approx(
+            (np.mean(values), min(values), max(values)), abs=1e-5
+        )
         assert one.deviation == pytest.approx(np.std(values), abs=1e-5)
     assert (i.least, i.mean) == (2.0**53, pytest.approx(2.0**53))
 
@@ -146,14 +174,20 @@ def test_it_is_planned_before_it_says_anything():
     assert [departures(p, (7, [])) for p in asked] == [[], []]
 
 
-@pytest.mark.parametrize("is_small", [True, False], ids=["read by Arrow", "by the log's statistics"])
+@pytest.mark.parametrize(
+    "is_small", [True, False], ids=["read by Arrow", "by the log's statistics"]
+)
 def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
     """Rows, nulls, least and most are the same; a mean needs the values."""
     if not is_small:
         monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 0)
-    schema = pa.schema([("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())])
+    schema = pa.schema(
+        [("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())]
+    )
     for rows in ([(1, float("nan"), "a", None), (2, 2.5, None, None)], [(6, -1.5, None, None)]):
-        part = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+        part = pa.Table.from_pylist(
+            [dict(zip(schema.names, row, strict=True)) for row in rows], schema
+        )
         write_deltalake(str(tmp_path), part, mode="append")
     rows, (n, f, s, none) = profile_here(
         DeltaTable(str(tmp_path)), [("n", True), ("f", True), ("s", False), ("none", True)]
@@ -171,7 +205,12 @@ def test_the_latest_profiles_of_each_table(tmp_path):
     profiles = Profiles(f"file://{tmp_path}")
     assert profiles.latest(["public.t"], 5) == {}
     for k in range(7):
-        profiles.append([profile(k, column(nulls=0.5), run=f"r{k}"), Profile(AT, f"r{k}", "public.u", k, 10 * k)])
+        profiles.append(
+            [
+                profile(k, column(nulls=0.5), run=f"r{k}"),
+                Profile(AT, f"r{k}", "public.u", k, 10 * k),
+            ]
+        )
     found = profiles.latest(["public.t"], 3, but="r6")
     assert {name: [p.rows for p in of] for name, of in found.items()} == {"public.t": [3, 4, 5]}
     assert found["public.t"][0].columns == [column(nulls=0.5)]
@@ -186,4 +225,7 @@ def test_pruning_keeps_the_latest(tmp_path, monkeypatch):
     profiles.append([Profile(AT, "r", "public.u", 1, 9)])
     assert profiles.prune() == 2
     found = profiles.latest(["public.t", "public.u"], 9)
-    assert {name: [p.rows for p in of] for name, of in found.items()} == {"public.t": [2, 3], "public.u": [9]}
+    assert {name: [p.rows for p in of] for name, of in found.items()} == {
+        "public.t": [2, 3],
+        "public.u": [9],
+    }

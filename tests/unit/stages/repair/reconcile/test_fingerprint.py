@@ -1,4 +1,6 @@
-"""Hashes and their sums: what is added can be taken out again, and nothing else gives the same sum."""
+"""Hashes and their sums: what is added can be taken out again, and nothing else gives the same
+sum.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import pytest
 
 from tests.support.seeds import chosen_seed
 from waldelta.stages.repair.reconcile._canonical import Marks, lake_rows
-from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, bucket_count, hash_rows, in_parts
+from waldelta.stages.repair.reconcile._fingerprint import (
+    Fingerprint,
+    Sums,
+    bucket_count,
+    hash_rows,
+    in_parts,
+)
 from waldelta.stages.repair.reconcile._hash64 import hash_texts
 from waldelta.types.datetime import Moment
 from waldelta.types.numeric import Number
@@ -50,22 +58,39 @@ def test_the_hash_of_a_text_is_that_of_no_neighbour():
 
 def texts(rows, raws=None):
     columns = list(zip(*rows, strict=True))
-    arrays = [(pa.array(values, kind.arrow), kind) for values, (_, kind) in zip(columns, COLUMNS, strict=True)]
-    return lake_rows(arrays, [None if raw is None else pa.array(raw) for raw in raws or [None] * 3], MARKS).to_pylist()
+    arrays = [
+        (pa.array(values, kind.arrow), kind)
+        for values, (_, kind) in zip(columns, COLUMNS, strict=True)
+    ]
+    return lake_rows(
+        arrays, [None if raw is None else pa.array(raw) for raw in raws or [None] * 3], MARKS
+    ).to_pylist()
 
 
 def test_rows_of_other_values_have_other_texts():
     """Null, the empty string, the mark's own characters, values that run into each other."""
     rows = [
-        (1, "a", "b"), (1, "ab", ""), (1, "", "ab"), (1, None, "ab"), (1, "ab", None), (1, "\x1e", "ab"), (1, "null", "ab"),
-        (11, "", "b"), (1, "1", "b"), (None, "1", "b"), (1, "a\x1fb", ""), (1, "a", "\x1fb"),
-    ]  # fmt: skip
+        (1, "a", "b"),
+        (1, "ab", ""),
+        (1, "", "ab"),
+        (1, None, "ab"),
+        (1, "ab", None),
+        (1, "\x1e", "ab"),
+        (1, "null", "ab"),
+        (11, "", "b"),
+        (1, "1", "b"),
+        (None, "1", "b"),
+        (1, "a\x1fb", ""),
+        (1, "a", "\x1fb"),
+    ]
     found = texts(rows)
     assert len(set(found)) == len(rows)
 
 
 def test_a_verbatim_text_beside_a_value_is_neither():
-    """What stands in _wd_raw counts where the type holds nothing; beside a value it isn't what a copy would have."""
+    """What stands in _wd_raw counts where the type holds nothing; beside a value it isn't what a
+    copy would have.
+    """
     rows = [(None, "a", "b"), (1, "a", "b"), (1, "a", "b")]
     found = texts(rows, [["NaN", "NaN", None], None, None])
     assert found[0].startswith("NaN\x1f")
@@ -73,7 +98,10 @@ def test_a_verbatim_text_beside_a_value_is_neither():
 
 
 def batch(rows):
-    columns = [pa.array(values, kind.arrow) for values, (_, kind) in zip(zip(*rows, strict=True), COLUMNS, strict=True)]
+    columns = [
+        pa.array(values, kind.arrow)
+        for values, (_, kind) in zip(zip(*rows, strict=True), COLUMNS, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=["id", "a", "b"])
 
 
@@ -119,20 +147,26 @@ def test_without_a_key_a_rows_bucket_is_its_own():
     assert len(set(rows.tolist())) == 2
 
 
-@pytest.mark.parametrize("rows, buckets", [(0, 16), (10_000, 32), (10_000_000, 32768), (1 << 40, 65536)])
+@pytest.mark.parametrize(
+    "rows, buckets", [(0, 16), (10_000, 32), (10_000_000, 32768), (1 << 40, 65536)]
+)
 def test_buckets_are_few_beside_the_rows(rows, buckets):
     assert bucket_count(rows) == buckets
 
 
 def test_verbatim_texts_stand_behind_the_columns_that_may_have_them():
-    """A value that its type can't hold is one that PostgreSQL prints; without the metadata column it is null."""
+    """A value that its type can't hold is one that PostgreSQL prints; without the metadata column
+    it is null.
+    """
     day = Moment("date", pa.date32(), "date")
     columns: tuple[tuple[str, TargetType], ...] = (("id", INT), ("day", day), ("a", TEXT))
     with_raw = Fingerprint("t", columns, ("id",), MARKS, 77, 16, raw=True)
     arrays = [pa.array([1], pa.int32()), pa.array([None], pa.date32()), pa.array(["x"])]
     found = {
         text: hash_rows(
-            pa.RecordBatch.from_arrays([*arrays, pa.array([text], pa.string())], names=["c0", "c1", "c2", "r0"]),
+            pa.RecordBatch.from_arrays(
+                [*arrays, pa.array([text], pa.string())], names=["c0", "c1", "c2", "r0"]
+            ),
             with_raw,
         )
         for text in ("infinity", "-infinity", None)
@@ -140,7 +174,10 @@ def test_verbatim_texts_stand_behind_the_columns_that_may_have_them():
     assert with_raw.verbatim == ("day",)
     assert len({rows.tolist()[0] for _, rows in found.values()}) == 3
     without = Fingerprint("t", columns, ("id",), MARKS, 77, 16, raw=False)
-    assert hash_rows(pa.RecordBatch.from_arrays(arrays, names=["c0", "c1", "c2"]), without)[1] == found[None][1]
+    assert (
+        hash_rows(pa.RecordBatch.from_arrays(arrays, names=["c0", "c1", "c2"]), without)[1]
+        == found[None][1]
+    )
 
 
 def test_a_batch_of_large_rows_is_hashed_in_parts(monkeypatch):

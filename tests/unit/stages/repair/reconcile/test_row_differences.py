@@ -6,7 +6,12 @@ import json
 
 import pytest
 
-from waldelta.stages.repair.reconcile._row_differences import Rows, Valued, differing_rows, with_columns
+from waldelta.stages.repair.reconcile._row_differences import (
+    Rows,
+    Valued,
+    differing_rows,
+    with_columns,
+)
 
 A, B, C = (1, 10, "a"), (2, 20, "b"), (3, 30, "c")
 KEYED = {
@@ -17,7 +22,11 @@ KEYED = {
     "twice, alike": ([A], [A, A, A], [("doubled", "a", 2)]),
     "twice, once as it should be": ([A], [A, (1, 11, "a")], [("doubled", "a", 1)]),
     "twice, and not on the source": ([], [A, A], [("doubled", "a", 1)]),
-    "all of them": ([A, B], [(2, 22, "b"), C], [("missing", "a", 1), ("different", "b", 1), ("extra", "c", 1)]),
+    "all of them": (
+        [A, B],
+        [(2, 22, "b"), C],
+        [("missing", "a", 1), ("different", "b", 1), ("extra", "c", 1)],
+    ),
     "nothing there": ([], [], []),
 }
 
@@ -48,5 +57,7 @@ def test_columns_that_differ_are_told_with_both_values():
     source = Valued(("a", "1.0", "x" * 300, None), ("a", "1.0", "x" * 300, "n"))
     target = Valued(("a", "1.00", "y", None), ("a", "1.0", "y", "n"))
     told = with_columns(one, ["id", "same", "long", "null"], source, target, 10)
-    assert [(c.name, c.source, c.target) for c in told.columns] == [("long", "xxxxxxxxxx… (300 characters)", "y")]
+    assert [(c.name, c.source, c.target) for c in told.columns] == [
+        ("long", "xxxxxxxxxx… (300 characters)", "y")
+    ]
     assert with_columns(one, ["id"], None, target, 10) == one

@@ -12,7 +12,9 @@ LEAF = "7"
 
 
 def test_events_before_a_truncate_leave_no_row_at_any_key_they_touch():
-    """Whatever leaf a row was put in there by others; events behind it, and other leaves', stay what they are."""
+    """Whatever leaf a row was put in there by others; events behind it, and other leaves', stay
+    what they are.
+    """
     events = events_table(
         [
             ("U", 1, 2, LEAF, "t"),

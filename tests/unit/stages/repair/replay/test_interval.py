@@ -1,4 +1,6 @@
-"""What a replay takes of the ledger and the change log: which runs, which WAL, which batches; tables of cases."""
+"""What a replay takes of the ledger and the change log: which runs, which WAL, which batches;
+tables of cases.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import pytest
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
-from waldelta.lake.ledger.records import BatchCut, ColumnState, FileState, Run, SlotMove, StorageState, TableState
+from waldelta.lake.ledger.records import (
+    BatchCut,
+    ColumnState,
+    FileState,
+    Run,
+    SlotMove,
+    StorageState,
+    TableState,
+)
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pipeline.job import Job
 from waldelta.postgres.publication_membership import Membership, to_texts
@@ -34,7 +44,9 @@ def hours(n: float) -> datetime:
     return NOON + timedelta(hours=n)
 
 
-def run(run_id="r", end=None, start=0, at=0.0, interval=None, status="succeeded", verb="consume") -> Run:
+def run(
+    run_id="r", end=None, start=0, at=0.0, interval=None, status="succeeded", verb="consume"
+) -> Run:
     bounds = (None, None) if interval is None else (hours(interval[0]), hours(interval[1]))
     return Run(hours(at), run_id, verb, status, "scheduled", *bounds, start, end)
 
@@ -59,14 +71,33 @@ def test_which_runs_an_interval_means(case):
 
 
 def test_each_entry_owns_the_wal_behind_the_one_before():
-    """What a killed run landed without a word is the next one's; an entry that ends no further owns nothing."""
-    found = segments([run("a", 10, 5), run("b"), run("c", 30, 20), run("a", 10, 5), run("d", 30, 30), run("d", 40, 30)])
-    assert [(s.run.run_id, s.start, s.end) for s in found] == [("a", 5, 10), ("c", 10, 30), ("d", 30, 40)]
+    """What a killed run landed without a word is the next one's; an entry that ends no further owns
+    nothing.
+    """
+    found = segments(
+        [
+            run("a", 10, 5),
+            run("b"),
+            run("c", 30, 20),
+            run("a", 10, 5),
+            run("d", 30, 30),
+            run("d", 40, 30),
+        ]
+    )
+    assert [(s.run.run_id, s.start, s.end) for s in found] == [
+        ("a", 5, 10),
+        ("c", 10, 30),
+        ("d", 30, 40),
+    ]
 
 
 SPANS = {
     "its batches": ([(10, 30)], Reach({1: 10, 2: 20, 3: 30, 4: 40}), (1, 3)),
-    "two runs, and what lies between": ([(0, 10), (20, 30)], Reach({1: 10, 2: 20, 3: 30, 4: 40}), (0, 3)),
+    "two runs, and what lies between": (
+        [(0, 10), (20, 30)],
+        Reach({1: 10, 2: 20, 3: 30, 4: 40}),
+        (0, 3),
+    ),
     "it reaches back": ([(25, 30)], Reach({3: 30}, True, 22), (2, 3)),
     "nothing was landed": ([(12, 18)], Reach({1: 10, 2: 20}), None),
     "the log is empty": ([(12, 18)], Reach({}), None),
@@ -101,16 +132,24 @@ CUTS = {
 
 @pytest.mark.parametrize("case", CUTS)
 def test_where_the_log_begins(case):
-    """Where the last batch that was dropped ended: the run behind it began there, before the first commit that is left."""
+    """Where the last batch that was dropped ended: the run behind it began there, before the first
+    commit that is left.
+    """
     reach, cuts, expected = CUTS[case]
-    assert told_by_cuts(reach, [BatchCut(NOON, "r", *cut, None) for cut in cuts]).begins_at == expected
+    assert (
+        told_by_cuts(reach, [BatchCut(NOON, "r", *cut, None) for cut in cuts]).begins_at == expected
+    )
 
 
 @pytest.fixture
 def job(lake):
     document = {
         "pipeline": "shop",
-        "source": {"conn_id": "c", "slot": "s", "publications": [{"name": "p", "all_tables": True}]},
+        "source": {
+            "conn_id": "c",
+            "slot": "s",
+            "publications": [{"name": "p", "all_tables": True}],
+        },
         "target": {"root": lake},
     }
     made = Job(PipelineFile.model_validate(document), "", "run", "scheduled", hours(0), hours(1))
@@ -125,7 +164,11 @@ ENTRIES = {
     "it ended well, and is cleared": ([run("run")], None, True),
     "from its second task on": ([run("run")], ["apply"], True),
     "its check alone": ([run("run")], ["check", "report"], False),
-    "the check of its replay": ([run("run"), run("run", at=1, verb="replay", status="running")], ["check"], True),
+    "the check of its replay": (
+        [run("run"), run("run", at=1, verb="replay", status="running")],
+        ["check"],
+        True,
+    ),
     "another run's": ([run("other")], None, False),
 }
 
@@ -142,10 +185,16 @@ def test_which_runs_replay(job, case):
 
 
 NOTHING = {
-    "no run of that time": ([run("other", 10, interval=(5, 6))], "the ledger knows no run of the interval from 2026-01-01 12:00:00"),
-    "an earlier life's": ([run("other", 10, interval=(0, 1), at=-10)], "an earlier life of the slot"),
+    "no run of that time": (
+        [run("other", 10, interval=(5, 6))],
+        "the ledger knows no run of the interval from 2026-01-01 12:00:00",
+    ),
+    "an earlier life's": (
+        [run("other", 10, interval=(0, 1), at=-10)],
+        "an earlier life of the slot",
+    ),
     "idle ones": ([run("other", interval=(0, 1))], "landed nothing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NOTHING)
@@ -169,7 +218,15 @@ def column(name, attnum) -> ColumnState:
     return ColumnState(name, 25, -1, "text", "string", False, attnum)
 
 
-STATE = TableState(NOON, "r", "public.t", 1, "synced", publishes=["insert", "update"], columns=[column("id", 1), column("new", 2)])  # fmt: skip
+STATE = TableState(
+    NOON,
+    "r",
+    "public.t",
+    1,
+    "synced",
+    publishes=["insert", "update"],
+    columns=[column("id", 1), column("new", 2)],
+)
 OLD = [column("id", 1), column("old", 2)]
 DROPPED = [column("id", 1), column("old", 3)]
 RELATIONS = {
@@ -211,9 +268,13 @@ def test_when_a_missing_row_is_no_damage(case):
 
 
 def of_leaves(files, *, fed=(1, 2), told=()) -> TableState:
-    """An entry of a target that gathers leaves; ``files`` are by oid, with when each was attached."""
+    """An entry of a target that gathers leaves; ``files`` are by oid, with when each was
+    attached.
+    """
     storage = StorageState([FileState(oid, 1, inherits) for oid, inherits in files.items()])
-    return replace(STATE, root_id=7, relation_ids=list(fed), storage=storage, unmended_leaves=list(told))
+    return replace(
+        STATE, root_id=7, relation_ids=list(fed), storage=storage, unmended_leaves=list(told)
+    )
 
 
 COPIED = of_leaves({1: "5", 2: "5"})
@@ -224,13 +285,19 @@ DOUBTFUL = {
     "one feeds another target": ([], of_leaves({1: "5"}, fed=[1], told=[2]), {2}),
     "one came with rows": ([], of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3]), {3}),
     "one came, and went": (
-        [of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3])], of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3), told=[3]), {3},
+        [of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3])],
+        of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3), told=[3]),
+        {3},
     ),
     "one came, which no run has told yet": ([], of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3)), {3}),
     "attached again": ([], of_leaves({1: "5", 2: "9"}, told=[2]), {2}),
-    "attached again, and gone": ([of_leaves({1: "5", 2: "9"}, told=[2])], of_leaves({1: "5"}, told=[2]), {2}),
+    "attached again, and gone": (
+        [of_leaves({1: "5", 2: "9"}, told=[2])],
+        of_leaves({1: "5"}, told=[2]),
+        {2},
+    ),
     "not recorded by that version": ([], replace(COPIED, storage=None), set()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DOUBTFUL)
@@ -244,6 +311,8 @@ def test_of_gathered_leaves_all_must_publish_inserts():
     """And one that was made since has sent all of its rows."""
     state = of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3))
     assert not may_lack_rows(state, COPIED, hides_origins=False)
-    members = [Membership(1, 4, frozenset({"table 6"}), publishes=frozenset({"insert", "update"})),
-               Membership(2, 5, frozenset({"table 8"}), publishes=frozenset({"update"}))]  # fmt: skip
+    members = [
+        Membership(1, 4, frozenset({"table 6"}), publishes=frozenset({"insert", "update"})),
+        Membership(2, 5, frozenset({"table 8"}), publishes=frozenset({"update"})),
+    ]
     assert may_lack_rows(replace(state, entries=to_texts(members)), COPIED, hides_origins=False)

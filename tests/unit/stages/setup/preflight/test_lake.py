@@ -1,4 +1,6 @@
-"""A lake on S3 is refused where Spark's commits may take the place of others: such a loss shows by nothing."""
+"""A lake on S3 is refused where Spark's commits may take the place of others: such a loss shows by
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,20 @@ DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 STORES = {
     "none": ("", {}, False),
     "Delta's for one driver": ("io.delta.storage.S3SingleDriverLogStore", {}, False),
-    "the same by its old name": ("org.apache.spark.sql.delta.storage.S3SingleDriverLogStore", {}, False),
+    "the same by its old name": (
+        "org.apache.spark.sql.delta.storage.S3SingleDriverLogStore",
+        {},
+        False,
+    ),
     "one that renames": ("io.delta.storage.HDFSLogStore", {}, False),
     "DynamoDB for Spark alone": (DYNAMODB, {}, False),
     "DynamoDB for both": (DYNAMODB, {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, True),
     "somebody's own": ("org.example.S3ConditionalLogStore", {}, True),
-    "and delta-rs overwrites": ("org.example.S3ConditionalLogStore", {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
+    "and delta-rs overwrites": (
+        "org.example.S3ConditionalLogStore",
+        {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"},
+        False,
+    ),
 }
 
 
@@ -31,7 +41,8 @@ def test_which_log_stores_keep_the_commits_of_others(case):
         check_store(target, lambda _: store, options)
         return
     with pytest.raises(
-        PreflightFailed, match=r"spark\.delta\.logStore\.s3a\.impl.*target\.accept_unsafe_store: true"
+        PreflightFailed,
+        match=r"spark\.delta\.logStore\.s3a\.impl.*target\.accept_unsafe_store: true",
     ) as refused:
         check_store(target, lambda _: store, options)
     assert store in str(refused.value)
@@ -39,7 +50,13 @@ def test_which_log_stores_keep_the_commits_of_others(case):
 
 
 @pytest.mark.parametrize(
-    "root", ["file:///lake", "abfss://files@account.dfs.core.windows.net/lake", "gs://bucket/lake", "hdfs://name/lake"]
+    "root",
+    [
+        "file:///lake",
+        "abfss://files@account.dfs.core.windows.net/lake",
+        "gs://bucket/lake",
+        "hdfs://name/lake",
+    ],
 )
 def test_other_stores_are_not_asked(root):
     target = pipeline_file(root, "shop", target={"root": root, "accept_unsafe_store": True}).target

@@ -12,7 +12,9 @@ plan = json.loads(os.environ.get("FAKE_JOB", "{}"))
 options = dict(a.removeprefix("--").partition("=")[::2] for a in sys.argv[3:])
 seen = {
     "argv": sys.argv[1:],
-    "environment": {k: v for k, v in os.environ.items() if k.startswith(("AIRFLOW_", "SPARK_", "WALDELTA_"))},
+    "environment": {
+        k: v for k, v in os.environ.items() if k.startswith(("AIRFLOW_", "SPARK_", "WALDELTA_"))
+    },
     "pid": os.getpid(),
 }
 if "tell" in plan:
