@@ -12,7 +12,7 @@ from threading import Event
 
 import psutil
 
-from waldelta.background import beside
+from waldelta.background import run_concurrently
 
 INTERVAL_S = 0.1
 # Backends of the source that work for whoever is measured; the subscriber's; Spark; what the job,
@@ -70,7 +70,7 @@ def watched(servers: Mapping[str, int], trees: Sequence[int], source_port: int) 
             sampler.take()
 
     try:
-        with beside(watch, "resources"):
+        with run_concurrently(watch, "resources"):
             yield usage
     finally:
         sampler.take()

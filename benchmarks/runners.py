@@ -176,10 +176,10 @@ def _sync(stack: Stack, workload: Sync, plan: Plan) -> list[Measurement]:
 # What an Airflow worker imports and asks before it starts anything.
 LOOK = """
 import sys
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.pipeline.job import load_job
 from waldelta.config.pipeline_file import load_pipeline_file
-assert not look(load_job(load_pipeline_file(sys.argv[1]))).has_work
+assert not check_idle(load_job(load_pipeline_file(sys.argv[1]))).has_work
 """
 
 

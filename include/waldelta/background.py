@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def beside(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+def run_concurrently(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
     """Run ``work`` while the block runs; it has to look at the event that it is given, and to
     return once that is set.
     """

@@ -51,7 +51,7 @@ def warning(text: str) -> Finding:
     return Finding("warning", text)
 
 
-def gathered(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> list[Finding]:
+def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> list[Finding]:
     """The findings with one for all that the role lacks, which has one list of grants.
 
     ``for_dba``: without what the plan's SQL, run by a DBA, takes care of.

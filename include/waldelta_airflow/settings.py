@@ -22,13 +22,13 @@ RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"
 
 RETRIES = 3
 LONGEST_RETRY_DELAY = timedelta(minutes=10)
-LOOK_TIMEOUT = timedelta(minutes=5)
+IDLE_CHECK_TIMEOUT = timedelta(minutes=5)
 SETUP_TIMEOUT = timedelta(minutes=15)
 STAGE_TIMEOUT = timedelta(hours=2)
 SYNC_TIMEOUT = timedelta(hours=24)
 
 # What is critical and stays so is told again after so long.
-TELL_CRITICAL_AGAIN = timedelta(hours=1)
+NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)
 
 # Airflow kills a task 5 s after it asked it to end, so the job gets a little less to end by itself.
 KILL_AFTER_S = 4.0

@@ -27,7 +27,6 @@ from waldelta.changes.stage.stage_tasks import COUNTS, DIVIDED
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.pipeline.run_result import RunResult
-from waldelta_airflow import settings
 from waldelta_airflow._connections import job_environment
 from waldelta_airflow.launchers.spark_submit import shipped_packages, spark_submit
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
@@ -266,9 +265,8 @@ def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkey
     """Both packages, on each executor, in its own copy of the zip."""
     application, told = tmp_path / "found.py", tmp_path / "found.json"
     application.write_text(FOUND)
-    monkeypatch.setattr(settings, "application", lambda: application)
     submit = spark_submit(BaseHook.get_connection(connection), "found", [str(told)], tmp_path)
-    assert submit.run(job_environment({}, {})) == 0
+    assert submit.run(application, job_environment({}, {})) == 0
     places = [Path(file).relative_to(cluster.folder).parts for file in json.loads(told.read_text())]
     assert {(worker, archive, *rest) for worker, _, _, archive, *rest in places} == {
         (worker, shipped_packages(tmp_path).name, package, "__init__.py")

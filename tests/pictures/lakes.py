@@ -27,7 +27,7 @@ from waldelta.lake.ledger.reconciliations import (
 from waldelta.lake.ledger.records import (
     BatchCut,
     ColumnState,
-    ForeignCommit,
+    ExternalCommit,
     Gap,
     Run,
     SlotReading,
@@ -402,7 +402,7 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
         ]
     )
     commits = [
-        ForeignCommit(9_000 + n, what, "notebook", NOTEBOOK)
+        ExternalCommit(9_000 + n, what, "notebook", NOTEBOOK)
         for n, what in ((1, "UPDATE"), (2, "DELETE"))
     ]
     ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, foreign_commits=commits))

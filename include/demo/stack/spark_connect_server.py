@@ -16,8 +16,8 @@ from pathlib import Path
 from demo.java import java_home
 from demo.stack.processes import Part, StackError, start
 from waldelta.spark.settings import (
+    LOCAL_WORKERS,
     TASK_ATTEMPTS,
-    WORKERS_HERE,
     driver_settings,
     jars,
     shuffle_partitions,
@@ -141,4 +141,4 @@ class SparkConnectServer:
             # Sessions of finished runs are kept no longer than they can be asked about.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",
         }
-        return driver_settings() | WORKERS_HERE | own
+        return driver_settings() | LOCAL_WORKERS | own

@@ -242,13 +242,13 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
     if options.verb == REPLAY:
         return lambda spark, job: replay(spark, job, options.stage, options.tables)
     if options.verb in ("quarantine", "reconcile"):
-        return _asked(options)
+        return _operator_job(options)
     if options.verb == "maintain":
         return run_maintain
     return run_validate
 
 
-def _asked(options: argparse.Namespace) -> Callable[..., RunResult]:
+def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
     """Verbs of which the ledger keeps who asked for them."""
     if options.verb == "quarantine":
         from waldelta.jobs.retry_quarantined import run_accept, run_retry

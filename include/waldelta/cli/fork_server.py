@@ -152,7 +152,11 @@ class ForkServer:
             log.warning("a request is refused: %s", err)
             asker.close()
             return
-        if self._ending or _has_left(asker) or (pid := self._fork(asker, request, output)) is None:
+        if (
+            self._ending
+            or _has_hung_up(asker)
+            or (pid := self._fork(asker, request, output)) is None
+        ):
             os.close(output)
             asker.close()
             return
@@ -304,7 +308,7 @@ def _answers(path: Path) -> bool:
     return False
 
 
-def _has_left(asker: socket.socket) -> bool:
+def _has_hung_up(asker: socket.socket) -> bool:
     """Whether who asked has given up meanwhile, and started a process itself."""
     asker.setblocking(False)
     try:

@@ -17,7 +17,7 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import slot_position
-from waldelta.stages.check.gate.quarantined_rows import tell_anew
+from waldelta.stages.check.gate.quarantined_rows import record_current
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     if not job.pipeline.quality.enabled:  # no check tells it of the others
         quiet += result.tables.keys() - unchanged.keys()
     if quiet:
-        tell_anew(job, quiet)
+        record_current(job, quiet)
     check_tables(
         spark,
         job,
@@ -61,7 +61,7 @@ def check_tables(
     """Check these targets and add what was found to the result; raises QualityFailed when a
     critical expectation failed.
     """
-    from waldelta.stages.check.check import Left, check
+    from waldelta.stages.check.check import RunOutcome, check
     from waldelta.stages.check.quick_targets import quick_targets
     from waldelta.stages.check.suite.source_constraints import read_rules
 
@@ -79,7 +79,7 @@ def check_tables(
     # What was copied is all new: none of it is known from an earlier run.
     touched = () if result.verb == "sync" else quick
     rules = read_rules(job, result, tables, touched)
-    left = Left(versions, frozenset(quick), rules, is_beside=result.verb == "quarantine")
+    left = RunOutcome(versions, frozenset(quick), rules, is_beside=result.verb == "quarantine")
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.add_check(report)
     result.passed = sorted(fine - set(report.failed_tables))

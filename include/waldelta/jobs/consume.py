@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MESSAGES = "the table of messages"
-_LEFT = (
+_NOT_PUBLISHED = (
     "isn't published any more: its target stays as it is; if it should be, run setup, then the"
     " initial sync, since what changes meanwhile is sent to nobody"
 )
@@ -63,7 +63,9 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     from waldelta.stages.apply.outcome import Applied
 
     meanwhile = Applied()
-    with applying(spark, job, meanwhile, partial(_tell_looked, result, meanwhile)) as overlap:
+    with applying(
+        spark, job, meanwhile, partial(_add_external_commits, result, meanwhile)
+    ) as overlap:
         land_to_now(spark, job, result, stage, overlap.landed)
     if result.unreadable is not None:
         stage.detail += (
@@ -80,13 +82,13 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     So SlotUnreadable, which landing met: no table gets what was committed behind that.
     """
     from waldelta.stages.apply.apply import apply
-    from waldelta.stages.repair.recopy import recopy
+    from waldelta.stages.repair.recopy import resync_targets
 
     result.told_applied = False  # an earlier attempt's word
     with breaks_recorded(job):
         of_messages = _write_messages(spark, job)
         applied = apply(spark, job, result.landed_as_of)
-    _tell_looked(result, applied)
+    _add_external_commits(result, applied)
     for target in applied.retold:
         result.add_target(target)
     for cut in applied.steps:
@@ -106,12 +108,14 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
                 " types.text"
             )
     result.warnings += [
-        f"{name} {_LEFT}" for name in applied.removed if name not in applied.unpublished
+        f"{name} {_NOT_PUBLISHED}" for name in applied.removed if name not in applied.unpublished
     ]
     result.unpublished = applied.unpublished
     if result.unpublished:
         result.warnings.append(not_published(result.unpublished))
-    failures = applied.failures | recopy(spark, job, result, applied.published, applied.drifted)
+    failures = applied.failures | resync_targets(
+        spark, job, result, applied.published, applied.drifted
+    )
     stopped = (
         [state.table_name for state in synced_states(job)] if result.unreadable is not None else []
     )
@@ -125,7 +129,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         raise all_failures(failures)
 
 
-def _tell_looked(result: RunResult, applied: Applied) -> None:
+def _add_external_commits(result: RunResult, applied: Applied) -> None:
     result.warnings += [warning for warning in applied.warnings if warning not in result.warnings]
     result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
 

@@ -43,7 +43,7 @@ from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied, synced_states, uri_of
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
-from waldelta.slot.durable_position import saved_upto
+from waldelta.slot.durable_position import durable_position
 from waldelta.spark.session_pool import SessionPool
 from waldelta.spark_sql import path
 
@@ -249,7 +249,7 @@ def _change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     prepared = [p for p in change_log.prepared() if p.batch > first]
     expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
     # What the slot may hold again after a stop of its server is compared once more.
-    saved = saved_upto(job).value
+    saved = durable_position(job).value
     ends = change_log.reach(first).ends
     expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
     fault_point("maintain.forgetting")
@@ -301,11 +301,11 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"
         return
-    from waldelta.stages.check.check import Left, check
+    from waldelta.stages.check.check import RunOutcome, check
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     tables = [state.table_name for state in synced_states(job)]
-    left = Left(rules=read_rules(job, result, tables), is_upkeep=True)
+    left = RunOutcome(rules=read_rules(job, result, tables), is_upkeep=True)
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.add_check(report)
     result.warnings += report.warnings

@@ -289,16 +289,23 @@ class Pipeline:
         """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``,
         on what was dropped of them.
         """
-        from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
+        from waldelta.stages.setup.orphan_slots import (
+            drop_slots_without_pipeline,
+            find_slots_without_pipeline,
+        )
 
         job = self.job()
         with (
             job.connect("orphans") as connection,
             job.connect_slot("orphans", connection) as slot_connection,
         ):
-            found = find_orphans(connection, {*named, self.file.source.slot}, slot_connection)
+            found = find_slots_without_pipeline(
+                connection, {*named, self.file.source.slot}, slot_connection
+            )
             if drop:
-                return drop_orphans(connection, job.conninfo, found, drop, slot_connection)
+                return drop_slots_without_pipeline(
+                    connection, job.conninfo, found, drop, slot_connection
+                )
             return [orphan.describe() for orphan in found]
 
     def target_path(self, table: str) -> str:

@@ -28,13 +28,13 @@ from waldelta.lake.ledger.reconciliations import (
     Reconciliations,
 )
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.drift.catalog_state import read_present
-from waldelta.pipeline.drift.drift import fed_as_copied
+from waldelta.pipeline.drift.catalog_state import read_catalog_state
+from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
 from waldelta.pipeline.targets.external_commits import repaired_commits
-from waldelta.pipeline.targets.lifecycle import Due, Standing
+from waldelta.pipeline.targets.lifecycle import RequiredAction, TableLifecycle
 from waldelta.pipeline.targets.target_sources import read_unbarred
 from waldelta.pipeline.targets.unreadable_messages import close_compared
 from waldelta.pipeline.targets.watermarks import Watermarks
@@ -43,17 +43,17 @@ from waldelta.postgres.connection import describe, named_loss
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.stages.check.gate.quarantined_rows import current_user, tell_anew
+from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land.drain import Drained
 from waldelta.stages.land.land_until import land_backlog, land_through
 from waldelta.stages.repair.reconcile.compare_table import (
-    Feeding,
+    ComparedTarget,
     Found,
     compare,
     needs_spark,
     why_not_compared,
 )
-from waldelta.stages.repair.repair import Again, reread_rows
+from waldelta.stages.repair.repair import Again, repair_rows
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
 if TYPE_CHECKING:
@@ -152,12 +152,12 @@ def run_reconcile(
                 if row.status in (EQUAL, REPAIRED) and not row.left_out
             ]
             close_compared(job, are_equal, began)
-            _tell(result, stage, found)
+            _report(result, stage, found)
             result.report = _write_report(job, found)
         if work.failures:
             raise all_failures(work.failures)
         if different := [row for row in found if row.status == DIFFERENT]:
-            raise TargetDiffers(_told(different, repair=order.repair))
+            raise TargetDiffers(_detail(different, repair=order.repair))
 
     stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
     result = continued(job, "reconcile", fresh=only is None or "reconcile" in only)
@@ -184,19 +184,19 @@ def _compare_all(work: _Work) -> None:
     ):
         work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
     for standing in chosen:
-        if standing.due != Due.FEED:
+        if standing.action != RequiredAction.FEED:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
     fed = {
         found.table_name: found.state
         for found in chosen
-        if found.due == Due.FEED and found.state is not None
+        if found.action == RequiredAction.FEED and found.state is not None
     }
     for name, why in {
         name: why for name, state in fed.items() if (why := _why_other_rows(state))
     }.items():
         del fed[name]
         work.put(name, NOT_COMPARED, why)
-    keys: dict[str, tuple[Feeding, Found]] = {}
+    keys: dict[str, tuple[ComparedTarget, Found]] = {}
     by_spark = any(needs_spark(job, name) for name in fed)
     with _batches(work.spark) if by_spark else nullcontext():
         for names in in_groups({name: sizes.get(name, 0) for name in fed}):
@@ -230,7 +230,7 @@ def _batches(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_BATCH_ROWS[0], before)
 
 
-def _chosen(standings: Sequence[Standing], order: Order) -> Iterator[Standing]:
+def _chosen(standings: Sequence[TableLifecycle], order: Order) -> Iterator[TableLifecycle]:
     known = {found.table_name: found for found in standings}
     asked = order.tables or frozenset()
     unknown = sorted(asked - known.keys())
@@ -242,7 +242,7 @@ def _chosen(standings: Sequence[Standing], order: Order) -> Iterator[Standing]:
         if (
             name in order.tables
             if order.tables is not None
-            else found.due not in (Due.REMOVED, Due.FIRST)
+            else found.action not in (RequiredAction.REMOVED, RequiredAction.FIRST)
         ):
             yield found
 
@@ -264,7 +264,9 @@ def in_groups(sizes: dict[str, int]) -> list[list[str]]:
     return groups
 
 
-def _compare_group(work: _Work, states: Sequence[TableState]) -> dict[str, tuple[Feeding, Found]]:
+def _compare_group(
+    work: _Work, states: Sequence[TableState]
+) -> dict[str, tuple[ComparedTarget, Found]]:
     """Compare some tables as one snapshot sees them; returns those that differ."""
     spark, job = work.spark, work.job
     try:
@@ -307,7 +309,7 @@ def _feedings(
     states: Sequence[TableState],
     batches: dict[str, int],
     versions: dict[str, int],
-) -> list[Feeding]:
+) -> list[ComparedTarget]:
     """The tables that can be compared, as the snapshot sees what feeds them; of the others it is
     told why not.
     """
@@ -318,7 +320,7 @@ def _feedings(
     targets = {str(target.id): target for target in read}
     # Leaves that have joined those gathered since a run looked: their rows are in flight.
     states = [with_leaves(state, feeds) for state in states]
-    present = read_present(holder.connection, states)
+    present = read_catalog_state(holder.connection, states)
     for state in states:
         name, target = state.table_name, targets.get(state.table_name)
         if target is None or target.problem is not None:
@@ -332,10 +334,10 @@ def _feedings(
             work.put(name, NOT_COMPARED, str(barred.busy(name)))
             continue
         try:
-            fed = fed_as_copied(
+            fed = source_as_copied(
                 job.pipeline, *of_partition(state, present[name], feeds.get(name)), target
             )
-            feeding = Feeding(fed, batches[name], versions[name])
+            feeding = ComparedTarget(fed, batches[name], versions[name])
             why = why_not_compared(job, feeding)
         except NeedsSync as err:
             why = str(err)
@@ -347,8 +349,8 @@ def _feedings(
 
 
 def _compare_one(
-    work: _Work, holder: SnapshotHolder, feeding: Feeding
-) -> tuple[Feeding, Found | None]:
+    work: _Work, holder: SnapshotHolder, feeding: ComparedTarget
+) -> tuple[ComparedTarget, Found | None]:
     name = feeding.state.table_name
     try:
         found = compare(work.spark, work.job, holder, feeding)
@@ -363,7 +365,7 @@ def _compare_one(
     return feeding, found
 
 
-def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
+def _repair(work: _Work, name: str, feeding: ComparedTarget, found: Found) -> None:
     """Read the rows that differ again, as of a snapshot from which the stream goes on."""
     row, job, order = work.found[name], work.job, work.order
     if (why := _obstacle(found)) is not None:
@@ -379,7 +381,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
     compared = None if row.in_flight or row.left_out else feeding.version
     try:
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
-        done = reread_rows(
+        done = repair_rows(
             work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared)
         )
     except NeedsSync as err:
@@ -404,7 +406,7 @@ def _repair(work: _Work, name: str, feeding: Feeding, found: Found) -> None:
         repaired=mended,
         reason=f"the target's version {cut.version} holds them",
     )
-    tell_anew(job, [name])  # quarantined rows came along
+    record_current(job, [name])  # quarantined rows came along
 
 
 def _obstacle(found: Found) -> str | None:
@@ -435,7 +437,7 @@ def _write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
     return None if index is None else str(index)
 
 
-def _tell(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
+def _report(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
     for row in found:
         if row.compared:
             table = result.tables.setdefault(row.table_name, TableResult(version=row.version))
@@ -465,7 +467,7 @@ def _tell(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]
     )
 
 
-def _told(different: Sequence[Reconciliation], *, repair: bool) -> str:
+def _detail(different: Sequence[Reconciliation], *, repair: bool) -> str:
     lines = "".join(
         f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing,"
         f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with a key twice"

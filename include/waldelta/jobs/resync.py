@@ -24,7 +24,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.slot.gaps import describe
-from waldelta.slot.standby import left_on_primary
+from waldelta.slot.standby import remaining_on_primary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +73,7 @@ def run_resync(
                 job.connect("resync") as primary,
                 job.connect_slot("resync", primary) as connection,
             ):
-                result.warnings += left_on_primary(primary, connection, gap.slot)
+                result.warnings += remaining_on_primary(primary, connection, gap.slot)
         done, failed = copied_tables(
             lambda: sync(spark, job, tables, reason or (gap.cause if gap else None), by_diff=True)
         )

@@ -18,17 +18,17 @@ from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
 from waldelta.lake.ledger.records import TableState
-from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
-from waldelta.pipeline.drift.drift import fed_as_copied
+from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
+from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult
-from waldelta.pipeline.targets.lifecycle import Due, states
+from waldelta.pipeline.targets.lifecycle import RequiredAction, states
 from waldelta.pipeline.targets.target_sources import Target, read_unbarred
 from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
-from waldelta.stages.repair.repair import Again, reread_rows
+from waldelta.stages.repair.repair import Again, repair_rows
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ def _run(
         with job.connect("quarantine") as connection:
             feeds, found, barred = read_unbarred(connection, job.pipeline, sizes=False)
             standings, ended = end_killed_repairs(spark, job, feeds)
-            fed = {state.table_name: state for state in states(standings, Due.FEED)}
+            fed = {state.table_name: state for state in states(standings, RequiredAction.FEED)}
             targets = {str(target.id): target for target in found}
-            present = read_present(connection, list(fed.values()))
+            present = read_catalog_state(connection, list(fed.values()))
         for cut in ended.values():
             result.add_repair(cut)
         if unknown := sorted(set(tables or ()) - fed.keys()):
@@ -163,7 +163,7 @@ def _read_again(
     spark: SparkSession,
     job: Job,
     result: RunResult,
-    table: tuple[TableState, PresentTable, Target | None],
+    table: tuple[TableState, CatalogTable, Target | None],
     again: Again,
 ) -> tuple[int, int]:
     """Returns how many rows are in quarantine no more, and how many still are."""
@@ -174,12 +174,12 @@ def _read_again(
             f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in"
             " quarantine"
         )
-    fed = fed_as_copied(job.pipeline, state, present, target)
+    fed = source_as_copied(job.pipeline, state, present, target)
     before = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(
         {name: state.generation}
     )
     try:
-        done = reread_rows(spark, job, fed, again)
+        done = repair_rows(spark, job, fed, again)
     except NeedsSync as err:
         raise NeedsSync(
             f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew"

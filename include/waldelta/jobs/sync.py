@@ -37,14 +37,14 @@ def run_sync(
     it), then check them.
     """
     from waldelta.stages.sync.sync import sync
-    from waldelta.stages.sync.verbatim_count import count_verbatim
+    from waldelta.stages.sync.verbatim_count import count_raw_rows
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         copied, failed = copied_tables(lambda: sync(spark, job, tables, reason, only_due=only_due))
         for done in copied:
             name = str(done.table)
             verbatim = (
-                count_verbatim(spark, job, name, done.version)
+                count_raw_rows(spark, job, name, done.version)
                 if done.verbatim is None
                 else done.verbatim
             )

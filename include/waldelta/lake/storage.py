@@ -201,7 +201,7 @@ def write_checkpoint(table: DeltaTable) -> bool:
         if (newest := _newest_checkpoint(entries)) == version:
             return True
         with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
-            made = _checkpoint_beside(
+            made = _checkpoint_elsewhere(
                 entries, version, newest if newest < version else -1, Path(beside)
             )
             for name in (f"{version:020d}.checkpoint.parquet", _HINT):
@@ -212,7 +212,7 @@ def write_checkpoint(table: DeltaTable) -> bool:
     return True
 
 
-def _checkpoint_beside(entries: Path, version: int, newest: int, folder: Path) -> Path:
+def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path) -> Path:
     """A log of the same commits in another folder, with a checkpoint: delta-rs writes it and what
     points to it in one go.
     """

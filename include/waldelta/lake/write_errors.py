@@ -82,7 +82,7 @@ def not_written(message: str, err: BaseException) -> TargetNotWritable:
     return error
 
 
-def as_told(said: str) -> TargetNotWritable:
+def from_text(said: str) -> TargetNotWritable:
     """The error of unwritable() again, from its text: a task's comes over as nothing else."""
     error = TargetNotWritable(said)
     _, error.retryable = _remedy(error, said)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from waldelta.config.pipeline_file import Source
-from waldelta.lake.ledger.records import REMOVED, ForeignCommit
+from waldelta.lake.ledger.records import REMOVED, ExternalCommit
 from waldelta.monitoring._run_results import Results
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.reconciliation_status import Compared
@@ -95,7 +95,7 @@ def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Atte
         )
 
 
-def _is_outlived(commit: ForeignCommit, name: str, compared: Compared) -> bool:
+def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
     """Whether an answer has seen the commit; by both, since the versions of a target that was
     removed begin anew.
     """

@@ -14,10 +14,10 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.pipeline.targets.external_commits import describe
 from waldelta.pipeline.targets.lifecycle import (
-    Standing,
-    held_generations,
+    TableLifecycle,
     read_published,
     read_standings,
+    target_generations,
 )
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
@@ -43,7 +43,7 @@ def read_status(job: Job) -> dict[str, Any]:
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_standings(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
-    lacking = quarantine.open_counts(held_generations(job.ledger))
+    lacking = quarantine.open_counts(target_generations(job.ledger))
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
@@ -61,13 +61,13 @@ def read_status(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
+def _target(standing: TableLifecycle, quarantined: int) -> dict[str, Any]:
     """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it;
     None: nothing yet.
     """
     state = standing.state
     return {
-        "due": str(standing.due),
+        "due": str(standing.action),
         "status": state.status if state is not None else None,
         "mode": state.kept_as if state is not None else None,
         "copy_skipped": state is not None and bool(state.copy_skipped),
@@ -78,7 +78,7 @@ def _target(standing: Standing, quarantined: int) -> dict[str, Any]:
         "foreign_commits": (
             [describe(commit) for commit in state.foreign_commits] if state is not None else []
         ),
-        "drift_told": _drift_told(state) if state is not None else [],
+        "drift_told": _recorded_drift(state) if state is not None else [],
     }
 
 
@@ -95,7 +95,7 @@ def _cut(job: Job) -> dict[str, Any] | None:
     )
 
 
-def _drift_told(state: TableState) -> list[str]:
+def _recorded_drift(state: TableState) -> list[str]:
     """Drift that is on record as told, and was not mended; that of today's catalogs is looked for
     by runs.
     """

@@ -12,13 +12,13 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ForeignCommit, Run, TableState
+from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ExternalCommit, Run, TableState
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
 from waldelta.monitoring.quarantine_rows import count_open
 from waldelta.monitoring.run_history import LANDING, RunLine
-from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.lifecycle import target_generations
 
 # Runs whose results are read, newest first, for since when a table is behind.
 _MOST_RESULTS = 20
@@ -190,7 +190,7 @@ class CopyState:
     rows: int
     mode: str | None = None
     copy_skipped: bool | None = None
-    foreign: ForeignCommit | None = None
+    foreign: ExternalCommit | None = None
 
 
 _STATE = tuple(name for name in CopyState.__dataclass_fields__ if name != "foreign")
@@ -221,7 +221,7 @@ def latest_states(lake: Bookkeeping) -> list[CopyState]:
     found = []
     for row in last_rows(rows, ["table_name"]).to_pylist():
         commits = row.pop("foreign_commits")
-        found.append(CopyState(**row, foreign=ForeignCommit(**commits[-1]) if commits else None))
+        found.append(CopyState(**row, foreign=ExternalCommit(**commits[-1]) if commits else None))
     return found
 
 
@@ -252,7 +252,7 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
     return found
 
 
-def fed_tables(lake: Bookkeeping) -> list[str]:
+def replicated_tables(lake: Bookkeeping) -> list[str]:
     """The targets that get changes, or are to: all but those that left the publications."""
     return [state.table_name for state in latest_states(lake) if state.status != REMOVED]
 
@@ -272,7 +272,7 @@ def read_tables(
     ``latest`` are the targets' states, where they have been read already.
     """
     states = list(latest_states(lake) if latest is None else latest)
-    lacking = count_open(lake, held_generations(lake.ledger))
+    lacking = count_open(lake, target_generations(lake.ledger))
     # A run that failed before it applied anything says of no table that it is behind, nor that it
     # is complete.
     landing = [

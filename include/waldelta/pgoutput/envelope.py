@@ -125,7 +125,7 @@ _END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
 # transaction.
 _DECIDES = {"c": (6, 22), "K": (2, 18)}
 # A commit position that a message didn't tell because nothing has read it.
-_UNTOLD = -1
+_UNKNOWN = -1
 _EMPTY = "?"  # in place of the first byte that a message hasn't
 _ROW_HEAD = {"R", "I", "U", "D"}  # followed by the relation's oid
 
@@ -143,7 +143,7 @@ class _Scope:
         """Whether nothing has read its opening message: any message that closes a scope closes
         it.
         """
-        return self.commit_lsn == _UNTOLD
+        return self.commit_lsn == _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class Envelope:
 
     def _guess(self, kind: int, message: UnreadMessage) -> None:
         """Open the scope that a message seems to begin which nothing has read."""
-        self._open = _Scope(kind, _UNTOLD, 0)
+        self._open = _Scope(kind, _UNKNOWN, 0)
         if kind == _STREAM_START:
             self._streamed.add(message.xid)
 
@@ -500,7 +500,7 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
         raise part.error(
             int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message"
         )
-    crossed = closes & (_CLOSED_BY[scopes.kind] != kind) & (scopes.commit_lsn != _UNTOLD)
+    crossed = closes & (_CLOSED_BY[scopes.kind] != kind) & (scopes.commit_lsn != _UNKNOWN)
     if crossed.any():
         row = int(np.argmax(crossed))
         opener = NAMES.get(chr(scopes.kind[row]), "")
@@ -508,7 +508,7 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
     ends = np.flatnonzero(closes & (scopes.kind != _STREAM_START))
     announced = scopes.commit_lsn[ends]
     differs = (i8(part.messages.bytes, part.messages.start[ends] + 2) != announced) & (
-        announced != _UNTOLD
+        announced != _UNKNOWN
     )
     if differs.any():
         row = int(ends[np.argmax(differs)])
@@ -531,7 +531,7 @@ def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positi
 def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
     """Commit position and time of every row, and for which rows they are known."""
     lsn, at = scopes.commit_lsn, scopes.commit_ts
-    known = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNTOLD)
+    known = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNKNOWN)
     for letter, (lsn_at, ts_at) in _DECIDES.items():
         if part.has[ord(letter)]:
             rows = np.flatnonzero(kind == ord(letter))

@@ -84,7 +84,7 @@ class AdvisoryLock:
     def check(self) -> None:
         """Raises LockHeld when the lock's connection was lost, so another run may have it now."""
         try:
-            holder = self.connection.execute(_HELD, _halves(self.name)).fetchone()
+            holder = self.connection.execute(_HOLDERS, _halves(self.name)).fetchone()
         except psycopg.Error as err:
             raise LockHeld(
                 f"lock {self.name.text!r} was lost with its connection: run again"
@@ -168,7 +168,7 @@ class LockSessions:
             connection, is_held = self._try(name, application_name)
             if not is_held:
                 try:
-                    raise LockHeld(_held_by(connection, name))
+                    raise LockHeld(_holder(connection, name))
                 finally:
                     self._idle.append(connection)
         try:
@@ -225,7 +225,7 @@ def _halves(name: LockName) -> dict[str, int]:
     return {"high": unsigned >> 32, "low": unsigned & 0xFFFFFFFF}
 
 
-def _held_by(connection: _Connection, name: LockName) -> str:
+def _holder(connection: _Connection, name: LockName) -> str:
     holder = connection.execute(_HOLDER, _halves(name)).fetchone()
     if holder is None:
         return f"lock {name.text!r} was held by a run that has just ended: run again"
@@ -240,7 +240,7 @@ def _held_by(connection: _Connection, name: LockName) -> str:
 _TRY = "select set_config('application_name', %s, false), pg_try_advisory_lock(%s)"
 
 # A bigint key is split into classid (high half) and objid (low half), with objsubid 1.
-_HELD = """
+_HOLDERS = """
 select l.pid
 from pg_locks l
 where l.locktype = 'advisory'
@@ -253,6 +253,6 @@ where l.locktype = 'advisory'
 # Who that is: of the view's tables planning alone takes a server longer than looking for the lock.
 _HOLDER = f"""
 select l.pid, a.application_name, a.backend_start at time zone 'UTC'
-from ({_HELD}) l
+from ({_HOLDERS}) l
 left join pg_stat_activity a on a.pid = l.pid
 """  # noqa: S608 - no value in it

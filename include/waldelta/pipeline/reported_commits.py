@@ -18,7 +18,7 @@ _SKEW = timedelta(hours=1)
 _Versions = dict[str, int]
 
 
-class Told:
+class ReportedCommits:
     """What runs tell of targets; each result is read once, and none that was told before the
     commits in question.
     """

@@ -9,7 +9,7 @@ import traceback
 from typing import Any
 
 from waldelta import errors
-from waldelta.lake.write_errors import as_told
+from waldelta.lake.write_errors import from_text
 
 DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 
@@ -57,7 +57,7 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
         ):
             return read
         if kind is errors.TargetNotWritable:
-            return as_told(message.strip())
+            return from_text(message.strip())
         if isinstance(kind, type) and issubclass(kind, errors.WaldeltaError):
             try:
                 return kind(message.strip())

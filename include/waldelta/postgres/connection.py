@@ -73,7 +73,7 @@ _SERVER_KEEPALIVES = {
 # Not of a backend that sends much: Linux ends a connection by it, too, whose client lives and takes
 # nothing for that long.
 _GIVES_UP_SENDING = {"tcp_user_timeout": "60000"}
-_LOOKS_FOR_CLIENT = {"client_connection_check_interval": "10000"}
+_CHECKS_CLIENT = {"client_connection_check_interval": "10000"}
 CONNECT_TIMEOUT_S = 10
 # A network that drops every packet in silence ends a wait in a minute, not in the two hours that a
 # kernel takes by itself.
@@ -305,9 +305,9 @@ def _opened(
     """
     defaults = _SERVER_KEEPALIVES | dict(further or {})
     try:
-        return open_(_pinned(conninfo, application_name, defaults | _LOOKS_FOR_CLIENT))
+        return open_(_pinned(conninfo, application_name, defaults | _CHECKS_CLIENT))
     except Exception as err:
-        if not any(name in str(err) for name in _LOOKS_FOR_CLIENT):
+        if not any(name in str(err) for name in _CHECKS_CLIENT):
             raise
     return open_(_pinned(conninfo, application_name, defaults))
 

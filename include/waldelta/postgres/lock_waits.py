@@ -20,7 +20,7 @@ Connection = psycopg.Connection[Any]
 _Found = TypeVar("_Found")
 
 # What keeps a table from being read.
-BARRED = ("AccessExclusiveLock",)
+EXCLUSIVE_MODES = ("AccessExclusiveLock",)
 # Another table may be locked while one is waited for.
 _ATTEMPTS = 3
 
@@ -49,7 +49,7 @@ def within(connection: Connection) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True, slots=True)
-class Barred:
+class LockedTables:
     """Tables (oids) that somebody keeps locked against readers, or waits to: a reader would stand
     in the queue behind that.
     """
@@ -71,22 +71,22 @@ def read_around(
     connection: Connection,
     seconds: float,
     read: Callable[[frozenset[int]], _Found],
-    barred: Barred | None = None,
-) -> tuple[_Found, Barred]:
+    barred: LockedTables | None = None,
+) -> tuple[_Found, LockedTables]:
     """What ``read`` finds, and which tables it had to do without, since they stayed locked so long.
 
     It is given their oids, and must not lock them; those ``barred`` already aren't waited for once
     more. Raises TableBusy when it never ends in time all the same. A transaction that this is asked
     in, and its snapshot, go on.
     """
-    barred = barred or Barred()
+    barred = barred or LockedTables()
     for _ in range(_ATTEMPTS):
         try:
             with limited(connection, "lock_timeout", seconds), within(connection):
                 return read(barred.relations), barred
         except psycopg.errors.LockNotAvailable:
-            found = read_barred(connection)
-            barred = Barred(barred.relations | found.relations, found.holders)
+            found = read_locked_tables(connection)
+            barred = LockedTables(barred.relations | found.relations, found.holders)
     raise TableBusy(
         f"one published table after the other couldn't be read for {seconds:g} s each; nothing was"
         f" changed, and what has landed waits. Locks that stand in the way:\n{barred.holders}\nwait"
@@ -94,11 +94,13 @@ def read_around(
     )
 
 
-def read_barred(connection: Connection) -> Barred:
+def read_locked_tables(connection: Connection) -> LockedTables:
     """Which tables are locked against readers now."""
-    rows = connection.execute(_LOCKED, (list(BARRED),)).fetchall()
+    rows = connection.execute(_LOCKED, (list(EXCLUSIVE_MODES),)).fetchall()
     relations = frozenset(oid for (oid,) in rows)
-    return Barred(relations, lock_holders(connection, BARRED, waiting=True) if relations else "")
+    return LockedTables(
+        relations, lock_holders(connection, EXCLUSIVE_MODES, waiting=True) if relations else ""
+    )
 
 
 def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:

@@ -28,16 +28,16 @@ _INTERVAL = re.compile(
     r" ?)?(?:(-)?(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?"
 )
 _LARGEST_INTERVAL_MONTHS = 12 * 5000
-_HELD_YEAR = 4  # digits
+_YEAR_DIGITS = 4  # digits
 
 
-def is_held(text: str) -> bool:
+def is_representable(text: str) -> bool:
     """Whether a date or timestamp lies in the years 1 to 9999, which Spark's types are for.
 
     >>> is_held("0044-03-15 BC"), is_held("9999-12-31")
     (False, True)
     """
-    return "infinity" not in text and not text.endswith("BC") and text.index("-") == _HELD_YEAR
+    return "infinity" not in text and not text.endswith("BC") and text.index("-") == _YEAR_DIGITS
 
 
 def numeric_digits(text: str) -> tuple[int, int]:

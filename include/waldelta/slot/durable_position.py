@@ -32,7 +32,7 @@ where slot.slot_name = %s
 """
 
 
-def saved_upto(job: Job) -> Lsn:
+def durable_position(job: Job) -> Lsn:
     """The position behind which the slot of this pipeline never goes back; 0 when that can't be
     told now.
     """

@@ -29,7 +29,12 @@ from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity, life_of
-from waldelta.pipeline.targets.lifecycle import Due, due, read_published, read_standings
+from waldelta.pipeline.targets.lifecycle import (
+    RequiredAction,
+    read_published,
+    read_standings,
+    requiring,
+)
 from waldelta.quantities import counted
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import slot_position
@@ -132,7 +137,13 @@ def close_gaps(job: Job) -> list[Gap]:
         return []
     with job.connect("gap") as connection:
         standings = read_standings(job, read_published(connection, job))
-    if left := due(standings, Due.FIRST, Due.COPY, Due.WAIT, Due.BROKEN):
+    if left := requiring(
+        standings,
+        RequiredAction.FIRST,
+        RequiredAction.COPY,
+        RequiredAction.WAIT,
+        RequiredAction.BROKEN,
+    ):
         log.info(
             "slot=%s its gap stays open: still to be copied: %s",
             life.slot,
@@ -178,7 +189,7 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
         return life_of(identity.slot, job.ledger.slot_lives()).lsn if begin is None else begin, end
-    return _landed_end(job, identity), _stands(job, identity, err)
+    return _landed_end(job, identity), _position(job, identity, err)
 
 
 def _landed_end(job: Job, identity: SlotIdentity) -> int:
@@ -193,7 +204,7 @@ def _landed_end(job: Job, identity: SlotIdentity) -> int:
     )
 
 
-def _stands(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
+def _position(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
     """Where the slot stands, if that is the gap, else how far the server's WAL is flushed; None
     when it is another server's.
     """

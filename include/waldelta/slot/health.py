@@ -157,7 +157,7 @@ def _running_out(slot: SlotState, limits: SlotLimits, ahead: Forecast | None) ->
     )
 
 
-def tell(found: Iterable[SlotWarning]) -> list[str]:
+def log_warnings(found: Iterable[SlotWarning]) -> list[str]:
     """Log these, critical ones as errors, and give their texts."""
     texts = []
     for warning in found:

@@ -29,9 +29,9 @@ from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.slot.failover import Promotion, find_promotion, record_promotion
-from waldelta.slot.read.read_request import Asked
-from waldelta.slot.read.read_window import Bites
-from waldelta.slot.verify.verify import Stretch, check_behind
+from waldelta.slot.read.read_request import ReadRequest
+from waldelta.slot.read.read_window import ReadWindows
+from waldelta.slot.verify.verify import VerifiedRange, check_behind
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def recover(
                 identity.slot,
                 LsnRange(confirmed, Lsn(landed_end)),
             )
-            bites = Bites(job)
+            bites = ReadWindows(job)
             most = (job.pipeline.batch.max_changes, bites.next.window_bytes)
             behind = landed_behind(change_log, (job.first_batch(), last), confirmed, most)
             messages = change_log.sizes(last - 1, last).get(last, 0)
@@ -123,7 +123,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
     move: SlotMove,
-    behind: Sequence[Stretch],
+    behind: Sequence[VerifiedRange],
     confirmed: Lsn,
     *,
     promotion: Promotion | None,
@@ -150,7 +150,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
         # The others were counted when the slot was moved over them first.
         step = move if is_last else replace(move, lsn=end, batch=stretch.batches[1], messages=None)
         try:
-            with _session_beside(connection, job) as session:
+            with _other_session(connection, job) as session:
                 compared = check_behind(session, job.pipeline.source, step, stretch, stands.value)
         except ConsumeMismatch:
             check_unmoved(
@@ -170,7 +170,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
 
 
 @contextmanager
-def _session_beside(
+def _other_session(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """One more, with the same limit of a statement: in one whose decoding has failed nothing is
@@ -212,7 +212,7 @@ def _recovered(
 
 def landed_behind(
     change_log: ChangeLog, batches: tuple[int, int], confirmed: Lsn, most: tuple[int, int]
-) -> list[Stretch]:
+) -> list[VerifiedRange]:
     """What has landed behind the slot: one batch after a kill, several after an immediate stop, by
     what they were read by.
 
@@ -232,27 +232,29 @@ def landed_behind(
             break
         behind.add(first)
     told = change_log.told(range(first, batches[1] + 1))
-    found: list[Stretch] = []
+    found: list[VerifiedRange] = []
     ended = confirmed.value
     for batch in range(first, batches[1] + 1):
         of_batch = told.get(batch, {})
-        asked = Asked.read(of_batch)
+        asked = ReadRequest.read(of_batch)
         told_from = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
-        this = Stretch(asked, max(told_from, confirmed.value), (batch, batch))
+        this = VerifiedRange(asked, max(told_from, confirmed.value), (batch, batch))
         if batch in behind:
             landed = change_log.landed(batch)
             this = replace(this, messages=landed.rows, transactions=landed.transactions)
             ended = max(ended, landed.end_lsn)
         elif asked is None:
             continue
-        if found and _is_one_bite(found[-1], this, max(ended, this.begins), most):
+        if found and _is_one_window(found[-1], this, max(ended, this.begins), most):
             found[-1] += this
         else:
             found.append(this)
-    return found or [Stretch(None, ended, batches)]
+    return found or [VerifiedRange(None, ended, batches)]
 
 
-def _is_one_bite(one: Stretch, behind: Stretch, ended: int, most: tuple[int, int]) -> bool:
+def _is_one_window(
+    one: VerifiedRange, behind: VerifiedRange, ended: int, most: tuple[int, int]
+) -> bool:
     most_messages, most_bytes = most
     is_small = one.messages + behind.messages <= most_messages and ended - one.begins <= most_bytes
     return one.asked == behind.asked and is_small

@@ -19,7 +19,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.background import beside
+from waldelta.background import run_concurrently
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.errors import (
     AuthenticationFailed,
@@ -115,7 +115,7 @@ def standby_warnings(
     ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the
     primary.
     """
-    left = left_on_primary(primary, connection, job.pipeline.source.slot)
+    left = remaining_on_primary(primary, connection, job.pipeline.source.slot)
     return [
         *replay_warnings(server, job.pipeline.slot_limits),
         *(SlotWarning("warning", text) for text in left),
@@ -139,7 +139,7 @@ def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarn
     ]
 
 
-def left_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
+def remaining_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
     """A line on the primary's slot of that name, when ``connection`` leads to a standby that has
     the pipeline's.
     """
@@ -194,7 +194,7 @@ def snapshots_logged(primary: Connection) -> Iterator[None]:
                 return
             ended.wait(_NUDGE_S)
 
-    with beside(nudge, "standby snapshots"):
+    with run_concurrently(nudge, "standby snapshots"):
         yield
 
 

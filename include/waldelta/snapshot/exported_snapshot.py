@@ -33,7 +33,7 @@ _POLL_S = (0.02, 1.0)  # first and longest pause between two looks
 # Comparing snapshots isn't enough: a transaction whose commit waits for a synchronous standby may
 # be decoded already, yet no snapshot sees it. It keeps the lock on its own xid until it is visible;
 # so does a prepared one.
-_HELD_XIDS = """
+_OPEN_XIDS = """
     select transactionid::text
       from pg_locks
      where locktype = 'transactionid'
@@ -76,7 +76,7 @@ def wait_for_old_transactions(
     Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after
     ``timeout_s``.
     """
-    if old := _held_after(conn, _held_xids(conn), timeout_s, sleep):
+    if old := _open_after(conn, _open_xids(conn), timeout_s, sleep):
         raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 
 
@@ -89,7 +89,7 @@ def wait_until_visible(
     TransactionsStillOpen, naming each, when some still can't be seen after ``timeout_s``.
     """
     decoded = {str(xid & 0xFFFFFFFF) for xid in xids}
-    if hidden := _held_after(conn, decoded & _held_xids(conn), timeout_s, time.sleep):
+    if hidden := _open_after(conn, decoded & _open_xids(conn), timeout_s, time.sleep):
         holders = ", ".join(who for who, _ in conn.execute(_HOLDERS, (sorted(hidden),)))
         raise TransactionsStillOpen(
             f"decoded but not yet visible after {timeout_s:g} s, as they wait for a synchronous"
@@ -103,11 +103,11 @@ def read_clock(conn: psycopg.Connection[Any]) -> datetime:
     return moment  # type: ignore[no-any-return]
 
 
-def _held_xids(conn: psycopg.Connection[Any]) -> set[str]:
-    return {xid for (xid,) in conn.execute(_HELD_XIDS)}
+def _open_xids(conn: psycopg.Connection[Any]) -> set[str]:
+    return {xid for (xid,) in conn.execute(_OPEN_XIDS)}
 
 
-def _held_after(
+def _open_after(
     conn: psycopg.Connection[Any], held: set[str], timeout_s: float, sleep: Callable[[float], None]
 ) -> set[str]:
     """Which of these xids are still held when the time is over; ends as soon as none is."""
@@ -116,7 +116,7 @@ def _held_after(
     while held and time.monotonic() < deadline:
         sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(pause * 2, longest)
-        held = held & _held_xids(conn)
+        held = held & _open_xids(conn)
     return held
 
 

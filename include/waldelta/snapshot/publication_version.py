@@ -20,7 +20,7 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder, wait_for_old_tra
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class PublicationVersion:
     """Publications, their version whose older transactions have all ended, and how long to wait for
     those of a later one.
     """
@@ -30,9 +30,9 @@ class Settled:
     timeout_s: float
 
 
-def settle(
+def wait_for_version(
     connection: psycopg.Connection[Any], publications: Sequence[str], timeout_s: float
-) -> Settled:
+) -> PublicationVersion:
     """Wait for the transactions that may have written under an earlier version; raises
     TransactionsStillOpen.
     """
@@ -40,17 +40,19 @@ def settle(
         connection, publications
     )  # before the wait: a later ALTER must give another one
     wait_for_old_transactions(connection, timeout_s)
-    return Settled(tuple(publications), version, timeout_s)
+    return PublicationVersion(tuple(publications), version, timeout_s)
 
 
-def settle_again(connection: psycopg.Connection[Any], settled: Settled) -> Settled:
+def wait_for_version_again(
+    connection: psycopg.Connection[Any], settled: PublicationVersion
+) -> PublicationVersion:
     """For a copy that starts again: waits anew only when the publications were altered since."""
     if read_version(connection, settled.publications) == settled.version:
         return settled
-    return settle(connection, settled.publications, settled.timeout_s)
+    return wait_for_version(connection, settled.publications, settled.timeout_s)
 
 
-def check_settled(holder: SnapshotHolder, settled: Settled) -> None:
+def check_version(holder: SnapshotHolder, settled: PublicationVersion) -> None:
     """Raises SnapshotLost when the snapshot sees publications that were altered after they had
     settled.
     """
@@ -61,7 +63,7 @@ def check_settled(holder: SnapshotHolder, settled: Settled) -> None:
 
 
 def read_version_as_of(
-    holder: SnapshotHolder, settled: Settled, oids: Sequence[int] | None = None
+    holder: SnapshotHolder, settled: PublicationVersion, oids: Sequence[int] | None = None
 ) -> str:
     """As read_version(), as the snapshot sees it; raises SnapshotLost when its session has
     ended.

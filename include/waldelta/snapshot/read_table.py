@@ -38,7 +38,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.postgres.catalog import PublishedTable, TableId
 from waldelta.postgres.connection import connect, connect_arrow, describe
-from waldelta.postgres.lock_waits import BARRED, named_holders
+from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot.exported_snapshot import Chunk
 from waldelta.types.base import printed
@@ -450,7 +450,7 @@ def _holders(conninfo: str) -> str:
     ):
         return (
             " (locks against readers in this database now:"
-            f" {'; '.join(named_holders(connection, BARRED, waiting=True))})"
+            f" {'; '.join(named_holders(connection, EXCLUSIVE_MODES, waiting=True))})"
         )
     return ""
 

@@ -21,7 +21,7 @@ from waldelta.pipeline.task_errors import named_error
 Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def told(err: BaseException) -> str:
+def error_text(err: BaseException) -> str:
     """An error as the text that ``named_error`` reads, on its way to the driver in a row."""
     return "".join(traceback.format_exception_only(err)).strip()
 
@@ -50,7 +50,7 @@ def once(read: Reader) -> Reader:
             yield from read(batches)
         except WaldeltaError as err:
             with suppress(OSError):
-                note.write_text(told(err))
+                note.write_text(error_text(err))
             raise
 
     return attempt

@@ -54,7 +54,7 @@ COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
     "spark.databricks.delta.commitInfo.userMetadata",
 )
 # Of sessions beside one another: more than those of a pool.
-_BESIDE = 9
+_CONCURRENT = 9
 _IDS_PER_KEY = 10_000
 # Set while a run is in the session, and ever after when that was killed.
 _IS_OPEN = "spark.waldelta.open"
@@ -327,9 +327,9 @@ def sibling_session(spark: SparkSession, number: int) -> Iterator[SparkSession]:
         _close(sibling)
 
 
-def session_beside(spark: SparkSession) -> AbstractContextManager[SparkSession]:
+def concurrent_session(spark: SparkSession) -> AbstractContextManager[SparkSession]:
     """One more session, for work beside this one's and its pool's."""
-    return sibling_session(spark, _BESIDE)
+    return sibling_session(spark, _CONCURRENT)
 
 
 def interrupt(spark: SparkSession) -> None:

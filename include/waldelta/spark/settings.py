@@ -56,7 +56,7 @@ SETTINGS: dict[str, str] = {
 
 # For executors on the driver's machine, whose Python is the driver's; another machine's daemon may
 # lack our modules.
-WORKERS_HERE = {"spark.python.daemon.module": "waldelta.changes.python_daemon"}
+LOCAL_WORKERS = {"spark.python.daemon.module": "waldelta.changes.python_daemon"}
 
 # A batch job's JVM lives for seconds and does without the second compiler; without it there would
 # be room for 48 MB of compiled code only, and a session that lives longer than that would compile
@@ -91,7 +91,7 @@ def local_settings() -> dict[str, str]:
         # As Spark has it for tasks of SQL: workers whose environment differs, as of those that are
         # started ahead, would be others.
         "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
-    } | WORKERS_HERE
+    } | LOCAL_WORKERS
 
 
 def log_settings() -> dict[str, str]:

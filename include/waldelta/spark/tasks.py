@@ -14,8 +14,8 @@ from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark.arrow_schema import ddl
+from waldelta.spark.attempts import error_text as told_error
 from waldelta.spark.attempts import once
-from waldelta.spark.attempts import told as told_error
 from waldelta.spark.session import is_started
 
 if TYPE_CHECKING:

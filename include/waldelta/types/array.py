@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
-from waldelta.types.base import Held, TargetType, split_held, utf8
-from waldelta.types.scan import Quotes, find_quotes, gather, numbers, packed
+from waldelta.types.base import Representable, TargetType, split_representable, utf8
+from waldelta.types.scan import Quotes, find_quotes, numbers, packed, take_bytes
 
 _NULL_WORD = b"NULL"
 
@@ -24,18 +24,18 @@ class Array(TargetType):
     delimiter: str = ","
     brackets: str = "{}"
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Find the elements of all values at once, then let the element's type read them."""
         text = utf8(text)
         empty = self.brackets
         source, offsets = packed(text, empty)
         held = self._is_plain(source, offsets)
         if not held.all():
-            source, offsets = packed(split_held(text, held)[0], empty)
+            source, offsets = packed(split_representable(text, held)[0], empty)
         quotes = find_quotes(source, offsets)
         if quotes is not None and not quotes.balanced.all():
             held &= quotes.balanced
-            source, offsets = packed(split_held(text, held)[0], empty)
+            source, offsets = packed(split_representable(text, held)[0], empty)
             quotes = find_quotes(source, offsets)
         starts, ends, bounds = self._places(source, offsets, quotes)
         elements = self._elements(source, offsets, quotes, starts, ends)
@@ -47,7 +47,7 @@ class Array(TargetType):
         lists = pa.ListArray.from_arrays(
             numbers(bounds), typed, type=self.arrow, mask=pa.array(~valid)
         )
-        return lists, None if held.all() else split_held(text, held)[1]
+        return lists, None if held.all() else split_representable(text, held)[1]
 
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
         """One dimension, counted from 1: an array with other bounds begins with them, one of more
@@ -97,7 +97,7 @@ class Array(TargetType):
         is_null[is_null] = np.logical_and.reduce(
             [source[places + k] == byte for k, byte in enumerate(_NULL_WORD)]
         )
-        return gather(
+        return take_bytes(
             source,
             keep & ~_covered(len(source), starts[is_null], ends[is_null]),
             starts,

@@ -16,7 +16,7 @@ from waldelta.pgoutput.wire import ArrowArray, Mask
 
 # The typed values, and PostgreSQL's text where the type can't hold it (None: nowhere in this
 # array).
-Held: TypeAlias = tuple[ArrowArray, ArrowArray | None]
+Representable: TypeAlias = tuple[ArrowArray, ArrowArray | None]
 Selected: TypeAlias = tuple[sql.Composable, sql.Composable | None]
 
 
@@ -27,7 +27,7 @@ class TargetType(ABC):
     spark: str
     arrow: Any
 
-    def from_text(self, values: ArrowArray) -> Held:
+    def from_text(self, values: ArrowArray) -> Representable:
         """Read what PostgreSQL's output function printed (binary or string).
 
         A value that the type can't hold is null among the typed values and stands verbatim in the
@@ -42,7 +42,7 @@ class TargetType(ABC):
         return typed, raw if raw is not None and raw.null_count < len(raw) else None
 
     @abstractmethod
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """As from_text(), for a string array whose bytes haven't been checked to be UTF-8."""
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
@@ -94,13 +94,13 @@ def printed(column: sql.Composable) -> sql.Composable:
     )
 
 
-def split_held(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
+def split_representable(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
     """The texts to go on with (null where not held), and the raw ones (null where held)."""
     text, keep, nothing = utf8(text), pa.array(held), pa.scalar(None, pa.string())
     return pc.if_else(keep, text, nothing), pc.if_else(keep, nothing, text)
 
 
-def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None) -> Held:
+def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None) -> Representable:
     """Cast text; values that can't be cast stay text. ``unheld`` matches those that PostgreSQL is
     known to send.
     """
@@ -113,9 +113,9 @@ def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None)
     if unheld is not None:
         matched: ArrowArray = pc.match_substring_regex(text, unheld)
         held = ~matched.fill_null(False).to_numpy(zero_copy_only=False)
-    rest, _ = split_held(text, held)
+    rest, _ = split_representable(text, held)
     _drop_uncastable(rest, arrow, held)
-    rest, raw = split_held(text, held)
+    rest, raw = split_representable(text, held)
     return rest.cast(arrow), raw
 
 

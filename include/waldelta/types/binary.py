@@ -10,7 +10,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray, Mask, arrow_buffer
-from waldelta.types.base import Held, Selected, TargetType, split_held, validity
+from waldelta.types.base import Representable, Selected, TargetType, split_representable, validity
 from waldelta.types.scan import packed
 
 _BAD = 255
@@ -27,14 +27,14 @@ class Bytea(TargetType):
     spark: str = "binary"
     arrow: Any = field(default_factory=pa.binary)
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """All values at once: each has an even length, so the digits' pairs lie aligned over the
         whole buffer.
         """
         held = _is_hex(text)
         raw = None
         if not held.all():
-            text, raw = split_held(text, held)
+            text, raw = split_representable(text, held)
         valid = text.is_valid().to_numpy(zero_copy_only=False)
         digits, offsets = packed(text, "\\x")
         pairs = _NIBBLES[digits].reshape(-1, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.base import Held, Selected, TargetType, cast_or_raw, printed
+from waldelta.types.base import Representable, Selected, TargetType, cast_or_raw, printed
 
 # Spark's calendar, as half-open bounds.
 _FIRST, _BEYOND = "0001-01-01", "10000-01-01"
@@ -20,7 +20,7 @@ class Moment(TargetType):
 
     name: str
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Arrow's parser takes exactly the ISO forms with a year of four digits."""
         return cast_or_raw(text, self.arrow, _UNHELD)
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Mask
-from waldelta.types.base import Held, TargetType, split_held, utf8
-from waldelta.types.scan import find_quotes, gather, numbers, packed
+from waldelta.types.base import Representable, TargetType, split_representable, utf8
+from waldelta.types.scan import find_quotes, numbers, packed, take_bytes
 
 # Outside quotes hstore prints exactly: "=>" in each pair, ", " between pairs, NULL.
 _PAIR = '"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"=>(?:"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"|NULL)'
@@ -25,11 +25,11 @@ class Hstore(TargetType):
     spark: str = "map<string,string>"
     arrow: Any = field(default_factory=lambda: pa.map_(pa.string(), pa.string()))
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Keys and values are the quoted texts before and after each => outside quotes."""
         text = utf8(text)
         held = _has_shape(text)
-        kept, raw = (text, None) if held.all() else split_held(text, held)
+        kept, raw = (text, None) if held.all() else split_representable(text, held)
         source, offsets = packed(kept, "")
         valid = kept.is_valid().to_numpy(zero_copy_only=False)
         quotes = find_quotes(source, offsets)
@@ -44,7 +44,7 @@ class Hstore(TargetType):
         is_text = source[arrows + 2] == ord('"')
         value = np.minimum(key + 1, len(opens) - 1)
         content = quotes.inside & ~quotes.mark & ~quotes.escaping
-        every = gather(source, content, opens + 1, closes, np.ones(len(opens), np.bool_))
+        every = take_bytes(source, content, opens + 1, closes, np.ones(len(opens), np.bool_))
         values = every.take(numbers(value, ~is_text))
         bounds = numbers(np.searchsorted(arrows, offsets))
         return (

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
-from waldelta.types.base import Held, TargetType, split_held, utf8
-from waldelta.types.scan import Quotes, find_quotes, gather, packed
+from waldelta.types.base import Representable, TargetType, split_representable, utf8
+from waldelta.types.scan import Quotes, find_quotes, packed, take_bytes
 
 # Below what Spark's parser takes: 1,000 levels, names of 50,000 characters, 16 MB of variant.
 _MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20
@@ -40,7 +40,7 @@ class Variant(TargetType):
     arrow: Any = field(default_factory=pa.string)
     may_repeat_keys: bool = False
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """All documents at once; only numbers with an exponent and escapes in keys or of surrogates
         are looked at one by one.
         """
@@ -51,7 +51,7 @@ class Variant(TargetType):
             nothing = np.zeros(len(source), np.bool_)
             quotes = Quotes(nothing, nothing, nothing, np.ones(len(text), np.bool_))
         if not quotes.balanced.all():  # no JSON at all, so never PostgreSQL's
-            rest, raw = split_held(text, quotes.balanced)
+            rest, raw = split_representable(text, quotes.balanced)
             typed, more = self.read(rest)
             return typed, raw if more is None else pc.coalesce(raw, more)
         held, odd = self._judge(_Documents(source, offsets, quotes))
@@ -61,7 +61,7 @@ class Variant(TargetType):
             held[row] = _is_exact(text[int(row)].as_py())
         if held.all():
             return text, None
-        return split_held(text, held)
+        return split_representable(text, held)
 
     def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
         """Which documents a variant holds, and which of them have to be looked at more closely."""
@@ -106,7 +106,7 @@ class _Documents:
     def outside(self) -> ArrowArray:
         """The texts without their strings."""
         valid = np.ones(len(self.offsets) - 1, np.bool_)
-        return gather(self.source, self._is_outside, self.offsets[:-1], self.offsets[1:], valid)
+        return take_bytes(self.source, self._is_outside, self.offsets[:-1], self.offsets[1:], valid)
 
     def are_flat(self) -> Mask:
         """Documents whose brackets match and aren't nested too deeply."""
@@ -140,7 +140,7 @@ class _Documents:
         edges[keys.starts] += 1
         edges[keys.ends] -= 1
         inside = np.cumsum(edges[:-1], dtype=np.int8).astype(np.bool_)
-        names = gather(
+        names = take_bytes(
             self.source, inside, keys.starts, keys.ends, np.ones(len(keys.starts), np.bool_)
         )
         coded: Any = names.dictionary_encode()

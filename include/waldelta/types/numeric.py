@@ -10,7 +10,14 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.base import Held, Selected, TargetType, cast_or_raw, split_held, utf8
+from waldelta.types.base import (
+    Representable,
+    Selected,
+    TargetType,
+    cast_or_raw,
+    split_representable,
+    utf8,
+)
 
 MAX_PRECISION = 38  # of Spark's decimal
 _HEADER_BYTES = 4  # VARHDRSZ, which every numeric typmod has added
@@ -24,14 +31,14 @@ class Boolean(TargetType):
     spark: str = "boolean"
     arrow: Any = field(default_factory=pa.bool_)
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Anything but t and f is raw."""
         true: ArrowArray = pc.equal(text, pa.scalar("t"))
         known: ArrowArray = pc.or_(true, pc.equal(text, pa.scalar("f")))
         if pc.all(known).as_py() is not False:
             return true, None
         held = known.fill_null(True)
-        _, raw = split_held(text, held.to_numpy(zero_copy_only=False))
+        _, raw = split_representable(text, held.to_numpy(zero_copy_only=False))
         return pc.if_else(held, true, pa.scalar(None, pa.bool_())), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
@@ -47,7 +54,7 @@ class Number(TargetType):
 
     name: str
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Arrow's parser reads the shortest text that PostgreSQL prints back to the same bits."""
         return cast_or_raw(text, self.arrow)
 
@@ -62,7 +69,7 @@ class Decimal(TargetType):
 
     unheld: str = _UNHELD
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Arrow refuses to round, so a value is exact or raw."""
         return cast_or_raw(text, self.arrow, self.unheld)
 
@@ -76,7 +83,7 @@ class NumericAsDouble(TargetType):
     spark: str = "double"
     arrow: Any = field(default_factory=pa.float64)
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """A double prints as the shortest digits that read back to it: those of the numeric, or it
         was rounded.
 
@@ -85,7 +92,7 @@ class NumericAsDouble(TargetType):
         """
         typed, raw = cast_or_raw(text, self.arrow)
         if raw is not None:
-            text, _ = split_held(text, typed.is_valid().to_numpy(zero_copy_only=False))
+            text, _ = split_representable(text, typed.is_valid().to_numpy(zero_copy_only=False))
         else:
             text = utf8(text)
         same: ArrowArray = pc.equal(_digits(text), _digits(typed.cast(pa.string())))
@@ -93,7 +100,7 @@ class NumericAsDouble(TargetType):
         held = pc.or_(same, special).fill_null(True)
         if pc.all(held).as_py():
             return typed, raw
-        _, rounded = split_held(text, held.to_numpy(zero_copy_only=False))
+        _, rounded = split_representable(text, held.to_numpy(zero_copy_only=False))
         return pc.if_else(held, typed, pa.scalar(None, self.arrow)), (
             rounded if raw is None else pc.coalesce(raw, rounded)
         )

@@ -75,7 +75,7 @@ def _escaped(backslash: Mask) -> Mask:
     return escaped
 
 
-def gather(
+def take_bytes(
     source: Bytes, keep: Mask, starts: Positions, ends: Positions, valid: Mask
 ) -> ArrowArray:
     """The kept bytes between ``starts`` and ``ends`` as a string array; no kept byte may lie

@@ -9,7 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.types.base import Held, Selected, TargetType, utf8
+from waldelta.types.base import Representable, Selected, TargetType, utf8
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Text(TargetType):
     arrow: Any = field(default_factory=pa.string)
     is_plain: bool = False
 
-    def read(self, text: ArrowArray) -> Held:
+    def read(self, text: ArrowArray) -> Representable:
         """Any UTF-8."""
         return utf8(text), None
 

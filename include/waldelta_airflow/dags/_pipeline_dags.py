@@ -24,7 +24,13 @@ from waldelta_airflow.operators.job_operator import (
     WaldeltaJobOperator,
     job_of,
 )
-from waldelta_airflow.reporting.notify import LAND, LOOK, NotifyOn, failure_callbacks, tell_critical
+from waldelta_airflow.reporting.notify import (
+    LAND,
+    LOOK,
+    NotifyOn,
+    failure_callbacks,
+    notify_critical,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +51,7 @@ def _text(description: str) -> Param:
 
 
 _TABLES = _listed("tables to copy, as schema.table; empty: all that were never copied completely")
-_DUE = Param(
+_REQUIRED_ONLY = Param(
     False,
     type="boolean",
     description="of these, only tables that get no changes until they are copied",
@@ -169,7 +175,9 @@ def _setup(job: _Job) -> DAG:
 
 
 def _initial_sync(job: _Job) -> DAG:
-    return _copies(job, "initial_sync", "sync", {"due": _DUE}, {"due": "{{ params.due }}"})
+    return _copies(
+        job, "initial_sync", "sync", {"due": _REQUIRED_ONLY}, {"due": "{{ params.due }}"}
+    )
 
 
 def _resync(job: _Job) -> DAG:
@@ -255,7 +263,7 @@ def _cdc(job: _Job) -> DAG:
     with job.dag("cdc", pipeline.schedule) as dag:
 
         @task.short_circuit(
-            task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.LOOK_TIMEOUT
+            task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.IDLE_CHECK_TIMEOUT
         )
         def slot_has_changes(**context: Any) -> bool:
             return _look(pipeline, context)
@@ -280,7 +288,7 @@ def _cdc(job: _Job) -> DAG:
             task_id="copy_again",
             pipeline=pipeline,
             trigger_rule=_ONCE_BEGUN,
-            execution_timeout=settings.LOOK_TIMEOUT,
+            execution_timeout=settings.IDLE_CHECK_TIMEOUT,
         )
         # One table that can't be applied doesn't keep the others from being checked.
         check = job.task("check", "consume", stage="check", trigger_rule=_ONCE_BEGUN)
@@ -309,7 +317,7 @@ def _close(
     @task(
         trigger_rule=TriggerRule.ONE_FAILED,
         retries=0,
-        execution_timeout=settings.LOOK_TIMEOUT,
+        execution_timeout=settings.IDLE_CHECK_TIMEOUT,
         on_failure_callback=[],
     )
     def fail_the_run() -> NoReturn:
@@ -334,7 +342,7 @@ def _look(pipeline: PipelineFile, context: Any) -> bool:
     """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves
     the slot alone.
     """
-    from waldelta.stages.land.idle_check import look
+    from waldelta.stages.land.idle_check import check_idle
     from waldelta.stages.repair.replay.interval import is_replay, read_span
     from waldelta_airflow._connections import source_conninfo
 
@@ -344,8 +352,8 @@ def _look(pipeline: PipelineFile, context: Any) -> bool:
             span = read_span(job)
             log.info("this run replays from the change log: %s", span)
             return not span.is_empty
-        seen = look(job)
-    tell_critical(pipeline, seen.critical, context)
+        seen = check_idle(job)
+    notify_critical(pipeline, seen.critical, context)
     log.info("%s (%s bytes of WAL behind)", seen.reason, seen.lag_bytes)
     return seen.has_work
 

@@ -33,7 +33,7 @@ from waldelta_airflow.reporting.assets import (
     target_asset,
 )
 from waldelta_airflow.reporting.metrics import differing_rows, emit, gauges_of, metrics_of
-from waldelta_airflow.reporting.notify import LAND, tell_critical
+from waldelta_airflow.reporting.notify import LAND, notify_critical
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE, application
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class WaldeltaJobOperator(BaseOperator):
         with named_failures(), self._once():
             result = self._run(context)
         if self.stage == LAND:
-            tell_critical(self.pipeline, result.document.get("slot_critical", ()), context)
+            notify_critical(self.pipeline, result.document.get("slot_critical", ()), context)
         self._done = result.document
         if self.stage in (None, _REPORT):
             again = isinstance(result.failure(self.stage), TaskFailed) and _is_tried_again(context)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # The tasks that look at a slot's health, and the XCom by which they know when somebody was told
 # last.
 LOOK, LAND = "slot_has_changes", "land"
-_TOLD = "slot_critical_told"
+_NOTIFIED_AT = "slot_critical_told"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def failure_callbacks(path: Path, pipeline: PipelineFile) -> list[NotifyOn]:
     return callbacks
 
 
-def tell_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context) -> None:
+def notify_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context) -> None:
     """Hand what is critical of the pipeline's slot to the notifiers for SlotCritical, once an hour
     while it stays so.
 
@@ -116,25 +116,26 @@ def tell_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context
         for entry in pipeline.notify
         if (told := NotifyOn(pipeline.pipeline, entry)).is_for(kind)
     ]
-    if not texts or not concerned or _told_lately(context):
+    if not texts or not concerned or _notified_lately(context):
         return
     failure = _described(pipeline.pipeline, kind, "\n".join(texts))
     for entry in concerned:
         with _going_on(f"notifier {entry.entry.notifier}"):
             entry.tell(context, failure)
     with _going_on("XCom"):
-        context["ti"].xcom_push(_TOLD, datetime.now(UTC).isoformat())
+        context["ti"].xcom_push(_NOTIFIED_AT, datetime.now(UTC).isoformat())
 
 
-def _told_lately(context: Context) -> bool:
+def _notified_lately(context: Context) -> bool:
     with _going_on("XCom"):
         for task_id in (LOOK, LAND):
             told = context["ti"].xcom_pull(
-                task_ids=task_id, key=_TOLD, map_indexes=-1, include_prior_dates=True
+                task_ids=task_id, key=_NOTIFIED_AT, map_indexes=-1, include_prior_dates=True
             )
             if (
                 told
-                and datetime.now(UTC) - datetime.fromisoformat(told) < settings.TELL_CRITICAL_AGAIN
+                and datetime.now(UTC) - datetime.fromisoformat(told)
+                < settings.NOTIFY_CRITICAL_AGAIN
             ):
                 return True
     return False

@@ -18,7 +18,7 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.monitoring.table_freshness import fed_tables
+from waldelta.monitoring.table_freshness import replicated_tables
 from waldelta_airflow.views import _page_data as pages
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
@@ -53,7 +53,7 @@ _FILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """A request by somebody who is logged in: where the application is mounted, and what they may
     see.
     """
@@ -87,19 +87,19 @@ class Asked:
         }
 
 
-def _asked(request: Request, user: GetUserDep) -> Asked:
-    return Asked(str(request.scope.get("root_path", "")), Reader(user))
+def _page_request(request: Request, user: GetUserDep) -> PageRequest:
+    return PageRequest(str(request.scope.get("root_path", "")), Reader(user))
 
 
 def _chosen(page: int = 1, table: str | None = None, reason: str | None = None) -> Chosen:
     return Chosen(page, table, reason)
 
 
-AskedDep = Annotated[Asked, Depends(_asked)]
+PageRequestDep = Annotated[PageRequest, Depends(_page_request)]
 ChosenDep = Annotated[Chosen, Depends(_chosen)]
 
 
-def _may_decide(request: Request, asked: AskedDep, name: str) -> None:
+def _may_decide(request: Request, asked: PageRequestDep, name: str) -> None:
     """Raise 403 or 404 for a request that may not trigger the DAG, before its body is read."""
     check_origin(request)
     asked.pipeline(name)
@@ -107,7 +107,7 @@ def _may_decide(request: Request, asked: AskedDep, name: str) -> None:
         raise HTTPException(403, f"You may not trigger the DAG {quarantine_dag(name)}.")
 
 
-def _may_repair(request: Request, asked: AskedDep, name: str) -> None:
+def _may_repair(request: Request, asked: PageRequestDep, name: str) -> None:
     """Raise 403 or 404 for a request that may not trigger the DAG that repairs."""
     check_origin(request)
     asked.pipeline(name)
@@ -150,33 +150,35 @@ def _add_pages(app: FastAPI) -> None:
         app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
 
     @app.get("/")
-    def overview(asked: AskedDep) -> HTMLResponse:
+    def overview(asked: PageRequestDep) -> HTMLResponse:
         return _page(pages.overview_page(asked.base, asked.pipelines(), asked.reader))
 
     @app.get("/p/{name}")
-    def pipeline(asked: AskedDep, name: str, hours: int = 24) -> HTMLResponse:
+    def pipeline(asked: PageRequestDep, name: str, hours: int = 24) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             text = pages.pipeline_page(asked.base, found, lake, hours, asked.reader)
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/runs")
-    def runs(asked: AskedDep, name: str, page: int = 1, *, failed: bool = False) -> HTMLResponse:
+    def runs(
+        asked: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
+    ) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             return _page(pages.runs_page(asked.base, found, lake, page, only_failed=failed))
 
     @app.get("/p/{name}/run/{verb}/{run_id:path}")
-    def run(asked: AskedDep, name: str, verb: str, run_id: str) -> HTMLResponse:
+    def run(asked: PageRequestDep, name: str, verb: str, run_id: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             text, is_known = pages.run_page(asked.base, found, lake, (verb, run_id), asked.reader)
             return _page(text, 200 if is_known else 404)
 
     @app.get("/p/{name}/expectations")
-    def expectations(asked: AskedDep, name: str) -> HTMLResponse:
+    def expectations(asked: PageRequestDep, name: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             return _page(pages.expectations_page(asked.base, found, lake))
 
     @app.get("/p/{name}/table/{table:path}")
-    def table(asked: AskedDep, name: str, table: str) -> HTMLResponse:
+    def table(asked: PageRequestDep, name: str, table: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             text, is_known = pages.table_page(asked.base, found, lake, table)
             return _page(text, 200 if is_known else 404)
@@ -185,7 +187,7 @@ def _add_pages(app: FastAPI) -> None:
 def _add_quarantine(app: FastAPI) -> None:
     @app.get("/p/{name}/quarantine")
     def quarantine(
-        asked: AskedDep,
+        asked: PageRequestDep,
         name: str,
         chosen: ChosenDep,
         run: str | None = None,
@@ -200,7 +202,7 @@ def _add_quarantine(app: FastAPI) -> None:
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/quarantine/row/{row_id}")
-    def quarantined(asked: AskedDep, name: str, row_id: str) -> HTMLResponse:
+    def quarantined(asked: PageRequestDep, name: str, row_id: str) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             asked.check_values(found)
             text = row_page(asked.base, found, lake, row_id)
@@ -209,16 +211,16 @@ def _add_quarantine(app: FastAPI) -> None:
         return _page(text)
 
     @app.post("/p/{name}/quarantine")
-    def decide(asked: AskedDep, name: str, form: FormDep) -> Response:
+    def decide(asked: PageRequestDep, name: str, form: FormDep) -> Response:
         conf = decision(form)
-        return _asked_for(asked, name, "quarantine", quarantine_dag(name), (conf["action"], conf))
+        return _trigger(asked, name, "quarantine", quarantine_dag(name), (conf["action"], conf))
 
 
 def _add_dags(app: FastAPI) -> None:
     """What readers do to a pipeline's DAGs from its page, as Airflow's own pages let them."""
 
     @app.post("/p/{name}/dags/{kind}/run")
-    def run_now(asked: AskedDep, request: Request, name: str, kind: Kind) -> Response:
+    def run_now(asked: PageRequestDep, request: Request, name: str, kind: Kind) -> Response:
         dag_id = _dag_of(asked, request, name, kind)
         if kind not in RUN_NOW or not asked.reader.may_trigger(dag_id):
             raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
@@ -228,7 +230,7 @@ def _add_dags(app: FastAPI) -> None:
 
     @app.post("/p/{name}/dags/{kind}/unpause")
     def unpause_dag(
-        asked: AskedDep,
+        asked: PageRequestDep,
         request: Request,
         name: str,
         kind: Kind,
@@ -241,7 +243,7 @@ def _add_dags(app: FastAPI) -> None:
         return _back(asked, name, *filter(None, [to]))
 
 
-def _dag_of(asked: Asked, request: Request, name: str, kind: Kind) -> str:
+def _dag_of(asked: PageRequest, request: Request, name: str, kind: Kind) -> str:
     """The DAG that a form names; raises 403 and 404 as all forms do."""
     check_origin(request)
     asked.pipeline(name)
@@ -251,7 +253,7 @@ def _dag_of(asked: Asked, request: Request, name: str, kind: Kind) -> str:
 def _add_reconciliation(app: FastAPI) -> None:
     @app.get("/p/{name}/reconciliation")
     def reconciliation(
-        asked: AskedDep, name: str, run: str | None = None, refused: str | None = None
+        asked: PageRequestDep, name: str, run: str | None = None, refused: str | None = None
     ) -> HTMLResponse:
         with _lake(asked, name) as (found, lake):
             button = _button(asked, reconcile_dag(name), run, refused)
@@ -260,25 +262,25 @@ def _add_reconciliation(app: FastAPI) -> None:
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.post("/p/{name}/repair", dependencies=[Depends(_may_repair)])
-    def repair_all(asked: AskedDep, name: str) -> Response:
+    def repair_all(asked: PageRequestDep, name: str) -> Response:
         with _lake(asked, name) as (_, lake):
-            compared = read_compared(lake, fed_tables(lake))
+            compared = read_compared(lake, replicated_tables(lake))
         return _repair(asked, name, [*compared.different, *compared.copied])
 
     @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_repair)])
-    def repair(asked: AskedDep, name: str, table: str) -> Response:
+    def repair(asked: PageRequestDep, name: str, table: str) -> Response:
         return _repair(asked, name, [table])
 
 
-def _repair(asked: Asked, name: str, tables: list[str]) -> Response:
+def _repair(asked: PageRequest, name: str, tables: list[str]) -> Response:
     if not tables:
         raise HTTPException(409, "No table differs any more.")
-    return _asked_for(
+    return _trigger(
         asked, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables))
     )
 
 
-def _button(asked: Asked, dag_id: str, run: str | None, refused: str | None) -> Button:
+def _button(asked: PageRequest, dag_id: str, run: str | None, refused: str | None) -> Button:
     reader = asked.reader
     return Button(
         read_action_dag(dag_id, run),
@@ -289,8 +291,8 @@ def _button(asked: Asked, dag_id: str, run: str | None, refused: str | None) -> 
     )
 
 
-def _asked_for(
-    asked: Asked, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
+def _trigger(
+    asked: PageRequest, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
 ) -> Response:
     """Trigger a run and lead back to the page, which says how it stands: also that the DAG is
     paused, or a run at work.
@@ -304,23 +306,23 @@ def _asked_for(
     return _back(asked, name, page, run=run_id)
 
 
-def _back(asked: Asked, name: str, *page: str, **query: str) -> Response:
+def _back(asked: PageRequest, name: str, *page: str, **query: str) -> Response:
     # 303: reading the page again asks for nothing.
     return RedirectResponse(url(asked.base, "p", name, *page, **query), 303, headers=FORM_HEADERS)
 
 
 def _add_reports(app: FastAPI) -> None:
     @app.get("/docs/")
-    def reports(asked: AskedDep, page: int = 1, *, failed: bool = False) -> HTMLResponse:
+    def reports(asked: PageRequestDep, page: int = 1, *, failed: bool = False) -> HTMLResponse:
         return _page(pages.reports_page(asked.base, asked.pipelines(), page, only_failed=failed))
 
     @app.get("/docs/{name}/")
     @app.get("/docs/{name}/index.html")
-    def reports_of(asked: AskedDep, name: str) -> HTMLResponse:
+    def reports_of(asked: PageRequestDep, name: str) -> HTMLResponse:
         return HTMLResponse(reports_index(asked.pipeline(name)), headers=INDEX_HEADERS)
 
     @app.get("/docs/{name}/{path:path}")
-    def report(asked: AskedDep, name: str, path: str) -> FileResponse:
+    def report(asked: PageRequestDep, name: str, path: str) -> FileResponse:
         found = asked.pipeline(name)
         asked.check_values(found)
         file = served_report(found, path)
@@ -333,14 +335,14 @@ def _add_entrances(app: FastAPI) -> None:
     """From Airflow's pages of a DAG and of a run."""
 
     @app.get("/dag/{dag_id}")
-    def of_dag(asked: AskedDep, dag_id: str) -> Response:
+    def of_dag(asked: PageRequestDep, dag_id: str) -> Response:
         found = pipeline_of(dag_id, asked.pipelines())
         if found is None:
             return _page(pages.stranger_page(asked.base, dag_id))
         return RedirectResponse(url(asked.base, "p", found[0]), headers=HEADERS)
 
     @app.get("/dag/{dag_id}/run/{run_id:path}")
-    def of_run(asked: AskedDep, dag_id: str, run_id: str) -> Response:
+    def of_run(asked: PageRequestDep, dag_id: str, run_id: str) -> Response:
         found = pipeline_of(dag_id, asked.pipelines())
         if found is None:
             return _page(pages.stranger_page(asked.base, dag_id))
@@ -352,7 +354,7 @@ def _add_entrances(app: FastAPI) -> None:
 
 
 @contextmanager
-def _lake(asked: Asked, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
+def _lake(asked: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
     """A pipeline and its lake; what goes wrong there is told with 502, not as an error of
     Airflow's.
     """

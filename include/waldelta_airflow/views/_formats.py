@@ -33,7 +33,7 @@ MARKS = {
     "queued": "…",
 }
 # The classes of the stylesheet, by what is said.
-_LOOKS = {
+_CLASSES = {
     "succeeded": "passed",
     "synced": "passed",
     "ok": "passed",
@@ -117,7 +117,7 @@ def slot_state(wal_status: str | None) -> Markup:
 
 def mark(said: str, word: str | None = None) -> Markup:
     """A verdict or state as a sign and a word, in colour."""
-    look = _LOOKS.get(said, said)
+    look = _CLASSES.get(said, said)
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
         look, MARKS.get(said, "·"), word or said.replace("_", " ")
     )

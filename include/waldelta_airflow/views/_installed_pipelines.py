@@ -122,7 +122,7 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
         return {}
 
 
-def _looked(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:
+def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:
     """When the newest of these runs began that found nothing to do, by its look's own answer: one
     that was marked has none.
     """
@@ -168,7 +168,7 @@ def _schedule(
     last = session.scalar(well.limit(1))
     return Schedule(
         is_paused,
-        _looked(session, well),
+        _last_idle_check(session, well),
         latest.run_id if latest is not None and failed else None,
         due,
         frozenset(kind for kind in _WATCHED if known.get(f"{name}_{kind}", (False, None))[0]),

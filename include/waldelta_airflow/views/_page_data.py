@@ -27,7 +27,7 @@ from waldelta.monitoring.overview import REACH, Glance, read_glance
 from waldelta.monitoring.run_details import read_run, verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points, read_runs
 from waldelta.monitoring.table_details import read_table_details
-from waldelta.monitoring.table_freshness import fed_tables, read_changed, read_states
+from waldelta.monitoring.table_freshness import read_changed, read_states, replicated_tables
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow.views._access import Reader
@@ -130,7 +130,12 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         return Card(name, problem=pipeline)
     try:
         glance = read_glance(
-            pipeline, bookkeeping_of(pipeline), at, HOURS[0], _looked(pipeline, schedule), _REACH
+            pipeline,
+            bookkeeping_of(pipeline),
+            at,
+            HOURS[0],
+            _last_idle_check(pipeline, schedule),
+            _REACH,
         )
     except (
         Exception
@@ -157,7 +162,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
     )
 
 
-def _looked(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
+def _last_idle_check(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
     """When a run last found nothing to do; that a standby has nothing tells less: it may have been
     behind.
     """
@@ -233,7 +238,7 @@ def pipeline_page(
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([name]).get(name)
-    glance = read_glance(pipeline, lake, at, hours, _looked(pipeline, schedule))
+    glance = read_glance(pipeline, lake, at, hours, _last_idle_check(pipeline, schedule))
     link = partial(_link_to_run, base, name)
     return render(
         "pipeline.html",
@@ -331,7 +336,7 @@ def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> s
     """Tables by runs."""
     at, name = now(), pipeline.pipeline
     heat = tables_map(lake, at, _HEAT_MAP_RUNS)
-    earlier = missed_earlier(lake, heat, at - REACH, fed_tables(lake))
+    earlier = missed_earlier(lake, heat, at - REACH, replicated_tables(lake))
     return render(
         "expectations.html", base, at, name=name, here="expectations", heat=heat, earlier=earlier
     )

@@ -18,7 +18,7 @@ from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
-from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
 from waldelta_airflow.views._installed_pipelines import cdc_dag
 from waldelta_airflow.views._page_data import Turning
@@ -79,7 +79,7 @@ def quarantine_page(
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
-    generations = held_generations(lake.ledger)
+    generations = target_generations(lake.ledger)
     keys = open_keys(lake, generations)
     reason = pc.fill_null(keys["reason"], "")
     keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
@@ -145,7 +145,7 @@ def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) 
         here="quarantine",
         row=row,
         since=read_since(lake, row),
-        is_past=held_generations(lake.ledger).get(row.table_name) != row.generation,
+        is_past=target_generations(lake.ledger).get(row.table_name) != row.generation,
         values=list(_values(row, _ON_PAGE)),
         messages=[(message, *_dump(message)) for message in row.messages or ()],
     )

@@ -18,13 +18,13 @@ from waldelta.lake.ledger.reconciliations import (
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.monitoring.table_freshness import fed_tables
+from waldelta.monitoring.table_freshness import replicated_tables
 from waldelta_airflow.views._installed_pipelines import cdc_dag
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
 
 _HISTORY = timedelta(days=30)
-_MOST_TOLD = 200
+_MOST_LISTED = 200
 _ROWS_SHOWN = 100
 
 
@@ -35,7 +35,7 @@ def reconciliation_page(
     and all that was found in 30 days.
     """
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
-    fed = fed_tables(lake)
+    fed = replicated_tables(lake)
     scanned = kept.history()
     told = scanned.to_pylist()
     answers, attempts = last_answers(row for row in told if row["table_name"] in fed)
@@ -53,8 +53,8 @@ def reconciliation_page(
         attempts=attempts,
         compared=read_compared(lake, fed, scanned),
         different=[row for row in latest if row.status == DIFFERENT],
-        history=history[:_MOST_TOLD],
-        more_history=max(0, len(history) - _MOST_TOLD),
+        history=history[:_MOST_LISTED],
+        more_history=max(0, len(history) - _MOST_LISTED),
         button=button,
         is_under_way=button.dag.is_under_way,
         shows_values=shows_values,

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.drift.catalog_state import read_present
-from waldelta.pipeline.drift.partition_truncates import renewed_files, with_emptied
+from waldelta.pipeline.drift.catalog_state import read_catalog_state
+from waldelta.pipeline.drift.partition_truncates import replaced_files, with_truncated
 from waldelta.postgres.connection import connect
 from waldelta.postgres.server_position import read_oldest_xid
 
@@ -39,13 +39,13 @@ def state(conn):
     bare = TableState(
         now(), "r", "public.t", 1, "synced", relation_ids=[oid], publishes=["insert", "truncate"]
     )
-    return replace(bare, storage=read_present(conn, [bare])["public.t"].storage), leaf
+    return replace(bare, storage=read_catalog_state(conn, [bare])["public.t"].storage), leaf
 
 
 def judged(conn, state, landed_as_of=None):
-    present = read_present(conn, [state])
-    found = with_emptied(conn, [state], present, landed_as_of)["public.t"]
-    return found.emptied, renewed_files(state, found.storage)
+    present = read_catalog_state(conn, [state])
+    found = with_truncated(conn, [state], present, landed_as_of)["public.t"]
+    return found.emptied, replaced_files(state, found.storage)
 
 
 # What is done, whether it looks like a TRUNCATE, whether the partition has another file that
@@ -109,7 +109,7 @@ def test_emptied_once_more(database, conn, state, statements, alone):
     known, leaf = state
     for statement in statements:
         database.execute(statement)
-    found = with_emptied(conn, [known], read_present(conn, [known]))["public.t"]
+    found = with_truncated(conn, [known], read_catalog_state(conn, [known]))["public.t"]
     assert leaf in found.emptied
     assert found.emptied_alone == ({leaf} if alone else frozenset())
 

@@ -162,7 +162,7 @@ def names(cases):
 
 def by_tasks(monkeypatch, acts):
     """Between the reading of the target and the commit of what tasks merged."""
-    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_in_driver", lambda *_: None)
     real = waldelta.changes.merge.by_file._commit
 
     def commit(table, *given, **named):
@@ -174,7 +174,7 @@ def by_tasks(monkeypatch, acts):
 
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
-    monkeypatch.setattr("waldelta.changes.merge.choose.merge_here", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.choose.merge_in_driver", lambda *_: None)
     monkeypatch.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
     real = waldelta.changes.merge.choose._merge
 

@@ -17,7 +17,7 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed, RunResult
 from waldelta.stages.apply import apply as apply_module
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -55,7 +55,7 @@ class Held:
 
     def __init__(self, monkeypatch, batches, error=None):
         self.upto, self.applied, self._batches, self._error = [], threading.Event(), batches, error
-        apply, land = apply_module.apply_meanwhile, flow._land
+        apply, land = apply_module.apply_concurrently, flow.land_to_now
 
         def noticed(spark, job, upto, *rest):
             reached = apply(spark, job, upto, *rest)
@@ -75,8 +75,8 @@ class Held:
 
             land(spark, job, result, stage, wait)
 
-        monkeypatch.setattr(apply_module, "apply_meanwhile", noticed)
-        monkeypatch.setattr(flow, "_land", held)
+        monkeypatch.setattr(apply_module, "apply_concurrently", noticed)
+        monkeypatch.setattr(flow, "land_to_now", held)
 
 
 def difference(spark, job, table="public.t"):
@@ -143,7 +143,7 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
     database.execute("insert into u select g from generate_series(1, 20) g")
     write(database, 3)
     real, locked, tried, meanwhile = (
-        apply_module.apply_meanwhile,
+        apply_module.apply_concurrently,
         apply_module._apply_locked,
         [],
         [],
@@ -160,7 +160,7 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(spark, database, j
         tried.append(state.table_name)
         return locked(run, state, batches)
 
-    monkeypatch.setattr(apply_module, "apply_meanwhile", apply)
+    monkeypatch.setattr(apply_module, "apply_concurrently", apply)
     monkeypatch.setattr(apply_module, "_apply_locked", noticed)
     Held(monkeypatch, {1, 2})
     result = consume(spark, job)
@@ -256,7 +256,7 @@ def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job,
     """
     write(database, 4)
     Held(monkeypatch, {1, 2})
-    real = apply_module.apply_meanwhile
+    real = apply_module.apply_concurrently
 
     def apply(spark, job, upto, *rest):
         reached = real(spark, job, upto, *rest)
@@ -264,7 +264,7 @@ def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job,
             RunResult("sync", "initial_sync", "succeeded").record(job)
         return reached
 
-    monkeypatch.setattr(apply_module, "apply_meanwhile", apply)
+    monkeypatch.setattr(apply_module, "apply_concurrently", apply)
     assert consume(spark, job).tables["public.t"].inserted == 4 * PER_BATCH
 
 
@@ -331,11 +331,11 @@ def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monk
         Held(patched, {1, 2}, SourceUnreachable("the server went away"))
         with pytest.raises(RunFailed):
             consume(spark, job)
-    found = look(job)
+    found = check_idle(job)
     assert (found.has_work, found.reason) == (True, "a run ended before it told what it applied")
     following = consume(spark, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
 
 
 @pytest.mark.parametrize("fails_in", ["read_fed", "_feed"])
@@ -368,10 +368,10 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
         patched.setattr(apply_module, fails_in, behind)
         with pytest.raises(RunFailed):
             consume(spark, job)
-    assert look(job).reason == "a run ended before it told what it applied"
+    assert check_idle(job).reason == "a run ended before it told what it applied"
     following = consume(spark, replace(job, run_id="following"))
     assert following.tables["public.t"].inserted == 2 * PER_BATCH
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
 
 
 def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake, monkeypatch):

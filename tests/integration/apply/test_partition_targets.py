@@ -14,7 +14,7 @@ from tests.oracles.compare import compare_target
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.jobs.pipeline import Pipeline
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -458,7 +458,7 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     made.sync(spark)
     both = pipeline(database, lake, ["p_1", "p_2"], gathered, checked=False)
     both.setup()
-    assert "drifted" in look(both.job("look")).reason
+    assert "drifted" in check_idle(both.job("look")).reason
     database.execute("insert into p values (12, 'new')")
     assert any("partition public.p_2 came" in text for text in both.consume(spark, "one").warnings)
     assert set(target_rows(spark, both, "p", "id")) == {(8,), (9,), (12,)}
@@ -485,11 +485,11 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     made.setup()
     made.sync(spark)
     made.consume(spark, "zero")
-    assert not look(made.job("look")).has_work
+    assert not check_idle(made.job("look")).has_work
     database.execute("alter table p attach partition late for values from (20) to (30)")
-    assert look(made.job("look")).reason == "drifted from their source: public.p"
+    assert check_idle(made.job("look")).reason == "drifted from their source: public.p"
     assert any("late came" in text for text in made.consume(spark, "one").warnings)
-    assert not look(made.job("look")).has_work
+    assert not check_idle(made.job("look")).has_work
     changed = pipeline(
         database,
         lake,
@@ -497,10 +497,10 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
         targets | {"big": {"from": "public.t", "where": "id > 3"}},
         checked=False,
     )
-    assert look(changed.job("look")).reason == "drifted from their source: public.big"
+    assert check_idle(changed.job("look")).reason == "drifted from their source: public.big"
     changed.consume(spark, "two")
     assert target_rows(spark, changed, "big", "id") == [(n,) for n in range(4, 10)]
-    assert not look(changed.job("look")).has_work
+    assert not check_idle(changed.job("look")).has_work
 
 
 # --- setup

@@ -23,7 +23,7 @@ from waldelta.lake.ledger.expectation_results import (
     VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    told_unknown,
+    recorded_unknown,
 )
 from waldelta.lake.ledger.quarantine import (
     QUARANTINED,
@@ -39,11 +39,11 @@ from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_freshness import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
-from waldelta.pipeline.targets.lifecycle import Due, read_published
+from waldelta.pipeline.targets.lifecycle import RequiredAction, read_published
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
-from waldelta.stages.repair._by_driver import merge_rows_here
+from waldelta.stages.repair._by_driver import merge_rows_in_driver
 from waldelta.stages.sync.sync import sync
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
@@ -324,7 +324,7 @@ def test_a_discarded_row(spark, database, job):
                 "warning",
                 "pipeline",
                 False,
-                told_unknown(3),
+                recorded_unknown(3),
                 None,
                 1,
             )
@@ -340,7 +340,7 @@ def test_a_discarded_row(spark, database, job):
     assert (last.run_id, last.success, last.observed, last.version) == (
         "away",
         False,
-        told_unknown(1),
+        recorded_unknown(1),
         None,
     )
     database.execute(
@@ -388,7 +388,7 @@ def merging(request, monkeypatch):
     """
     if request.param == "merge_rows":
         monkeypatch.setattr("waldelta.stages.repair._repair_rows.MOST_KEYS", 0)
-        monkeypatch.setattr("waldelta.stages.repair.repair.merge_rows_here", lambda *_: False)
+        monkeypatch.setattr("waldelta.stages.repair.repair.merge_rows_in_driver", lambda *_: False)
     return request.param
 
 
@@ -436,7 +436,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     assert not run(spark, job, "next").rows
     is_as_before()
     if merging == "merge_rows_here":
-        assert not merge_rows_here(*late[0])
+        assert not merge_rows_in_driver(*late[0])
     else:
         with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
             merge_rows(*late[0])
@@ -476,7 +476,7 @@ def test_a_retry_that_is_killed_before_a_failover(spark, database, job, monkeypa
     job.ledger.append(replace(move, at=now(), event="promoted", timeline=move.timeline + 1))
     with job.connect("test") as connection:
         (found,), cuts = end_killed_repairs(spark, job, read_published(connection, job))
-    assert (found.due, found.state.status, cuts) == (Due.COPY, "copying", {})
+    assert (found.action, found.state.status, cuts) == (RequiredAction.COPY, "copying", {})
 
 
 def test_quarantined_rows_are_listed_and_read_again(spark, database, job):

@@ -16,7 +16,7 @@ from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -266,10 +266,10 @@ def test_the_next_vacuum_full_costs_nothing_either(spark, database, job):
         assert consume(spark, job).warnings == [], step
     assert_equal(spark, database, job)
     database.execute("alter table t alter y type int using coalesce(y, 7)")
-    assert look(job).reason == "rows were written anew without being sent: public.t"
+    assert check_idle(job).reason == "rows were written anew without being sent: public.t"
     assert [w.partition(":")[0] for w in consume(spark, job).warnings] == ["public.t"]
     assert_equal(spark, database, job)
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
 
 
 def test_a_volatile_default_long_before_the_first_rows_with_it(spark, database, job):
@@ -356,13 +356,13 @@ def test_types_that_print_otherwise(spark, database, lake):
     database.execute("alter type mood rename to humour; alter type pair rename attribute a to z")
     assert copied_again() == set()
     database.execute("alter type humour rename value 'sad' to 'blue'")
-    assert "rows were written anew" in look(job).reason
+    assert "rows were written anew" in check_idle(job).reason
     assert copied_again() == {"e", "a", "d", "r", "m", "o"}
     database.execute("alter type pair add attribute more int")
     assert copied_again() == {"c", "o"}
     database.execute("alter type pair drop attribute b")
     assert copied_again() == {"c", "o"}
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
 
 
 # What becomes of a table's key in the middle of its changes; rows are (id, k, v), both id and k
@@ -661,7 +661,7 @@ def test_two_tables_that_swap_their_names(spark, database, lake):
             database, 21 + 20 * number, "t"
         )  # what lands of before the swap is the other target's
         database.execute(f"begin; {SWAP}; commit; {further}")
-        assert look(job).reason == "to be copied again: public.t, public.t2"
+        assert check_idle(job).reason == "to be copied again: public.t, public.t2"
         result = consume(spark, replace(job, run_id=f"swap {number}"))
         told = {warning.partition(": it was co")[0] for warning in result.warnings}
         assert told == {f"public.t: {why}", f"public.t2: {why}"}

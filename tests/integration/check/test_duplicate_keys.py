@@ -10,7 +10,7 @@ from waldelta.stages.check.measure.duplicate_keys import (
     IntegerKey,
     find_duplicate_keys,
 )
-from waldelta.stages.check.measure.profile import profile_here
+from waldelta.stages.check.measure.profile import profile_in_driver
 
 pytestmark = pytest.mark.spark
 
@@ -136,7 +136,7 @@ def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
     assert [found(0, 1), found(2, 2)] == [2, 0]
     spark.sql(f"restore table {target} to version as of 1")
     assert found(2, 3) == 2
-    assert profile_here(DeltaTable(uri), [("tag", False)]) is None
+    assert profile_in_driver(DeltaTable(uri), [("tag", False)]) is None
 
 
 def test_a_composite_key_is_compared_by_its_first_column(spark, tmp_path):

@@ -22,7 +22,10 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.foreign_keys import read_foreign_keys
-from waldelta.stages.check.measure.orphan_rows import find_orphans, orphans_here
+from waldelta.stages.check.measure.orphan_rows import (
+    find_rows_without_parent,
+    rows_without_parent_in_driver,
+)
 from waldelta.stages.check.measure.references import Reference, Side, _comparison
 from waldelta.stages.sync.sync import sync
 
@@ -273,7 +276,10 @@ def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
             sides.append(Side(name, uri, 0, ("i", "k")))
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
-        assert (orphans_here(reference), find_orphans(spark, reference).rows) == (
+        assert (
+            rows_without_parent_in_driver(reference),
+            find_rows_without_parent(spark, reference).rows,
+        ) == (
             expected,
             expected,
         ), comparison

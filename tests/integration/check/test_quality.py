@@ -17,7 +17,7 @@ from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut, now
 from waldelta.lake.storage import target_uri
-from waldelta.stages.check.check import Left, check
+from waldelta.stages.check.check import RunOutcome, check
 from waldelta.stages.check.reports.data_docs import prune_reports
 
 pytestmark = pytest.mark.spark
@@ -278,13 +278,13 @@ def test_the_version_that_is_there_is_checked(lake):
     lake.target()
     lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
     lake.target([(4, "LGA", "1", None)])
-    (verdict,) = lake.check(left=Left({"public.t": 0})).tables
+    (verdict,) = lake.check(left=RunOutcome({"public.t": 0})).tables
     assert (verdict.version, len(verdict.failed("critical"))) == (0, 0)
     lake.ledger.append(TableState(now(), "r", "public.torn", 1, "synced"))
     log = lake.folder / "lake" / "public" / "torn" / "_delta_log"
     log.mkdir(parents=True)
     (log / f"{0:020d}.json").write_text("{")
-    for left in (Left(), Left(is_upkeep=True)):
+    for left in (RunOutcome(), RunOutcome(is_upkeep=True)):
         found = {
             v.table: (v.version, len(v.failed("critical"))) for v in lake.check(left=left).tables
         }

@@ -14,7 +14,7 @@ from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.lake.storage import target_uri
 from waldelta.stages.check._quick_check import quick_outcomes
-from waldelta.stages.check.check import Left, check
+from waldelta.stages.check.check import RunOutcome, check
 from waldelta.stages.check.measure.row_conditions import (
     NO_TEXT,
     ROW_KINDS,
@@ -212,7 +212,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
 
 
 def quickly(lake, run_id="run", rules=None):
-    left = Left(quick=frozenset({"public.t"}), rules=rules or {})
+    left = RunOutcome(quick=frozenset({"public.t"}), rules=rules or {})
     return check(lake.spark, lake.pipeline(), lake.ledger, run_id, None, left)
 
 

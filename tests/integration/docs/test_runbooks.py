@@ -23,7 +23,7 @@ from tests.support.servers.standby import (
 )
 from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak]
 
@@ -80,7 +80,7 @@ def test_restore(spark, postgres, lake, lead_to):
         until(lambda: ask(restored, "select pg_is_in_recovery()") == [(False,)])()
         lead_to(restored)
         insert(restored, 3, "instead")
-        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "second")):
+        for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "second")):
             with pytest.raises((SlotMissing, RunFailed), match="does not exist"):
                 verb()
         mended(spark, pipeline, restored, lake, 4)
@@ -99,13 +99,13 @@ def test_major_upgrade(spark, lake, lead_to, version):
         pipeline.sync(spark)
         insert(old, 2, "before")
         pipeline.consume(spark, "first")
-        assert not look(pipeline.job()).has_work
+        assert not check_idle(pipeline.job()).has_work
         assert held(lake) == there(old)
         old.stop()
         upgrade(old, new)
         lead_to(new.start())
         insert(new, 3, "after")
-        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "second")):
+        for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "second")):
             with pytest.raises((SourceChanged, RunFailed), match="now leads to system"):
                 verb()
         mended(spark, pipeline, new, lake, 4)

@@ -24,7 +24,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.slot.gaps import open_gaps
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -107,7 +107,7 @@ def test_a_batch_whose_commit_was_overwritten(spark, database, job):
     assert "run resync" in told
     failure(spark, replace(job, run_id="next"))
     with pytest.raises(SlotGap):
-        look(job)
+        check_idle(job)
     assert versions(job) == before
     (gap,) = job.ledger.gaps(job.pipeline.source.slot)
     assert (gap.cause, Lsn(gap.from_lsn), Lsn(gap.to_lsn)) == ("SlotGap", Lsn(begin), Lsn(lost))

@@ -22,7 +22,7 @@ from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
@@ -91,7 +91,7 @@ def test_any_commit_time_is_right(spark, database, lake):
         assert {row["_wd_valid_to"] for row in rows(job, "h")} == {LATEST}
         # Spark's own values become Python's, whatever the reader's time zone.
         assert len(spark.read.format("delta").load(uri_of(job, "public.h")).collect()) == len(TIMES)
-        assert not look(job).has_work
+        assert not check_idle(job).has_work
         glance = read_glance(job.pipeline, Bookkeeping(lake), datetime.now(UTC), 24)
         assert {line.table_name for line in glance.tables if line.changed is not None} == set(
             tables

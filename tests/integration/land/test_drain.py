@@ -39,7 +39,7 @@ from waldelta.slot.slot import check_received
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land import land_until as land_through
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.land.land import land
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -446,7 +446,7 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(spark, database,
 
     assert stands() < ends[0]
     before = len(job.ledger.slot_moves())
-    assert "is behind what has landed" in look(job).reason
+    assert "is behind what has landed" in check_idle(job).reason
     assert stands() == ends[0]
     with monkeypatch.context() as patched:
         wrongly_counted(patched, 3)
@@ -471,7 +471,7 @@ def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(spark, database, job, 
     database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
     landed = land_only(spark, job, 1).landed(1)
     monkeypatch.setattr(idle, "_STATEMENT_TIMEOUT_S", 0.001)
-    seen = look(job)
+    seen = check_idle(job)
     assert (seen.has_work, seen.moved_to) == (True, None)
     assert "is behind what has landed" in seen.reason
     assert confirmed_lsn(database.connection, slot) == before
@@ -493,7 +493,7 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(spark, database, job):
     with pytest.raises(SlotGap, match=f"{slot}.*were consumed by somebody else"):
         drain(spark, job)
     with pytest.raises(SlotGap):
-        look(job)
+        check_idle(job)
 
 
 def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
@@ -505,7 +505,7 @@ def test_a_change_log_that_lost_batches_is_a_named_gap(spark, database, job):
     folder = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES))
     folder.rename(folder.with_name("saved"))
     database.execute("insert into t values (2, 'waits')")
-    for verb in (look, partial(drain, spark)):
+    for verb in (check_idle, partial(drain, spark)):
         with pytest.raises(
             SlotGap,
             match=r"ends at batch 0, but batch 1 had landed .* bring it back, or run resync",

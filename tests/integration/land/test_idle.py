@@ -15,7 +15,7 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.slot import read_slot
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = pytest.mark.pg
 
@@ -87,14 +87,14 @@ def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, j
     reads it all again.
     """
     begin_segment(database)
-    look(job)
+    check_idle(job)
     before, moves = (
         confirmed_lsn(database.connection, job.pipeline.source.slot),
         job.ledger.slot_moves(),
     )
     for _ in range(3):
         write_wal(database)
-        found = look(job)
+        found = check_idle(job)
         assert (found.has_work, found.moved_to) == (False, None)
         assert 0 < found.lag_bytes < SEGMENT
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
@@ -109,7 +109,7 @@ def test_an_idle_slot_never_holds_back_more_than_a_file(database, job):
     for _ in range(3):
         write_wal(database, segments=3)
         before = confirmed_lsn(database.connection, slot)
-        found = look(job)
+        found = check_idle(job)
         after = confirmed_lsn(database.connection, slot)
         assert not found.has_work
         assert found.moved_to == str(after)
@@ -117,7 +117,7 @@ def test_an_idle_slot_never_holds_back_more_than_a_file(database, job):
         assert found.lag_bytes < SEGMENT
     database.execute("insert into t values (1, 'a')")
     flushed = [read_position(database.connection).flush_lsn]
-    seen = look(job)
+    seen = check_idle(job)
     flushed.append(read_position(database.connection).flush_lsn)  # the server writes WAL of its own
     assert seen.has_work
     assert seen.reason.startswith("changes between")
@@ -129,10 +129,10 @@ def test_the_idle_slot_lets_go_of_its_files(database, job):
     """What counts in the end: restart_lsn follows."""
     write_wal(database, segments=5)
     assert read_slot(database.connection, job.pipeline.source.slot).retained_bytes > 4 * SEGMENT
-    look(job)
+    check_idle(job)
     database.execute("select pg_log_standby_snapshot()")
     write_wal(database, segments=1)
-    look(job)
+    check_idle(job)
     assert read_slot(database.connection, job.pipeline.source.slot).retained_bytes < 3 * SEGMENT
 
 
@@ -143,10 +143,10 @@ def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(databas
     slot = job.pipeline.source.slot
     begin_segment(database)
     write_wal(database, segments=5)
-    look(job)  # moves the slot; no such record has been read yet
+    check_idle(job)  # moves the slot; no such record has been read yet
     assert read_slot(database.connection, slot).retained_bytes > 4 * SEGMENT
     _log_running_transactions(database)
-    look(job)
+    check_idle(job)
     assert read_slot(database.connection, slot).retained_bytes < SEGMENT
 
 
@@ -156,7 +156,7 @@ def test_a_landed_batch_is_one_move(spark, database, job):
     was read.
     """
     begin_segment(database)
-    look(job)
+    check_idle(job)
     database.execute("insert into t select g, 'x' from generate_series(1, 10) g")
     write_wal(database)
     before = len(job.ledger.slot_moves())
@@ -191,15 +191,15 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
     """
     from waldelta_airflow import settings
 
-    assert settings.LOOK_TIMEOUT.total_seconds() >= 2 * idle.BUDGET_S
+    assert settings.IDLE_CHECK_TIMEOUT.total_seconds() >= 2 * idle.BUDGET_S
     write_wal(database)
     for budget in (0.0, 1e-6):
         monkeypatch.setattr(idle, "BUDGET_S", budget)
-        seen = look(job)
+        seen = check_idle(job)
         assert seen.has_work
         assert seen.reason.startswith("more WAL between")
     monkeypatch.undo()
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
 
 
 def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
@@ -208,7 +208,7 @@ def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
     """
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
-    found = look(job)
+    found = check_idle(job)
     assert found.has_work
     assert found.reason.endswith("or the server has room for")
 
@@ -224,7 +224,7 @@ def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
 
     monkeypatch.setattr(idle, "move_idle_slot", move)
     write_wal(database, segments=1)
-    look(job)
+    check_idle(job)
     assert seen == ["0"]
 
 
@@ -239,9 +239,9 @@ def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(spark, database, job)
         application_name="vacuum", options="-c idle_in_transaction_session_timeout=60s"
     ) as locker:
         locker.execute("lock table t in access exclusive mode")
-        seen = look(job)
+        seen = check_idle(job)
         assert seen.has_work
         assert seen.reason.startswith("changes between")
         assert drain(spark, job).changes == 1
         locker.rollback()
-    assert not look(job).has_work
+    assert not check_idle(job).has_work

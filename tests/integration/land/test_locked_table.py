@@ -18,13 +18,13 @@ from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.target_sources import read_unbarred
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
-from waldelta.postgres.lock_waits import read_barred
+from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.snapshot.publication_version import read_version, settle
+from waldelta.snapshot.publication_version import read_version, wait_for_version
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
-from waldelta.stages.sync.sync import Attempt, check_unaltered, fed_as_of, sync, sync_table
+from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.sync.sync import Attempt, check_unaltered, source_as_of, sync, sync_table
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -128,7 +128,7 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
         reader.execute("select from t")
         altered = pool.submit(alter.execute, "alter table t add extra int")
         try:
-            while not (holders := read_barred(connection).holders):
+            while not (holders := read_locked_tables(connection).holders):
                 assert not altered.done()
         finally:
             reader.rollback()
@@ -158,7 +158,7 @@ def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
 def test_a_look_starts_no_run_for_a_lock(spark, database, job):
     sync(spark, job)
     with locked(database, *TABLES):
-        assert not look(job).has_work
+        assert not check_idle(job).has_work
 
 
 def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, lake):
@@ -211,12 +211,12 @@ def locked_meanwhile(database, monkeypatch, *tables):
     ) as locker:
 
         def look(connection):
-            found = read_barred(connection)
+            found = read_locked_tables(connection)
             if left and connection.info.transaction_status == TransactionStatus.INTRANS:
                 locker.execute(f"lock table {left.pop(0)} in access exclusive mode")
             return found
 
-        monkeypatch.setattr("waldelta.pipeline.targets.target_sources.read_barred", look)
+        monkeypatch.setattr("waldelta.pipeline.targets.target_sources.read_locked_tables", look)
         monkeypatch.setattr("waldelta.pipeline.targets.target_sources.LOCK_TIMEOUT_S", 0.1)
         yield
         locker.rollback()
@@ -231,7 +231,7 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
     with SnapshotHolder(job.conninfo) as holder:
         database.execute("insert into free values (2, 'b')")
         with locked_meanwhile(database, monkeypatch, "t"):
-            fed, _ = fed_as_of(holder, job, TableId("public", "free"))
+            fed, _ = source_as_of(holder, job, TableId("public", "free"))
         assert (fed.id.name, fed.is_unread) == ("free", False)
         with locked_meanwhile(database, monkeypatch, "t"):
             _, targets, barred = read_unbarred(holder.connection, job.pipeline)
@@ -246,7 +246,7 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
                 locked_meanwhile(database, monkeypatch, "t", table),
                 pytest.raises(TableBusy, match=r"\(vacuum\) on "),
             ):
-                fed_as_of(holder, job, TableId("public", "t"))
+                source_as_of(holder, job, TableId("public", "t"))
         assert holder.connection.execute("select count(*) from public.free").fetchone() == (1,)
         assert holder.connection.execute("show lock_timeout").fetchone() == ("0",)
 
@@ -256,7 +256,7 @@ def test_a_copy_of_another_table_goes_on(spark, database, job, monkeypatch):
     itself.
     """
     database.execute("insert into free values (1, 'a')")
-    settled = settle(database.connection, job.pipeline.source.publication_names, 10)
+    settled = wait_for_version(database.connection, job.pipeline.source.publication_names, 10)
     with locked_meanwhile(database, monkeypatch, "t"):
         done, fed = sync_table(spark, job, TableId("public", "free"), Attempt(1, 1), settled)
         assert done.rows == 1

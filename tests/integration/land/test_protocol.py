@@ -21,7 +21,7 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.apply.logical_messages import write_messages
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -182,7 +182,7 @@ def test_a_transaction_over_several_batches(spark, database, lake):
         database.execute("select pg_switch_wal()")
         run(spark, job)
         told(job)
-        assert not look(job).has_work
+        assert not check_idle(job).has_work
         a.commit()
     run(spark, job)
     assert_same(spark, job, database)
@@ -432,7 +432,7 @@ def test_a_slot_that_differs_in_two_phase_is_never_called(spark, database, lake)
     with pytest.raises(
         ConfigError, match="created with two_phase off, the pipeline file says otherwise"
     ):
-        look(replace(job, pipeline=other))
+        check_idle(replace(job, pipeline=other))
     assert database.execute(
         "select two_phase from pg_replication_slots where slot_name = %s",
         (job.pipeline.source.slot,),

@@ -30,7 +30,7 @@ from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.apply.logical_messages import write_messages
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 
@@ -61,13 +61,13 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
     assert messages(spark, job) == expected
     database.execute(emit(False, "beat", ""))
     database.execute(f"commit prepared 'm {database.name}'")
-    assert look(job).has_work
+    assert check_idle(job).has_work
     consume_all(spark, job)
     expected += [("beat", b"", False), ("prepared", "é".encode(), True)]
     assert messages(spark, job) == expected
     consume_all(spark, job)
     assert messages(spark, job) == expected
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
     assert_same(spark, job, database)
 
 
@@ -164,7 +164,7 @@ def test_messages_that_landed_before_a_run_died_are_written_by_the_next(
     database.execute(emit(False, "beat", "1"))
     database.execute(emit(True, "in", "2"))
     drain(spark, job)
-    assert look(job).reason == "landed changes wait for the table of messages"
+    assert check_idle(job).reason == "landed changes wait for the table of messages"
 
     def landed_meanwhile(job, real=messages_module.messages_lock):
         database.execute(emit(True, "in", "3"))

@@ -15,7 +15,7 @@ from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unread
 from waldelta.slot.read.peek import call, whole
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -79,13 +79,13 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     fail_to_load(database)
     database.execute("create table other(id int)")  # commits, and so the abort is flushed
     assert kinds(database, whole(source)) == b"A" * ABORTS
-    seen = look(job)
+    seen = check_idle(job)
     assert (seen.has_work, seen.reason) == (False, "no changes")
 
     began = now()
     database.execute("insert into t values (1, 'behind the aborts')")
     assert kinds(database, whole(source)) == b"A" * ABORTS + b"BRIC"
-    assert look(job).has_work
+    assert check_idle(job).has_work
     upto = read_position(database.connection).flush_lsn
     with job.connect("test") as connection:
         assert oldest_unread(connection, job, upto) > began
@@ -109,4 +109,4 @@ def test_an_abort_of_what_was_never_streamed(spark, database, lake, name):
     assert result.status == "succeeded"
     (state,) = job.table_states().values()
     assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
-    assert not look(job).has_work
+    assert not check_idle(job).has_work

@@ -39,7 +39,7 @@ from tests.integration.apply.test_reread import wait_until
 from tests.oracles.scenario import Both, Scenario, running
 from tests.support.fixtures.postgres import new_database
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.snapshot.publication_version import settle
+from waldelta.snapshot.publication_version import wait_for_version
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -557,7 +557,8 @@ def test_what_is_decoded_need_not_be_visible(start, spark, database, monkeypatch
             assert database.execute("select id from t") == [(1,)]
             with monkeypatch.context() as impatient:
                 impatient.setattr(
-                    "waldelta.stages.sync.sync.settle", lambda *asked: settle(*asked[:2], 0.1)
+                    "waldelta.stages.sync.sync.wait_for_version",
+                    lambda *asked: wait_for_version(*asked[:2], 0.1),
                 )
                 with pytest.raises(RunFailed, match=f"pid {pid}"):
                     both.pipeline.sync(spark, ["public.t"])

@@ -9,7 +9,7 @@ import pytest
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.job import load_job
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -193,7 +193,7 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     database.execute(
         "alter publication p set table away where (id < 6), two where (id > 8)"
     )  # nothing new
-    assert look(load_job(mending.file, "three")).reason == "no changes"
+    assert check_idle(load_job(mending.file, "three")).reason == "no changes"
 
 
 def test_a_publication_that_setup_makes_another(spark, database, lake):
@@ -300,6 +300,6 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
         other.execute("select pg_current_xact_id()")
         database.execute("truncate t; insert into t values (24)")
         assert made.consume(spark, "all").warnings == []
-        assert not look(made.job()).has_work
+        assert not check_idle(made.job()).has_work
     assert made.consume(spark, "later").warnings == []
     assert ids(spark, made) == [24]

@@ -10,13 +10,13 @@ import pytest
 
 from waldelta.config.pipeline_file import PipelineFile, TargetTable
 from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.drift.catalog_state import read_present
+from waldelta.pipeline.drift.catalog_state import read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partition_truncates import with_emptied
+from waldelta.pipeline.drift.partition_truncates import with_truncated
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.drift.rewrites import to_record
 from waldelta.pipeline.targets.target_filter import column_states, to_text
-from waldelta.pipeline.targets.target_sources import read_feeds, read_targets
+from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets
 from waldelta.postgres.connection import connect
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.postgres.refused_statements import refused_statements
@@ -142,7 +142,7 @@ def copied(conn, file, *, whole_root=False):
             key_columns=list(table.key_columns),
             root_id=target.feed.root_id,
         )
-        present = read_present(conn, [state])[state.table_name]
+        present = read_catalog_state(conn, [state])[state.table_name]
         kept = present if whole_root else of_partition(state, present, target.feed)[1]
         found.append(replace(state, storage=kept.storage))
     return found
@@ -150,14 +150,14 @@ def copied(conn, file, *, whole_root=False):
 
 def look(conn, file, states):
     """What a run tells of each target, and the states that it records."""
-    feeds = read_feeds(conn, file)
+    feeds = read_target_sources(conn, file)
     states = [with_leaves(state, feeds) for state in states]
-    there = read_present(conn, states)
+    there = read_catalog_state(conn, states)
     narrowed = [
         of_partition(state, there[state.table_name], feeds[state.table_name]) for state in states
     ]
     targets = {str(t.id): t for t in read_targets(conn, file, feeds, sizes=False)}
-    present = with_emptied(
+    present = with_truncated(
         conn, [state for state, _ in narrowed], {s.table_name: p for s, p in narrowed}
     )
     found, recorded = {}, []
@@ -250,8 +250,8 @@ def test_a_leaf_that_an_earlier_version_kept_on_record_comes_anew(database, file
     with connect(database.conninfo, "test") as conn:
         (state,) = copied(conn, file)
         database.execute("alter publication p add table r_2b")
-        feed = read_feeds(conn, file)["public.r"]
-        whole = read_present(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])[
+        feed = read_target_sources(conn, file)["public.r"]
+        whole = read_catalog_state(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])[
             "public.r"
         ].storage
         assert "r_2b came" in told(conn, file, [replace(state, storage=whole)])["r"]

@@ -16,7 +16,7 @@ from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -278,7 +278,7 @@ def test_the_page(spark, shop):
             shop.without(revoke),
             pytest.raises(PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"),
         ):
-            look(mended.job())
+            check_idle(mended.job())
     assert mended.job().ledger.slot_moves() == before
     with (
         shop.without("revoke select on sales.orders from lake_reader"),

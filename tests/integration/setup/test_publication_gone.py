@@ -9,7 +9,7 @@ from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import connect
 from waldelta.slot.read.peek import PeekBound, call, peek
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup import _publication_trial as younger
 from waldelta.stages.setup.setup import apply_setup, plan_setup
 
@@ -37,10 +37,10 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
             )
         job = job_for(any_database.conninfo, lake, *entries, slot=job.pipeline.source.slot)
         if conn.info.server_version >= 180000 or how != "listed too early":
-            assert look(job).has_work  # the first change that waits can be read
+            assert check_idle(job).has_work  # the first change that waits can be read
         else:
             with pytest.raises(PublicationGone, match="take it out, let a run consume what waits"):
-                look(job)
+                check_idle(job)
         if conn.info.server_version < 180000:
             with pytest.raises(PublicationGone, match="does not exist at the WAL position"):
                 list(
@@ -73,7 +73,7 @@ def test_setup_and_the_run_name_the_same_way_out(any_database, lake):
         way_out = "take it out and add its tables to a publication that this slot reads already"
         assert way_out in " ".join(plan_setup(conn, job).problems)
         with pytest.raises(PublicationGone, match=way_out):
-            look(job)
+            check_idle(job)
         both = {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}
         followed = job_for(any_database.conninfo, lake, both, slot=slot)
         assert apply_setup(conn, followed).problems == ()

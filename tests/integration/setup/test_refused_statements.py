@@ -11,7 +11,7 @@ from tests.integration.setup.test_preflight import PLAIN
 from tests.integration.setup.test_setup import job_for
 from waldelta.postgres.connection import connect
 from waldelta.postgres.refused_statements import refused_statements
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg
@@ -39,7 +39,7 @@ def test_tables_that_lose_their_key_later(any_database, lake, caplog):
             " u; create table named (id int primary key deferrable);alter table r replica identity"
             " full; alter table r1 replica identity nothing"
         )
-        look(job)
+        check_idle(job)
         said = caplog.text
     for table in ("later", "t", "named", "r1"):
         assert f"public.{table} (p)" in said

@@ -37,7 +37,7 @@ from waldelta.slot.slot import create_slot, read_slot
 from waldelta.stages.setup import _slot_setup as setup_slot
 from waldelta.stages.setup import setup
 from waldelta.stages.setup.facts.publications import Statement, read_publications
-from waldelta.stages.setup.orphan_slots import find_orphans
+from waldelta.stages.setup.orphan_slots import find_slots_without_pipeline
 from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
 
 pytestmark = pytest.mark.pg
@@ -592,7 +592,7 @@ def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch)
     with locked("planes"):
         assert plan_setup(conn, job).is_empty
         apply_setup(conn, changed)
-        assert find_orphans(conn, [job.pipeline.source.slot]) == []
+        assert find_slots_without_pipeline(conn, [job.pipeline.source.slot]) == []
     with locked("flights"):
         assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
 

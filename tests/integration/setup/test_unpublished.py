@@ -13,7 +13,7 @@ from tests.integration.setup.test_setup import job_for
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
 from waldelta.postgres.connection import connect
 from waldelta.postgres.unpublished_tables import unpublished
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg
@@ -37,7 +37,7 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(spark, database, lake
     caplog.set_level(logging.WARNING)
     for number in range(2):
         caplog.clear()
-        look(pipeline.job())
+        check_idle(pipeline.job())
         assert "not in its publication: public.a; " in caplog.text
         database.execute("insert into b values (%s)", (number,))
         result = pipeline.consume(spark)

@@ -29,7 +29,7 @@ from waldelta.slot.acknowledge import confirmed_lsn, consume
 from waldelta.slot.recovery import never_compared, slot_move
 from waldelta.slot.verify import slot_count
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -371,7 +371,7 @@ def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
     slot = job.pipeline.source.slot
     before = confirmed_lsn(database.connection, slot)
     wrongly_counted(monkeypatch)
-    for verb in (look, partial(drain, spark)):
+    for verb in (check_idle, partial(drain, spark)):
         with pytest.raises(ConsumeMismatch, match=r"landed .* in batch 1; nothing was consumed"):
             verb(job)
     assert confirmed_lsn(database.connection, slot) == before
@@ -411,7 +411,7 @@ def test_a_kept_copy_stops_every_later_run(spark, database, job):
     slot = job.pipeline.source.slot
     database.execute("select pg_copy_logical_replication_slot(%s, %s)", (slot, f"{slot}_mismatch"))
     with pytest.raises(ConsumeMismatch):
-        look(job)
+        check_idle(job)
     with pytest.raises(ConsumeMismatch):  # also with nothing to land
         drain(spark, job)
     database.execute("insert into t values (1, 'a')")

@@ -26,7 +26,7 @@ from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.slot.read.peek import peek_error
 from waldelta.stages.land import drain as module
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
@@ -137,7 +137,7 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     # The WAL is decoded as it was written.
     database.execute("update f set n = 7 where id = 3")
     with pytest.raises(SlotUnreadable, match=rf"transaction {xid}, .*division by zero"):
-        look(job)
+        check_idle(job)
     assert failed(lambda: consume(spark, replace(job, run_id="second")))[0] is SlotUnreadable
     assert confirmed(database) == stuck
 

@@ -34,8 +34,8 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.slot.slot import read_slot
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
-from waldelta.stages.setup.orphan_slots import find_orphans
+from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.setup.orphan_slots import find_slots_without_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -84,7 +84,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
         keep_slot(standby, primary, pipeline)
         with connect(standby.conninfo(), "test") as there_now:
             assert read_slot(there_now, "flights").is_servers_own
-            assert find_orphans(there_now, ()) == []
+            assert find_slots_without_pipeline(there_now, ()) == []
         insert(primary, 3, "read before")
         assert drain(spark, pipeline.job()).changes == 2
         insert(primary, 4, "not read yet")
@@ -93,11 +93,11 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
 
         lead_to(standby)
         with pytest.raises(NotPrimary, match=r"is a standby.*docs/failover\.md"):
-            look(pipeline.job())
+            check_idle(pipeline.job())
         before = pipeline.job().slot_identity()
         promote(standby)
         insert(standby, 5, "after")
-        assert look(pipeline.job()).has_work
+        assert check_idle(pipeline.job()).has_work
         after = pipeline.job().slot_identity()
         assert (before.timeline, after.timeline) == (1, 2)
         assert after.app_id == before.app_id
@@ -109,7 +109,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
         insert(primary, 5, "split brain")
         lead_to(primary)
         with pytest.raises(SourceChanged, match="the server from before a failover"):
-            look(pipeline.job())
+            check_idle(pipeline.job())
 
 
 def branch_off(one, other) -> None:
@@ -193,7 +193,7 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         insert(late, 3, "instead")
         where = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'flights'"
         before = ask(late, where)
-        for verb in (lambda: look(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
+        for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
             with pytest.raises(
                 (SourceChanged, RunFailed), match=r"is ahead of it; run resync.*docs/failover\.md"
             ):

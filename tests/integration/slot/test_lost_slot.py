@@ -26,7 +26,7 @@ from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 from waldelta.slot.slot import create_slot, read_slot
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.renew_slot import renew_slot
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.sync.sync import sync
@@ -127,8 +127,8 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
     database.execute(MEANWHILE)
     for run in (
         lambda: consume(spark, replace(job, run_id="a")),
-        lambda: look(job),
-        lambda: look(job),
+        lambda: check_idle(job),
+        lambda: check_idle(job),
     ):
         with pytest.raises((RunFailed, SlotMissing)):
             run()
@@ -255,7 +255,7 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
     assert renew_slot(job) is None
     breaks(conn, job)
     with pytest.raises(WaldeltaError, match="resync"):
-        look(job)
+        check_idle(job)
     accepted = None
     if breaks is of_another_server:
         server = read_position(conn)
@@ -277,7 +277,7 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
     assert job.slot_identity().incarnation != former.incarnation
     assert [found.cause for found in open_gaps(job.ledger.gaps(former.slot))] == [cause]
     assert renew_slot(job) is None
-    assert not look(job).has_work
+    assert not check_idle(job).has_work
 
 
 def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
@@ -286,11 +286,11 @@ def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
     life = job.ledger.slot_lives()[-1]
     job.ledger.append(replace(life, at=now(), timeline=7))
     with pytest.raises(WaldeltaError, match="timeline 7"):
-        look(job)
+        check_idle(job)
     (gap,) = open_gaps(job.ledger.gaps(life.slot))
     assert (gap.to_lsn, gap.remedy.partition(",")[0]) == (None, "point the connection back")
     job.ledger.append(replace(life, at=now()))
-    look(job)
+    check_idle(job)
     assert open_gaps(job.ledger.gaps(life.slot)) == []
 
 

@@ -9,7 +9,10 @@ from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, LockHeld
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
 from waldelta.postgres.connection import connect
-from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
+from waldelta.stages.setup.orphan_slots import (
+    drop_slots_without_pipeline,
+    find_slots_without_pipeline,
+)
 
 pytestmark = pytest.mark.pg
 
@@ -94,13 +97,15 @@ def test_a_slot_at_work_stays(database, folder):
     gone = f"gone_{database.name}"
     named = [f"kept_{database.name}", f"other_{database.name}"]
     with connect(database.conninfo, "test") as connection:
-        orphans = find_orphans(connection, named)
+        orphans = find_slots_without_pipeline(connection, named)
         with (
             advisory_lock(database.conninfo, slot_lock_name(gone), "test"),
             pytest.raises(LockHeld),
         ):
-            drop_orphans(connection, database.conninfo, orphans, [gone])
+            drop_slots_without_pipeline(connection, database.conninfo, orphans, [gone])
         with pytest.raises(ConfigError, match="none that waldelta made"):
-            drop_orphans(connection, database.conninfo, orphans, [f"nobody_{database.name}"])
+            drop_slots_without_pipeline(
+                connection, database.conninfo, orphans, [f"nobody_{database.name}"]
+            )
     assert "gone" in slots(database)
     assert database.execute("select count(*) from pg_publication") == [(3,)]

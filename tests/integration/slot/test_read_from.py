@@ -25,7 +25,7 @@ from tests.support.servers.standby import (
     there,
     until,
 )
-from waldelta.background import beside
+from waldelta.background import run_concurrently
 from waldelta.config.pipeline_file import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
 from waldelta.jobs.pipeline import Pipeline
@@ -33,8 +33,11 @@ from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.slot.standby import committed_upto, slot_position
-from waldelta.stages.land.idle_check import look
-from waldelta.stages.setup.orphan_slots import drop_orphans, find_orphans
+from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.setup.orphan_slots import (
+    drop_slots_without_pipeline,
+    find_slots_without_pipeline,
+)
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -71,7 +74,7 @@ def writing(primary) -> Iterator[None]:
         while not ended.is_set():
             insert(primary, next(number), "meanwhile")
 
-    with beside(write, "writer"):
+    with run_concurrently(write, "writer"):
         yield
 
 
@@ -115,7 +118,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         pipeline.sync(spark)
         # What it doesn't replay can't be read, and counts as lag; nothing is lost while it is
         # stopped.
-        assert not look(pipeline.job()).has_work
+        assert not check_idle(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
         with pipeline.job().connect_slot("test") as connection:
@@ -129,7 +132,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
         )
         standby.stop()
         with pytest.raises(SourceUnreachable, match=f":{standby.port}/"):
-            look(pipeline.job())
+            check_idle(pipeline.job())
         standby.start()
         assert any(
             "the primary has a slot 'flights' too" in text
@@ -154,7 +157,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
 
     promote(standby)
     with pytest.raises(NotStandby, match=r"read_from leads to .* or was promoted"):
-        look(pipeline.job())
+        check_idle(pipeline.job())
 
 
 @pytest.mark.parametrize("pair", [16], indirect=True, ids="PostgreSQL {}".format)
@@ -170,11 +173,11 @@ def test_the_oldest_version_that_can(pair, lake):
     ask(primary, "create table app.unpublished as select 1 as id")
     ask(primary, "select pg_switch_wal()")
     catch_up(standby, primary)
-    seen = look(pipeline.job())
+    seen = check_idle(pipeline.job())
     assert (seen.has_work, seen.moved_to is not None) == (False, True)
     insert(primary, 2, "after")
     catch_up(standby, primary)
-    assert look(pipeline.job()).has_work
+    assert check_idle(pipeline.job()).has_work
     slot = pipeline.status()["slot"]
     assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
     # What waits is tried where the slot is.
@@ -193,18 +196,18 @@ def orphans(primary, standby) -> list[str]:
     one of that name.
     """
     with connect(primary.conninfo(), "test") as one, connect(standby.conninfo(), "test") as other:
-        found = find_orphans(one, (), other)
+        found = find_slots_without_pipeline(one, (), other)
         lines = [
             (orphan.slot.in_recovery, " on the standby holds" in orphan.describe())
             for orphan in found
         ]
         assert lines in ([(False, False), (True, True)], [(True, True)]), lines
         if len(found) == 1:
-            return drop_orphans(one, primary.conninfo(), found, ["flights"], other)
+            return drop_slots_without_pipeline(one, primary.conninfo(), found, ["flights"], other)
         with pytest.raises(
             ConfigError, match="the primary and the standby both have a slot 'flights'"
         ):
-            drop_orphans(one, primary.conninfo(), found, ["flights"], other)
+            drop_slots_without_pipeline(one, primary.conninfo(), found, ["flights"], other)
         return []
 
 
@@ -238,7 +241,7 @@ def test_a_slot_that_the_standby_lost_is_made_anew(spark, pair, lake):
     insert(primary, 2, "lost")
     lose_slot(primary, standby)
     with pytest.raises(SlotLost, match=r"hot_standby_feedback on and a primary_slot_name"):
-        look(pipeline.job())
+        check_idle(pipeline.job())
     with pytest.raises(RunFailed, match="is lost"):
         pipeline.consume(spark)
     pipeline.resync(spark)

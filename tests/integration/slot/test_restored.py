@@ -21,7 +21,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConsumeMismatch, SourceChanged
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -69,7 +69,7 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
         shutil.rmtree(server.data)
         copy_files(backup, server.data)
         server.start()
-        for verb in (look, lambda job: drain(spark, job)):
+        for verb in (check_idle, lambda job: drain(spark, job)):
             with pytest.raises(SourceChanged, match="restored to an earlier state"):
                 verb(job)
         with connected(server) as database:
@@ -78,7 +78,7 @@ def test_a_restored_server_is_refused(spark, postgres, lake, monkeypatch):
             # Where each batch is acknowledged without a comparison, too: here the slot would forget
             # what nobody has read.
             unverified = pipeline_file(lake, "restored", options={"acknowledge": "advance"})
-            for verb in (look, lambda job: drain(spark, job)):
+            for verb in (check_idle, lambda job: drain(spark, job)):
                 for asked in (job, replace(job, pipeline=unverified)):
                     with pytest.raises(ConsumeMismatch, match="nothing was consumed"):
                         verb(asked)

@@ -17,7 +17,7 @@ from waldelta.monitoring.status import read_status
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.slot.health import slot_warnings
 from waldelta.slot.slot import read_slot
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = pytest.mark.pg
 
@@ -69,7 +69,7 @@ def test_a_look_and_status_tell(database, job, caplog):
     """An idle pipeline starts no Spark, so the look has to say it."""
     hold_back(database, 4)
     with caplog.at_level(logging.WARNING):
-        look(job)
+        check_idle(job)
     assert "holds back" in caplog.text
     assert "slot_limits." in read_status(job)["slot"]["warnings"][0]
 

@@ -23,7 +23,7 @@ from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.verify.verify import check_landed
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.land.land import land
 
 pytestmark = pytest.mark.pg
@@ -88,7 +88,7 @@ def test_a_move_during_a_run_is_a_gap(spark, database, lake, monkeypatch, bite, 
     assert only_gap(job) == ("SlotGap", bites[-1], stands)
     assert job.change_log(identity).last_batch() == (bite - 1 or None)
     assert job.ledger.furthest_lsn(slot, identity.incarnation) == bites[-1]
-    for again in (look, lambda job: drain(spark, job)):
+    for again in (check_idle, lambda job: drain(spark, job)):
         with pytest.raises(SlotGap):
             again(job)
 
@@ -103,14 +103,14 @@ def test_a_move_during_a_look_is_a_gap(database, job, monkeypatch):
     def slow(*_):
         consume_behind_our_back(database, job)
 
-    monkeypatch.setattr(idle, "_work_left", slow)
+    monkeypatch.setattr(idle, "_remaining_work", slow)
     with pytest.raises(SlotGap):
-        look(job)
+        check_idle(job)
     monkeypatch.undo()
     cause, lost_from, _ = only_gap(job)
     assert (cause, lost_from) == ("SlotGap", before)
     with pytest.raises(SlotGap):
-        look(job)
+        check_idle(job)
 
 
 def test_a_run_that_wakes_up_behind_another_is_late(database, job):
@@ -170,7 +170,7 @@ def landing(job):
         land_stage(None, job, RunResult("consume", "r"), StageResult("running", 0.0))
 
 
-@pytest.mark.parametrize("verb", [look, landing])
+@pytest.mark.parametrize("verb", [check_idle, landing])
 @pytest.mark.parametrize("purpose", ["drain", "look", "read"])
 def test_what_a_dead_run_left_at_the_slot_is_ended(database, job, verb, purpose):
     """Killed within `get`, say: its backend goes on until it has to send something."""
@@ -183,7 +183,7 @@ def test_what_a_dead_run_left_at_the_slot_is_ended(database, job, verb, purpose)
 def test_a_reader_that_isnt_ours_is_left_alone(database, job, name):
     with reading(database, job, name) as reader:
         with pytest.raises(SlotInUse, match=rf"\({name}\)"):
-            look(job)
+            check_idle(job)
         assert reader.poll() is None
 
 
@@ -196,7 +196,7 @@ def holding_a_copy(database, job, name, **options):
     return holder
 
 
-@pytest.mark.parametrize("verb", [look, landing])
+@pytest.mark.parametrize("verb", [check_idle, landing])
 def test_the_copy_that_a_dead_run_holds_goes_with_it(database, job, verb):
     """The host of the run vanished from the network: nothing tells its backend, which waits for the
     next statement.
@@ -288,7 +288,7 @@ def test_the_server_notices_a_client_that_is_gone(postgres, monkeypatch):
         assert cursor.fetchone() == ("0", "30")
     # As a server says on a platform that can't look.
     monkeypatch.setattr(
-        "waldelta.postgres.connection._LOOKS_FOR_CLIENT", {"client_connection_check_interval": "-1"}
+        "waldelta.postgres.connection._CHECKS_CLIENT", {"client_connection_check_interval": "-1"}
     )
     for open_connection in (connect, connect_arrow, connect_walsender):
         open_connection(postgres.conninfo(), "test").close()

@@ -22,10 +22,15 @@ from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_freshness import Operations, read_changed
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.lifecycle import Due, read_published, read_standings, record_killed
+from waldelta.pipeline.targets.lifecycle import (
+    RequiredAction,
+    read_published,
+    read_standings,
+    record_killed,
+)
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
@@ -78,7 +83,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     insert(database, 2)
     database.execute(RETYPE)
     for number in (3, 4):
-        assert look(job).has_work
+        assert check_idle(job).has_work
         result = consume(spark, job)
         assert (result.needs_sync, result.not_applied) == (["public.t"], ["public.t"])
         assert result.warnings == [
@@ -92,7 +97,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     assert rows(spark, job, "t") == [(1, "a")]
     assert rows(spark, job, "u") == [(1, "a"), (2, "n"), (3, "n")]
     assert job.ledger.last_cut().targets[0].table_name == "public.u"
-    real, copied = sync_module.settle, []
+    real, copied = sync_module.wait_for_version, []
 
     def copied_meanwhile(*args):
         monkeypatch.undo()
@@ -100,7 +105,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
         return real(*args)
 
     # Asked for, but late: it has chosen, or begins, when somebody else has made the copy.
-    monkeypatch.setattr(sync_module, "settle", copied_meanwhile)
+    monkeypatch.setattr(sync_module, "wait_for_version", copied_meanwhile)
     for late in ("late", "later"):
         assert (
             run_sync(
@@ -153,7 +158,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         assert result.needs_sync == (["public.t"] if hand_over else [])
         assert status(job) == ("failed", 2 if hand_over else attempt)
         assert rows(spark, job, "u") == source(database, "u")
-        assert look(job).reason == "to be copied again: public.t"
+        assert check_idle(job).reason == "to be copied again: public.t"
     # However often: nothing is committed to a target that no copy comes to write.
     assert DeltaTable(uri_of(job, "public.t")).version() == version
     monkeypatch.undo()
@@ -212,7 +217,7 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "seen_by", [look, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"]
+    "seen_by", [check_idle, pytest.param(consume, marks=pytest.mark.soak)], ids=["a look", "a run"]
 )
 def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, database, job, seen_by):
     """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to
@@ -248,7 +253,7 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
     job.ledger.append(begun)
     if ended == "failed":
         job.ledger.append(replace(begun, status="failed", reason="TableBusy: locked"))
-    assert look(job).reason == "to be copied again: public.t"
+    assert check_idle(job).reason == "to be copied again: public.t"
     with pytest.raises(
         RunFailed, match=rf"public\.t gets no changes since its last copy .*{ended}"
     ) as red:
@@ -301,7 +306,7 @@ def test_a_table_that_left_while_it_was_copied_is_no_copy(spark, database, job, 
         copied = real(*args)
         if str(args[2]) == "public.t":
             database.execute(f"alter publication s_{database.name}_pub drop table t")
-            look(job)
+            check_idle(job)
             database.execute(f"alter publication s_{database.name}_pub add table t")
         return copied
 
@@ -320,20 +325,23 @@ def test_whether_a_copy_is_under_way(database, job, locked):
     published = read_published(database.connection, job)
     with target_lock(job, "public.t") if locked else nullcontext():
         found = read_standings(job, published)
-    assert [standing.due for standing in found] == [Due.WAIT if locked else Due.COPY, Due.FIRST]
+    assert [standing.action for standing in found] == [
+        RequiredAction.WAIT if locked else RequiredAction.COPY,
+        RequiredAction.FIRST,
+    ]
 
 
 # How copies ended, the last of them more than a day after it began, whether a run is at work on it,
 # and what its table is due then.
 DEAD = {
-    "killed": ([], False, (Due.COPY, "failed (it was killed)")),
+    "killed": ([], False, (RequiredAction.COPY, "failed (it was killed)")),
     "killed again": (
         ["copying", "failed"],
         False,
-        (Due.BROKEN, "failed (it was killed), to be tried again after"),
+        (RequiredAction.BROKEN, "failed (it was killed), to be tried again after"),
     ),
-    "under way": (["copying", "failed"], True, (Due.WAIT, "")),
-    "copied, then killed": (["synced"], False, (Due.COPY, "was killed")),
+    "under way": (["copying", "failed"], True, (RequiredAction.WAIT, "")),
+    "copied, then killed": (["synced"], False, (RequiredAction.COPY, "was killed")),
 }
 
 
@@ -364,7 +372,7 @@ def test_pauses_count_from_when_a_first_copy_was_seen_dead(
             record_killed(job, read_standings(job, published))
         found, _ = read_standings(job, published)
     due, failed = expected
-    assert (found.due, (found.failed or "")[: len(failed) or None]) == (due, failed)
+    assert (found.action, (found.failed or "")[: len(failed) or None]) == (due, failed)
     assert len(job.ledger.table_rows("public.t")) == len(before) + 1 + ("it was killed" in failed)
 
 

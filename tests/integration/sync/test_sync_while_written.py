@@ -15,7 +15,7 @@ import pytest
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
-from waldelta.background import beside
+from waldelta.background import run_concurrently
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.stages.sync.sync import sync
@@ -83,7 +83,9 @@ def test_each_change_is_in_the_target_once(spark, database, job):
     with ThreadPoolExecutor(2) as pool:
         with ExitStack() as writers:
             for number in range(WRITERS):
-                writers.enter_context(beside(writer(database, seed + number), f"writer {number}"))
+                writers.enter_context(
+                    run_concurrently(writer(database, seed + number), f"writer {number}")
+                )
             copies = [
                 pool.submit(sync, spark.newSession(), run(f"sync {names}"), names, "a test")
                 for names in ([NEW, KEYLESS], [OLD])

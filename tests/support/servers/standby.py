@@ -19,7 +19,7 @@ from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land.idle_check import look
+from waldelta.stages.land.idle_check import check_idle
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 
@@ -95,7 +95,7 @@ def keep_slot(standby: EmbeddedPostgres, primary: EmbeddedPostgres, pipeline: Pi
     def synchronized() -> bool:
         ask(primary, "select pg_log_standby_snapshot()")
         ask(primary, "select pg_switch_wal()")  # an idle slot is moved when that frees a file
-        look(pipeline.job())
+        check_idle(pipeline.job())
         catch_up(standby, primary)
         ask(standby, "select pg_sync_replication_slots()")
         return ask(standby, kept) == [(True,)]

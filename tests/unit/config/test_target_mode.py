@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.postgres.catalog import Relation, TableId
 from waldelta.stages.setup.preflight.targets import Planned, PlannedTargets, judge_modes
 
@@ -25,7 +25,7 @@ def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:
 def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, found):
     tables = {"public.a": published("a", 1, ()), "public.b": published("b", 2, ("id",))}
     feeds = {
-        name: Feed(table.relation.id, frozenset({table.relation.oid}))
+        name: TargetSource(table.relation.id, frozenset({table.relation.oid}))
         for name, table in tables.items()
     }
     entries = dict.fromkeys(tables, TargetTable.model_validate({"mode": mode}))

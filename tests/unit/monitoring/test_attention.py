@@ -12,7 +12,7 @@ from tests.support.bookkeeping import did, minutes, pipeline, result, run
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
-from waldelta.lake.ledger.records import ForeignCommit, Gap, Run, TableState, TargetCut
+from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, TableState, TargetCut
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
@@ -305,8 +305,8 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     """By the version and the time of both: the versions of a target that was made anew begin anew;
     and in all of its columns.
     """
-    commits = [ForeignCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
-    unsaid = [ForeignCommit(3, "UPDATE", "ann")]
+    commits = [ExternalCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
+    unsaid = [ExternalCommit(3, "UPDATE", "ann")]
     foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
     for name, found in foreign.items():
         book.ledger.append(

@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
-from waldelta.pipeline.reported_commits import Told
+from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.run_result import RunResult, TableResult
 
 BEGAN = now()
@@ -73,7 +73,9 @@ def test_what_is_told(ledger, told, expected):
     """Of version 5 of a target, which run "a" committed."""
     for run_id, minutes, version in told:
         tell(ledger, run_id, minutes, version)
-    assert Told(ledger, at(1)).has("a", "public.t", 5, at(0), lambda: at(-30)) == expected
+    assert (
+        ReportedCommits(ledger, at(1)).has("a", "public.t", 5, at(0), lambda: at(-30)) == expected
+    )
 
 
 def test_a_run_of_late_without_a_result_was_not_forgotten(ledger):
@@ -81,14 +83,14 @@ def test_a_run_of_late_without_a_result_was_not_forgotten(ledger):
     are later ones.
     """
     tell(ledger, "b", 600)
-    assert not Told(ledger, at(-1)).has("a", "public.t", 5, at(0), lambda: at(-30))
+    assert not ReportedCommits(ledger, at(-1)).has("a", "public.t", 5, at(0), lambda: at(-30))
 
 
 def test_other_verbs_tell_nothing(ledger):
     """A sync's version is that of its copy."""
     tell(ledger, "z", -600)
     tell(ledger, "s", 10, 7, "sync")
-    assert not Told(ledger, at(1)).has("a", "public.t", 5, at(0), lambda: at(-30))
+    assert not ReportedCommits(ledger, at(1)).has("a", "public.t", 5, at(0), lambda: at(-30))
 
 
 def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
@@ -102,7 +104,7 @@ def test_results_are_read_once_and_none_from_before(ledger, monkeypatch):
         "from_json",
         classmethod(lambda cls, text: parsed.append(text) or real(cls, text)),
     )
-    told = Told(ledger, at(1))
+    told = ReportedCommits(ledger, at(1))
     for version in range(20):
         assert not told.has("a", "public.t", 5 + version, at(0), lambda: at(-30))
         assert not told.has("a", "public.u", 5 + version, at(1), lambda: at(-30))

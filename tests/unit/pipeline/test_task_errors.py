@@ -9,7 +9,7 @@ from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, Tar
 from waldelta.lake.write_errors import unwritable
 from waldelta.pipeline.task_errors import is_conflict, named_error, of_table
 from waldelta.spark import writable
-from waldelta.spark.attempts import told
+from waldelta.spark.attempts import error_text
 
 ERRORS = [
     DecodeError(
@@ -45,7 +45,9 @@ def test_the_same_error_again(err):
 
 URI = "file:///lake/t"
 READERS = {
-    "told by a task": lambda said: named_error(RuntimeError(told(unwritable(URI, OSError(said))))),
+    "told by a task": lambda said: named_error(
+        RuntimeError(error_text(unwritable(URI, OSError(said))))
+    ),
     "of the change log": lambda said: writable.write_error(
         URI, RuntimeError(f"java.io.IOException: {said}")
     ),

@@ -13,7 +13,7 @@ from waldelta.postgres.publication_membership import (
     was_away,
     was_interrupted,
 )
-from waldelta.stages.setup._publication_entries import is_renewed
+from waldelta.stages.setup._publication_entries import is_replaced
 
 ALL = frozenset({"insert", "update", "delete"})
 INSERTS = frozenset({"insert"})
@@ -180,4 +180,4 @@ RENEWED = {
 @pytest.mark.parametrize(("held", "was", "now", "expected"), RENEWED.values(), ids=list(RENEWED))
 def test_what_setup_renews(held, was, now, expected):
     """Setup's own transaction interrupts nothing; what somebody did before it stays to be told."""
-    assert is_renewed(held, frozenset(was), frozenset(now)) is expected
+    assert is_replaced(held, frozenset(was), frozenset(now)) is expected

@@ -14,10 +14,10 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.slot.read.peek import LANDING_SCHEMA, _landing_batch
-from waldelta.slot.read.read_request import Asked
+from waldelta.slot.read.read_request import ReadRequest
 from waldelta.slot.recovery import landed_behind
 
-ONE, BOTH = (Asked(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
+ONE, BOTH = (ReadRequest(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
 LARGE = (1000, 1000)
 ABORT = [enc.stream_abort(7, 8)]
 

@@ -201,11 +201,13 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
     purges = unclaimed[~np.isin(chains.destination[unclaimed], fresh_keys)]
     skips = np.flatnonzero(chains.origin == Root.MISSING)
     parts = [
-        rows_left(
+        remaining_rows(
             events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
         ),
-        rows_left(events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")),
-        rows_left(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
+        remaining_rows(
+            events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")
+        ),
+        remaining_rows(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
         keys_only(events, shape, ACTION_DELETE, deletes, "old"),
         keys_only(events, shape, ACTION_PURGE, purges, "new"),
         keys_only(events, shape, ACTION_SKIP, skips, None),
@@ -213,7 +215,7 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
     return pa.concat_tables(part for part in parts if part is not None)
 
 
-def rows_left(
+def remaining_rows(
     events: pa.Table,
     shape: EventShape,
     chains: Chains,

@@ -7,4 +7,4 @@ from __future__ import annotations
 REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
 # New and updated rows with a value that its column's type can't hold: it stands verbatim in
 # _wd_raw.
-VERBATIM_ROWS = "verbatim"
+RAW_ROWS = "verbatim"

@@ -32,7 +32,7 @@ from waldelta.changes.decode.collapse import (
 from waldelta.changes.decode.collapse_keyless import PLACE, collapse_copies
 from waldelta.changes.decode.relation_versions import RelationVersion
 from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
-from waldelta.changes.decode.row_states import XID, Unfolding, unfold, unfolded_fields
+from waldelta.changes.decode.row_states import XID, Unfolding, row_version_fields, row_versions
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lake.changelog.commit_order import commits, place_columns
@@ -124,7 +124,7 @@ class DecodePlan:
         fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
             key_types = [self.types[i].arrow for i in self.shape.identity]
-            fields += unfolded_fields(self.shape, key_types, self.unfolding.mode)
+            fields += row_version_fields(self.shape, key_types, self.unfolding.mode)
             return pa.schema([*fields, pa.field("raw", RAW_TYPE)])
         if not self.shape.key:
             fields += [pa.field(PLACE, pa.int64()), pa.field("base_raw", RAW_TYPE)]
@@ -421,7 +421,7 @@ def collapse_events(
     base_is_empty = _base_is_empty(events, plan)
     events = with_typed_keys(events, plan)
     if plan.unfolding is not None:
-        net = unfold(events, plan.shape, plan.unfolding)
+        net = row_versions(events, plan.shape, plan.unfolding)
         # Of a row without a key no earlier state is looked for.
         texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
         if not plan.shape.key:

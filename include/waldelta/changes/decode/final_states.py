@@ -27,7 +27,7 @@ from waldelta.changes.decode.collapse import (
     in_order,
     in_order_of,
     keys_only,
-    rows_left,
+    remaining_rows,
 )
 
 
@@ -57,8 +57,10 @@ def final_states(
     # Whatever consumed a key as the last one to touch it left none behind.
     gone = np.sort(last[chains.destination[last] != chains.touch_key[chains.is_last]])
     parts = [
-        rows_left(events, shape, chains, ACTION_UPDATE, live[held], base=(live[held], "new")),
-        rows_left(events, shape, chains, ACTION_UPSERT, live[~held], base=(live[~held], "new")),
+        remaining_rows(events, shape, chains, ACTION_UPDATE, live[held], base=(live[held], "new")),
+        remaining_rows(
+            events, shape, chains, ACTION_UPSERT, live[~held], base=(live[~held], "new")
+        ),
         keys_only(events, shape, ACTION_PURGE, gone, "old"),
     ]
     return pa.concat_tables(part for part in parts if part is not None)

@@ -129,7 +129,9 @@ def route(events: DataFrame, routing: Routing, names: Sequence[str]) -> DataFram
     return judged.where("op is not null").select(*names)
 
 
-def route_here(spark: SparkSession, events: pa.Table, plan: DecodePlan, folder: str) -> pa.Table:
+def route_in_driver(
+    spark: SparkSession, events: pa.Table, plan: DecodePlan, folder: str
+) -> pa.Table:
     """The same for few events, which the driver holds: Spark sees their filter's columns alone, as
     a file in ``folder``.
     """

@@ -34,7 +34,7 @@ from waldelta.changes.decode.collapse import (
     in_order,
     keys_only,
     newest_known,
-    rows_left,
+    remaining_rows,
 )
 from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE, TargetMode
 
@@ -72,9 +72,9 @@ class Unfolding:
     truncates: tuple[Truncation, ...] = field(default=())
 
 
-def unfold(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
+def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
     """The rows for the target; the columns of collapse's net changes, and those of
-    ``unfolded_fields``.
+    ``row_version_fields``.
 
     Of states, ``insert`` is one of a new row, ``update`` one of a row that the target has at its
     base key (skipped when it hasn't), ``delete`` the end, at ``to_lsn``, of the state that the
@@ -86,7 +86,7 @@ def unfold(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tabl
     return _states(events, shape, unfolding)
 
 
-def unfolded_fields(
+def row_version_fields(
     shape: EventShape, key_types: list[pa.DataType], mode: TargetMode
 ) -> list[pa.Field]:
     """The Arrow fields of unfolded rows besides those of net changes."""
@@ -146,10 +146,12 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     held, fresh = states[known], states[~known]
     parts = [
         (
-            rows_left(events, shape, chains, ACTION_UPDATE, held, base=(chains.root[held], "old")),
+            remaining_rows(
+                events, shape, chains, ACTION_UPDATE, held, base=(chains.root[held], "old")
+            ),
             held,
         ),
-        (rows_left(events, shape, chains, ACTION_INSERT, fresh, base=None), fresh),
+        (remaining_rows(events, shape, chains, ACTION_INSERT, fresh, base=None), fresh),
     ]
     tables = [_until(rows, end_lsn[chosen], end_at[chosen]) for rows, chosen in parts]
     for of, name in ((found[is_old], "old"), (found[~is_old], "new")):

@@ -21,7 +21,7 @@ from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.config.target_mode import MIRROR
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
-from waldelta.lake.changelog.batch_range import Stretch
+from waldelta.lake.changelog.batch_range import BatchRange
 from waldelta.lake.changelog.commit_order import Stream, commits, last_truncates
 from waldelta.lake.changelog.row_messages import RowMessages, Volume
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
@@ -29,7 +29,7 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.relation import Relation, RelationColumn
 from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.schema_evolution import (
     Evolution,
     check_key,
@@ -100,9 +100,9 @@ class TargetPlan:
 
 def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsewhere
     read_types: ReadTypes,
-    stretch: Stretch,
+    stretch: BatchRange,
     state: TableState,
-    present: PresentTable,
+    present: CatalogTable,
     policy: SchemaPolicy,
     options: TypeOptions,
     *,
@@ -127,7 +127,7 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
         if volume.rows
         else []
     )
-    relations = [as_fed(version.relation, state) for version in versions]
+    relations = [as_merged_partition(version.relation, state) for version in versions]
     evolution = _evolution(
         read_types, state, relations, present, (policy, options), is_empty=is_empty
     )
@@ -154,7 +154,7 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
 
 def plan_decode(
     read_types: ReadTypes,
-    stretch: Stretch,
+    stretch: BatchRange,
     state: TableState,
     found: tuple[Sequence[RelationVersion], Evolution],
     policy: SchemaPolicy,
@@ -198,7 +198,7 @@ def plan_decode(
     )
 
 
-def as_fed(relation: Relation, state: TableState) -> Relation:
+def as_merged_partition(relation: Relation, state: TableState) -> Relation:
     """A leaf as a relation of the target that gathers it: its oid is one column more, behind its
     own.
     """
@@ -214,7 +214,7 @@ def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | N
 
 
 def bringing_rows(
-    stretch: Stretch, snapshot: Snapshot, versions: Sequence[RelationVersion]
+    stretch: BatchRange, snapshot: Snapshot, versions: Sequence[RelationVersion]
 ) -> list[RelationVersion]:
     """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
     # Of many leaves that are all alike, none needs to be looked for.
@@ -234,7 +234,7 @@ def _evolution(
     read_types: ReadTypes,
     state: TableState,
     relations: Sequence[Relation],
-    present: PresentTable,
+    present: CatalogTable,
     rules: tuple[SchemaPolicy, TypeOptions],
     *,
     is_empty: bool = False,
@@ -283,7 +283,7 @@ def _check_chosen_types(
             raise refusal(state, reason)
 
 
-def _check_not_renamed(state: TableState, relation: Relation, present: PresentTable) -> None:
+def _check_not_renamed(state: TableState, relation: Relation, present: CatalogTable) -> None:
     if _has_its_name(state, TableId(relation.schema, relation.name)):
         return
     # A table may have had another name while it was changed, and have its own again by now.
@@ -345,7 +345,7 @@ def read_truncations(
     return tuple(sorted(found, key=attrgetter("place")))
 
 
-def _check_not_recreated(stream: Stream, state: TableState, present: PresentTable) -> None:
+def _check_not_recreated(stream: Stream, state: TableState, present: CatalogTable) -> None:
     """A table dropped and created again has another oid, so its changes would pass by unseen."""
     if _has_its_name(state, present.name):
         return  # another table that was changed under this name has given it up since

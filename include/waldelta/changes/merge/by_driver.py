@@ -50,7 +50,7 @@ _DEFAULT_STATISTICS = ColumnProperties(statistics_enabled="NONE")
 _STATISTICS = ColumnProperties(statistics_enabled="CHUNK")
 
 
-def merge_here(
+def merge_in_driver(
     job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
     """Commit net changes (columns as ``plan.decode.net_schema``) under ``tag``; returns the tag
@@ -64,7 +64,7 @@ def merge_here(
     if not is_for_arrow(plan, tag):
         return None
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
-    return commit_here(
+    return commit_in_driver(
         job, plan.state.table_name, NetChanges(net, written, plan.is_emptied), tag, check
     )
 
@@ -87,10 +87,12 @@ class NetChanges:
         return cls(rows, Written(names, shape, metadata))
 
 
-def commit_here(
+def commit_in_driver(
     job: Job, table_name: str, changes: NetChanges, tag: CommitTag, check: Callable[[], object]
 ) -> CommitTag | None:
-    """As merge_here(), of changes that Arrow can merge: of keyed rows, or of new ones alone."""
+    """As merge_in_driver(), of changes that Arrow can merge: of keyed rows, or of new ones
+    alone.
+    """
     table = DeltaTable(uri_of(job, table_name), storage_options=job.storage_options)
     if (table.transaction_version(tag.app_id) or 0) >= tag.batch:
         return tag  # as Delta skips a MERGE that is repeated

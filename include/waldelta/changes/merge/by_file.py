@@ -45,7 +45,7 @@ from waldelta.changes.stage.net_files import (
     NetFiles,
     at_places,
     batches,
-    gathered,
+    grouped,
     packed,
     unpacked,
 )
@@ -302,7 +302,7 @@ def _rewrite_file(
 ) -> dict[str, Any]:
     with DataFile(files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
-        for part in gathered(batches(_open(target, files, file))):
+        for part in grouped(batches(_open(target, files, file))):
             held = part.cast(target.schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)

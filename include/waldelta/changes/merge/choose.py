@@ -14,7 +14,7 @@ import tenacity
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.by_driver import changes_copies, merge_here
+from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.keyless import CopiedColumn, count_statement, rewrite_statement
 from waldelta.changes.merge.statements import (
@@ -56,7 +56,7 @@ def merge_staged(
     """
     done = None
     if plan.decode.unfolding is None:
-        done = None if changes.net is None else merge_here(job, plan, changes.net, tag, check)
+        done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, check)
         if done is None and changes.files is not None:
             done = merge_files(partial(run_tasks, spark), job, plan, changes.files, tag, check)
     if done is not None:

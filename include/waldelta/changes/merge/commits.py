@@ -18,7 +18,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS, REREAD_ROWS
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -38,7 +38,7 @@ from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.reported_commits import Told
+from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
 
@@ -171,7 +171,11 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
 
 
 def read_unreported(
-    job: Job, identity: SlotIdentity, state: TableState, told: Told, in_cut: int | None = None
+    job: Job,
+    identity: SlotIdentity,
+    state: TableState,
+    told: ReportedCommits,
+    in_cut: int | None = None,
 ) -> tuple[TargetCut | None, TargetCut | None]:
     """What was committed to the target and told by no run: up to the version that the newest cut
     has, and beyond; None where nothing was.
@@ -214,7 +218,7 @@ def _cut(
         truncated=truncated,
         reread=counts.get(REREAD_ROWS, 0),
         quarantined=counts.get(QUARANTINED_ROWS, 0),
-        verbatim=counts.get(VERBATIM_ROWS, 0),
+        verbatim=counts.get(RAW_ROWS, 0),
         **_effects(entry.get("operationMetrics", {}), counts),
     )
 

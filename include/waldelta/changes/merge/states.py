@@ -20,7 +20,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_SKIP,
     ACTION_UPDATE,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS, VERBATIM_ROWS
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS, REREAD_ROWS
 from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
 from waldelta.changes.merge.live_rows import TRUNCATE, live_rows
 from waldelta.changes.merge.statements import (
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 # In a commit's counts: rows that came, and states of the target's that ended.
 STATES, ENDS = "states", "ends"
-_TOLD = (ACTION_SKIP, VERBATIM_ROWS, REREAD_ROWS, QUARANTINED_ROWS)
+_COUNTED = (ACTION_SKIP, RAW_ROWS, REREAD_ROWS, QUARANTINED_ROWS)
 _BASE = "waldelta_base"
 
 
@@ -109,7 +109,7 @@ def complete_states(
     )
     source = with_variants(staged.source, [f"c{i}" for i in kept.variants])
     if not looks_up:
-        return replace(staged, source=source, counts=_told(counts), net=None)
+        return replace(staged, source=source, counts=_metric_counts(counts), net=None)
     base = (
         live_rows(spark.read.format("delta").load(uri), kept.mode, kept.key_names)
         if is_log
@@ -125,7 +125,7 @@ def complete_states(
     if not is_log:
         counts[ACTION_SKIP] += counts[ACTION_UPDATE] - updates
         counts[ACTION_UPDATE] = updates
-    return replace(staged, source=parquet(folder), counts=_told(counts), net=None)
+    return replace(staged, source=parquet(folder), counts=_metric_counts(counts), net=None)
 
 
 def _check_read(plan: TargetPlan) -> None:
@@ -142,11 +142,11 @@ def _lacks(spark: SparkSession, staged: Staged, kept: Kept) -> bool:
     )
 
 
-def _told(counts: Counter[str]) -> dict[str, int]:
+def _metric_counts(counts: Counter[str]) -> dict[str, int]:
     """Counts by which Delta's own metrics tell what a commit did: rows inserted are states, rows
     updated ended ones.
     """
-    told = {name: counts[name] for name in _TOLD if counts[name]}
+    told = {name: counts[name] for name in _COUNTED if counts[name]}
     return told | {
         STATES: counts[ACTION_INSERT] + counts[ACTION_UPDATE],
         ENDS: counts[ACTION_DELETE],

@@ -63,7 +63,7 @@ class NetFiles:
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
         """The chosen of one file, so many at once as memory is meant to hold."""
-        return gathered(_chosen(self._opened([self.paths[number]]), chosen))
+        return grouped(_chosen(self._opened([self.paths[number]]), chosen))
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         layout = ds.ParquetFileFormat(read_options=SPARKS_TIMESTAMPS)
@@ -112,7 +112,7 @@ def batches(
     return iter(scanner.to_batches())
 
 
-def gathered(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def grouped(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """As many of these together as are worked on at once."""
     held: list[pa.RecordBatch] = []
     rows = taken = 0

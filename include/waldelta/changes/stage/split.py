@@ -46,7 +46,7 @@ WORTH_IT = 4
 ROWS_PER_GROUP = 2_048
 # The largest that is written, so that readers hold no more than that at once.
 GROUP_ROWS, GROUP_BYTES = 131_072, 16 << 20
-_TOLD = pa.schema([("path", pa.string())])
+_WRITTEN = pa.schema([("path", pa.string())])
 
 
 @dataclass
@@ -155,9 +155,9 @@ def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: st
         ):
             for group in _groups(pa.Table.from_batches(parts, ROW_SCHEMA)):
                 writer.write_table(group, row_group_size=GROUP_ROWS)
-        return pa.table([[path]], schema=_TOLD)
+        return pa.table([[path]], schema=_WRITTEN)
 
-    told = run_tasks(spark, len(dealt), _TOLD, write)
+    told = run_tasks(spark, len(dealt), _WRITTEN, write)
     log.info("messages of many tables written anew by table, %.1f s", time.monotonic() - began)
     return Split(folder, options, [row["path"] for row in told])
 

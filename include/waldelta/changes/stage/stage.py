@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
-from waldelta.changes.decode.counts import VERBATIM_ROWS
+from waldelta.changes.decode.counts import RAW_ROWS
 from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode_all
-from waldelta.changes.decode.route import Routing, route, route_here
+from waldelta.changes.decode.route import Routing, route, route_in_driver
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.changes.stage.read_changes import read_row_changes
@@ -66,7 +66,7 @@ class Staged:
 def stage(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""
     if plan.rows is not None:
-        return _stage_here(spark, plan.rows, plan, folder)
+        return _stage_in_driver(spark, plan.rows, plan, folder)
     if plan.decode.routing is not None:
         return _staged(folder, _stage_routed(spark, change_log, plan, plan.decode.routing, folder))
     staged = _staged(folder, stage_in_tasks(spark, plan.split or change_log, plan, folder))
@@ -89,10 +89,10 @@ def _require(staged: Staged, rows: int) -> None:
         )
 
 
-def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
+def _stage_in_driver(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: str) -> Staged:
     events = list(decode_all(rows.to_batches(), plan.decode))
     if plan.decode.routing is not None and events:
-        events = route_here(
+        events = route_in_driver(
             spark, pa.Table.from_batches(events), plan.decode, f"{folder}-routed"
         ).to_batches()
     batches = list(_collapse_all(events, plan.decode))
@@ -102,7 +102,7 @@ def _stage_here(spark: SparkSession, rows: pa.Table, plan: TargetPlan, folder: s
 
 
 def _staged(folder: str, counted: Counted, net: pa.Table | None = None) -> Staged:
-    counts = counted.by_action | {VERBATIM_ROWS: counted.verbatim}
+    counts = counted.by_action | {RAW_ROWS: counted.verbatim}
     return Staged(folder, parquet(folder), counts, counted.incomplete, net)
 
 

@@ -26,7 +26,7 @@ COUNTED_BYTES = 128 << 20
 SplitUp = Callable[[Stream], RowMessages | None]
 
 
-class Stretch:
+class BatchRange:
     """What lies in the change log between two batches (after the first, up to and with the second).
 
     ``split`` writes it anew by relation where that is worth it, of many messages for many targets;
@@ -140,20 +140,20 @@ def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
     }
 
 
-class Stretches:
+class BatchRanges:
     """The stretches of one step; targets with the same batches before them share one."""
 
     def __init__(
         self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None
     ) -> None:
         self.change_log, self._sizes, self._split = change_log, sizes, split
-        self._read: dict[tuple[int, int], Stretch] = {}
+        self._read: dict[tuple[int, int], BatchRange] = {}
 
-    def between(self, after: int, upto: int) -> Stretch:
+    def between(self, after: int, upto: int) -> BatchRange:
         """What lies after one batch, up to and with another."""
         if (after, upto) not in self._read:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
             self._read = {
-                (after, upto): Stretch(self.change_log, (after, upto), messages, self._split)
+                (after, upto): BatchRange(self.change_log, (after, upto), messages, self._split)
             }
         return self._read[after, upto]

@@ -24,7 +24,7 @@ from waldelta.lake.changelog.batch_file import BatchFile, commit_batch, create_l
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, Tally
+from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_log import read_metadata
 from waldelta.lake.ledger.quarantine import SKIPPED, Quarantine
 from waldelta.lake.ledger.records import ConsumedBatch
@@ -330,7 +330,7 @@ class ChangeLog(RowMessages):
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch hold."""
-        tally = Tally(batch, _counted_landmarks(self.timeline(batch - 1, batch)))
+        tally = TransactionCounts(batch, _counted_landmarks(self.timeline(batch - 1, batch)))
         for part in self.scan(pc.field("batch") == batch, list(COLUMNS)):
             tally.add(part)
         return tally.landed()
@@ -489,7 +489,7 @@ def landmarks(
             row["batch"],
             row["seq"],
             row["xid8"],
-            _told_by_the_slot(row) if row["kind"][0] == MARK else read_control(row["data"]),
+            _control_message(row) if row["kind"][0] == MARK else read_control(row["data"]),
         )
         for row in rows
         if row["xid8"] not in xids
@@ -506,12 +506,12 @@ def _counted_landmarks(timeline: pa.Table) -> list[Landmark]:
 
 def _leniently(row: dict[str, Any]) -> Control:
     try:
-        return read_control(row["data"]) if row["kind"][0] != MARK else _told_by_the_slot(row)
+        return read_control(row["data"]) if row["kind"][0] != MARK else _control_message(row)
     except DecodeError:
-        return _told_by_the_slot(row)
+        return _control_message(row)
 
 
-def _told_by_the_slot(row: dict[str, Any]) -> Control:
+def _control_message(row: dict[str, Any]) -> Control:
     """A control message by its kind, its transaction, and the position at which it stands."""
     kind, xid = row["kind"].removeprefix(MARK), row["xid8"] & XID_MASK
     if kind == "A" and len(row["data"]) in ABORT_SIZES:

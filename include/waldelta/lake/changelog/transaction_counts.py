@@ -99,7 +99,7 @@ def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
     return part.set_column(part.schema.get_field_index("kind"), "kind", letters)
 
 
-class Tally:
+class TransactionCounts:
     """Adds up the record batches (COLUMNS) of one batch without holding them.
 
     ``landmarks`` are the batch's control messages: a streamed message counts when its transaction

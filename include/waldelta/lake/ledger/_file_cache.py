@@ -24,7 +24,7 @@ _MOST_FILES = 512
 # File statistics hold timestamps in milliseconds, rounded down.
 STATISTIC = timedelta(milliseconds=1)
 
-_held: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
+_cached: OrderedDict[tuple[str, str, str], pa.Table] = OrderedDict()
 _lock = Lock()
 
 
@@ -90,14 +90,14 @@ class _Reader:
             return self._open(path).to_table(filter=chosen)
         key = (self.uri, path, self._columns)
         with _lock:
-            if (rows := _held.get(key)) is not None:
-                _held.move_to_end(key)
+            if (rows := _cached.get(key)) is not None:
+                _cached.move_to_end(key)
                 return rows
         rows = self._open(path).to_table()
         with _lock:
-            _held[key] = rows
-            if len(_held) > _MOST_FILES:
-                _held.popitem(last=False)
+            _cached[key] = rows
+            if len(_cached) > _MOST_FILES:
+                _cached.popitem(last=False)
         return rows
 
     def scan(

@@ -71,7 +71,7 @@ class ExpectationResult:
     schema: ClassVar[pa.Schema] = pa.schema(_FIELDS)
 
 
-def told_unknown(rows: int) -> str:
+def recorded_unknown(rows: int) -> str:
     """What is observed of rows that wait for a value."""
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
@@ -91,7 +91,7 @@ def append_expectation_results(
         )
 
 
-def told_last(
+def last_recorded(
     root: str,
     expectation: str,
     tables: Collection[str],

@@ -26,10 +26,10 @@ from waldelta.lake.ledger.records import (
     BatchCut,
     ColumnState,
     ConsumedBatch,
+    ExternalCommit,
     FileState,
-    ForeignCommit,
     Gap,
-    KeptBite,
+    KeptWindow,
     LabelState,
     Release,
     Row,
@@ -50,7 +50,7 @@ _TICK = timedelta(microseconds=1)
 # A run's status.
 _FAILED = "failed"
 
-R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptBite, Release)
+R = TypeVar("R", SlotMove, TableState, BatchCut, Run, Gap, KeptWindow, Release)
 
 
 class Ledger:
@@ -225,11 +225,11 @@ class Ledger:
         """The single moves of this life of the slot, oldest first."""
         return self._read(SlotMove, _of_life(slot, incarnation) & ~_OF_LIVES)
 
-    def last_bite(self) -> KeptBite | None:
+    def last_bite(self) -> KeptWindow | None:
         """The newest row on bites; None when the server always managed those of the pipeline
         file.
         """
-        return self._newest(KeptBite)
+        return self._newest(KeptWindow)
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target, by table name."""
@@ -276,7 +276,7 @@ class Ledger:
             return True
         # By a clock that is behind; an earlier attempt of the same run has told less.
         own = [run for row in made if (run := self.run_result(row.run_id)) is not None]
-        return any(run.applied is not None and _tells(run, made[0]) for run in own)
+        return any(run.applied is not None and _reports(run, made[0]) for run in own)
 
     def expire_cuts(self, before: datetime) -> int:
         """Mark the cuts from before a moment as expired, but for the newest one, which may be all
@@ -335,7 +335,7 @@ class Ledger:
         return LedgerTable(bookkeeping_uri(self.root, kind.table), kind.schema, self._options)
 
 
-def _tells(run: Run, cut: BatchCut) -> bool:
+def _reports(run: Run, cut: BatchCut) -> bool:
     tables = json.loads(run.result).get("tables", {})
     changed = [target for target in cut.targets if target.changed]
     return all(
@@ -355,7 +355,7 @@ def _build(kind: type[R], row: dict[str, Any]) -> R:
     nested: dict[str, type[Any]] = {
         "columns": ColumnState,
         "targets": TargetCut,
-        "foreign_commits": ForeignCommit,
+        "foreign_commits": ExternalCommit,
     }
     # A table written by an earlier version may lack a column that has a default.
     values = {f.name: row[f.name] for f in fields(kind) if f.name in row}

@@ -144,7 +144,7 @@ class IncompleteRow:
         return self.status == DISCARDED or (self.status == QUARANTINED and _is_of_gate(self.reason))
 
 
-def _is_held(row: Mapping[str, Any], generations: Mapping[str, int]) -> bool:
+def _is_quarantined(row: Mapping[str, Any], generations: Mapping[str, int]) -> bool:
     return bool(generations.get(row["table_name"]) == row["generation"])
 
 
@@ -255,7 +255,7 @@ class Quarantine:
         names = ["table_name", "generation", "key", "status", "columns", "reason"]
         chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
-        latest = {(r["table_name"], r["key"]): r for r in rows if _is_held(r, generations)}
+        latest = {(r["table_name"], r["key"]): r for r in rows if _is_quarantined(r, generations)}
         waiting = (
             row for row in latest.values() if row["status"] == QUARANTINED and row["columns"]
         )
@@ -271,7 +271,9 @@ class Quarantine:
         chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {
-            (row["table_name"], row["key"]): row for row in rows if _is_held(row, generations)
+            (row["table_name"], row["key"]): row
+            for row in rows
+            if _is_quarantined(row, generations)
         }
         return [
             GateReason(

@@ -201,7 +201,7 @@ _STORAGE = pa.struct(
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignCommit:
+class ExternalCommit:
     """A commit of somebody else's that changed a target's data; ``by`` is the writer as far as the
     commit says.
     """
@@ -212,7 +212,7 @@ class ForeignCommit:
     at: datetime | None = None
 
 
-_FOREIGN = pa.struct(
+_EXTERNAL_COMMIT = pa.struct(
     [("version", pa.int64()), ("operation", pa.string()), ("by", pa.string()), ("at", _UTC)]
 )
 
@@ -269,7 +269,7 @@ class TableState:
     version: int | None = None
     # What others wrote to the target since the copy: the first such commit and the latest (see
     # waldelta.pipeline.targets.external_commits).
-    foreign_commits: list[ForeignCommit] = field(default_factory=list)
+    foreign_commits: list[ExternalCommit] = field(default_factory=list)
     # What the target keeps (see waldelta.config.target_mode), when it isn't a mirror.
     mode: str | None = None
     # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: it
@@ -305,7 +305,7 @@ class TableState:
             ("unmended_leaves", pa.list_(pa.int64())),
             ("entries", pa.list_(pa.string())),
             ("version", pa.int64()),
-            ("foreign_commits", pa.list_(_FOREIGN)),
+            ("foreign_commits", pa.list_(_EXTERNAL_COMMIT)),
             ("mode", pa.string()),
             ("copy_skipped", pa.bool_()),
         ]
@@ -516,7 +516,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBite:
+class KeptWindow:
     """A bite that isn't the pipeline file's, since the server didn't manage that; ``window_bytes``
     None: it is again.
     """
@@ -569,7 +569,7 @@ class Release:
     )
 
 
-Row = SlotMove | TableState | BatchCut | Run | Gap | KeptBite | Release
+Row = SlotMove | TableState | BatchCut | Run | Gap | KeptWindow | Release
 
 
 @dataclass(frozen=True, slots=True)

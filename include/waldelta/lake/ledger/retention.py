@@ -23,7 +23,7 @@ from waldelta.lake.ledger.records import (
     BatchCut,
     ColumnState,
     Gap,
-    KeptBite,
+    KeptWindow,
     Run,
     SlotMove,
     TableState,
@@ -42,7 +42,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.prune(BatchCut, lambda rows: keep_cuts(rows, oldest, first_batch))
         + ledger.prune(Run, lambda rows: keep_newest(rows, oldest))
         + ledger.prune(Gap, lambda rows: keep_gaps(rows, oldest))
-        + ledger.prune(KeptBite, lambda rows: keep_newest(rows, oldest))
+        + ledger.prune(KeptWindow, lambda rows: keep_newest(rows, oldest))
         + Quarantine(ledger.root, ledger.storage_options).prune(oldest)
         + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
@@ -114,6 +114,6 @@ def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:
     return [gap.at >= oldest or i in newest for i, gap in enumerate(gaps)]
 
 
-def keep_newest(rows: Sequence[Run | KeptBite], oldest: datetime) -> list[bool]:
+def keep_newest(rows: Sequence[Run | KeptWindow], oldest: datetime) -> list[bool]:
     """The newest event; the others say what was done, for as long as promised."""
     return [row.at >= oldest or i == len(rows) - 1 for i, row in enumerate(rows)]

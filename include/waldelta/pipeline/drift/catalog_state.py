@@ -23,7 +23,7 @@ from waldelta.postgres.type_catalog import fetch
 
 
 @dataclass(frozen=True, slots=True)
-class PresentColumn:
+class CatalogColumn:
     """A column as the source's catalogs have it now.
 
     ``missing`` is what rows older than the column show (pg_attribute.attmissingval, as text);
@@ -39,7 +39,7 @@ class PresentColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class PresentTable:
+class CatalogTable:
     """A table as the source's catalogs have it now: its columns by name, how its rows are stored,
     and what they are found by.
 
@@ -52,7 +52,7 @@ class PresentTable:
     root, by oid. ``name`` is what the table is called; None when it doesn't exist.
     """
 
-    columns: dict[str, PresentColumn] = field(default_factory=dict)
+    columns: dict[str, CatalogColumn] = field(default_factory=dict)
     storage: StorageState | None = None
     key: frozenset[int] | None = None
     attached: dict[int, str] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class PresentTable:
     name: TableId | None = None
 
 
-def read_present_tables(
+def read_catalog_tables(
     connection: psycopg.Connection[Any], relation_ids: Iterable[int]
-) -> dict[int, PresentTable]:
+) -> dict[int, CatalogTable]:
     """Those of these relations that exist, by oid; of a partitioned one, with what its leaves' old
     rows show.
 
@@ -75,32 +75,32 @@ def read_present_tables(
     return {row.oid: _table(row) for row in rows}
 
 
-def read_present(
+def read_catalog_state(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
-) -> dict[str, PresentTable]:
+) -> dict[str, CatalogTable]:
     """Each target's table as the source's catalogs have it now, with one look at them: later than
     all that was landed.
     """
     if not states:
         return {}
-    found = read_present_tables(
+    found = read_catalog_tables(
         connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid}
     )
-    return {state.table_name: _present(state, found) for state in states}
+    return {state.table_name: _catalog_tables(state, found) for state in states}
 
 
-def _present(state: TableState, found: Mapping[int, PresentTable]) -> PresentTable:
-    nothing = PresentTable()
+def _catalog_tables(state: TableState, found: Mapping[int, CatalogTable]) -> CatalogTable:
+    nothing = CatalogTable()
     if state.root_id is None:
         return next((found[oid] for oid in state.relation_ids if oid in found), nothing)
     root = found.get(state.root_id, nothing)
     root = replace(root, storage=stored(root, state.relation_ids))
     leaves = [found[oid] for oid in state.relation_ids if oid in found]
-    return gathered(root, leaves) if RELID in state.key_columns else root
+    return merged_table(root, leaves) if RELID in state.key_columns else root
 
 
 def stored(
-    table: PresentTable | None, leaves: Collection[int] | None = None
+    table: CatalogTable | None, leaves: Collection[int] | None = None
 ) -> StorageState | None:
     """How a table's rows are stored; of a partitioned one, those of these leaves."""
     if table is None or table.storage is None or leaves is None:
@@ -110,7 +110,7 @@ def stored(
     )
 
 
-def gathered(root: PresentTable, leaves: Sequence[PresentTable]) -> PresentTable:
+def merged_table(root: CatalogTable, leaves: Sequence[CatalogTable]) -> CatalogTable:
     """A partitioned table whose rows are found by their leaf and the leaf's key; no key where the
     leaves' ones differ.
     """
@@ -126,9 +126,9 @@ def gathered(root: PresentTable, leaves: Sequence[PresentTable]) -> PresentTable
     return replace(root, key=key | {RELID_ATTNUM} if key else key)
 
 
-def _table(row: Any) -> PresentTable:
+def _table(row: Any) -> CatalogTable:
     columns = {
-        c["name"]: PresentColumn(
+        c["name"]: CatalogColumn(
             c["attnum"],
             c["missing"][0] if c["missing"] else None,
             _is_unsure(c),
@@ -147,7 +147,7 @@ def _table(row: Any) -> PresentTable:
     attached = {file[0]: file[3] for file in row.files if file[4]}
     above = {file[0]: frozenset(file[5]) for file in row.files}
     name = TableId(row.schema, row.name)
-    return PresentTable(
+    return CatalogTable(
         columns, storage, frozenset(row.key_numbers), attached, above=above, name=name
     )
 

@@ -17,11 +17,11 @@ from typing import Any
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import FilterNotTranslatable, NeedsSync
 from waldelta.lake.ledger.records import StorageState, TableState
-from waldelta.pipeline.drift.catalog_state import PresentTable
-from waldelta.pipeline.drift.partition_truncates import renewed_files
+from waldelta.pipeline.drift.catalog_state import CatalogTable
+from waldelta.pipeline.drift.partition_truncates import replaced_files
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.targets.target_filter import both, filter_of
-from waldelta.pipeline.targets.target_sources import Feed, Target
+from waldelta.pipeline.targets.target_sources import Target, TargetSource
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.row_filter.parse.parse import parse_analysed
@@ -49,8 +49,8 @@ def find_drift(
     pipeline: PipelineFile,
     state: TableState,
     table: PublishedTable,
-    present: PresentTable,
-    feed: Feed | None = None,
+    present: CatalogTable,
+    feed: TargetSource | None = None,
 ) -> Drift | None:
     """Compare a copied target with the table as it is published now; None when there is nothing to
     tell or record.
@@ -71,7 +71,7 @@ def find_drift(
     moved = frozenset().union(*moved_leaves(known, table), renewed)
     reasons = (*own, *published, *_partitions(known, table, present))
     if pipeline.target.drift == "repair":
-        reasons += tuple(_told_before(known, moved))
+        reasons += tuple(_recorded_before(known, moved))
     recorded = _record(known, table, present.storage, moved, away=away)
     # What was away is mended as what was told before: by a copy.
     fed = replace(known, later_filters=recorded.later_filters) if away else known
@@ -85,14 +85,14 @@ def find_drift(
     return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
-def fed_as_copied(
-    pipeline: PipelineFile, state: TableState, present: PresentTable, target: Target
+def source_as_copied(
+    pipeline: PipelineFile, state: TableState, present: CatalogTable, target: Target
 ) -> Repair:
     """What it takes to read rows of a target again that holds what a copy taken now would hold;
     raises NeedsSync for another.
     """
     name, feed = state.table_name, target.feed
-    if renewed_files(state, present.storage):
+    if replaced_files(state, present.storage):
         raise NeedsSync(
             f"{name}: partitions of it have another file, perhaps truncated: let a run look at them"
             " first"
@@ -109,7 +109,7 @@ def fed_as_copied(
 
 
 def _with_made_leaves(
-    state: TableState, present: PresentTable, late: Collection[int]
+    state: TableState, present: CatalogTable, late: Collection[int]
 ) -> TableState:
     """The state as if it knew the leaves that were made as partitions since: born empty, they sent
     every row.
@@ -180,7 +180,7 @@ def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
     )
 
 
-def _partitions(state: TableState, table: PublishedTable, present: PresentTable) -> Iterator[str]:
+def _partitions(state: TableState, table: PublishedTable, present: CatalogTable) -> Iterator[str]:
     """Leaves that came with rows, went, or were emptied since the files were last recorded: told
     once, since nothing of it is sent.
     """
@@ -206,7 +206,7 @@ def _named(table: PublishedTable, leaves: Collection[int]) -> str:
     return ", ".join(sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in leaves))
 
 
-def _told_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
+def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
     """Leaves that came, went or were emptied while that was only to be told."""
     if left := set(state.unmended_leaves).difference(moved):
         yield (

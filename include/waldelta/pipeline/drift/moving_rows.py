@@ -15,7 +15,7 @@ from psycopg import sql
 
 from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
-from waldelta.pipeline.drift.repair_plan import Repair, Rule, entering, gathers
+from waldelta.pipeline.drift.repair_plan import Repair, Rule, entering, merges_partitions
 from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
 from waldelta.postgres.catalog import Leaf
 from waldelta.row_filter import RowFilter
@@ -88,7 +88,7 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
     can be more, as rows that the stream left behind aren't known there.
     """
     name = drifted.state.table_name
-    if gathers(drifted):
+    if merges_partitions(drifted):
         return None
     try:
         # A notice isn't worth waiting for whoever alters the table.

@@ -21,7 +21,7 @@ import psycopg
 from psycopg import sql
 
 from waldelta.lake.ledger.records import StorageState, TableState
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import rewritten
 
 log = logging.getLogger(__name__)
@@ -31,12 +31,12 @@ SEARCH_TIMEOUT_MS = 2000
 _XIDS = 1 << 32
 
 
-def with_emptied(
+def with_truncated(
     connection: psycopg.Connection[Any],
     states: Sequence[TableState],
-    present: Mapping[str, PresentTable],
+    present: Mapping[str, CatalogTable],
     landed_as_of: int | None = None,
-) -> dict[str, PresentTable]:
+) -> dict[str, CatalogTable]:
     """The same tables, with the leaves that were emptied; asks the source only where a leaf's file
     is another one.
 
@@ -50,7 +50,7 @@ def with_emptied(
         **{
             state.table_name: _judged(connection, state, there, leaves, landed_as_of)
             for state in states
-            if (leaves := renewed_files(state, (there := present[state.table_name]).storage))
+            if (leaves := replaced_files(state, (there := present[state.table_name]).storage))
         },
     }
 
@@ -58,16 +58,16 @@ def with_emptied(
 def _judged(
     connection: psycopg.Connection[Any],
     state: TableState,
-    there: PresentTable,
+    there: CatalogTable,
     leaves: Sequence[int],
     landed_as_of: int | None,
-) -> PresentTable:
+) -> CatalogTable:
     then, now = state.storage, there.storage
     if then is None or now is None:
         return there
     written = {leaf: _written(connection, leaf) for leaf in leaves} if landed_as_of != 0 else {}
     found = {
-        leaf: _is_emptied(connection, there_now, then.as_of, landed_as_of)
+        leaf: _is_truncated(connection, there_now, then.as_of, landed_as_of)
         for leaf, there_now in written.items()
     }
     held = {
@@ -91,12 +91,12 @@ def _judged(
         storage=replace(now, files=files),
         emptied=emptied,
         emptied_alone=frozenset(
-            leaf for leaf in later if _is_emptied(connection, later[leaf], later[leaf].xid, None)
+            leaf for leaf in later if _is_truncated(connection, later[leaf], later[leaf].xid, None)
         ),
     )
 
 
-def renewed_files(state: TableState, now: StorageState | None) -> list[int]:
+def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
     """Leaves, by oid, of a table that is published via its root, that have another file than was
     recorded; pure.
 
@@ -139,7 +139,7 @@ def _written(connection: psycopg.Connection[Any], leaf: int) -> _Written | None:
     return _Written(row[0], row[1], row[2], row[3] - row[2]) if row is not None else None
 
 
-def _is_emptied(
+def _is_truncated(
     connection: psycopg.Connection[Any], leaf: _Written | None, as_of: int, landed_as_of: int | None
 ) -> bool | None:
     """Whether no row of the leaf was written by a transaction below ``as_of`` (frozen rows keep

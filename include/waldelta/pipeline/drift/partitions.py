@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.drift.catalog_state import PresentTable, stored
+from waldelta.pipeline.drift.catalog_state import CatalogTable, stored
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.publication_membership import from_texts
 
 
-def with_leaves(state: TableState, feeds: Mapping[str, Feed]) -> TableState:
+def with_leaves(state: TableState, feeds: Mapping[str, TargetSource]) -> TableState:
     """A target's state with all the leaves that feed it now; those that went stay until another
     target takes them.
     """
@@ -36,8 +36,8 @@ def with_leaves(state: TableState, feeds: Mapping[str, Feed]) -> TableState:
 
 
 def of_partition(
-    state: TableState, present: PresentTable, feed: Feed | None
-) -> tuple[TableState, PresentTable]:
+    state: TableState, present: CatalogTable, feed: TargetSource | None
+) -> tuple[TableState, CatalogTable]:
     """What is stored of a target that takes one partition of a published root, or gathers leaves:
     its leaves alone, then and now.
 
@@ -56,8 +56,8 @@ def of_partition(
 
 
 def _of_one(
-    state: TableState, present: PresentTable, partition: int
-) -> tuple[TableState, PresentTable]:
+    state: TableState, present: CatalogTable, partition: int
+) -> tuple[TableState, CatalogTable]:
     """The leaves of one partition.
 
     Earlier versions recorded the leaves of the whole root. One that is another partition's now, and
@@ -75,7 +75,7 @@ def _of_one(
     return state, replace(present, storage=stored(present, own), attached=attached)
 
 
-def _without_returned(state: TableState, feed: Feed) -> TableState:
+def _without_returned(state: TableState, feed: TargetSource) -> TableState:
     """The state without leaves on record that were in no publication then, as earlier versions kept
     them: they come anew.
     """
@@ -87,7 +87,7 @@ def _without_returned(state: TableState, feed: Feed) -> TableState:
     return replace(state, storage=replace(state.storage, files=files))
 
 
-def record_leaves(job: Job, state: TableState, feeds: Mapping[str, Feed]) -> TableState:
+def record_leaves(job: Job, state: TableState, feeds: Mapping[str, TargetSource]) -> TableState:
     """The same, entered into the ledger where it is another state; raises LockHeld while the target
     is at work.
     """

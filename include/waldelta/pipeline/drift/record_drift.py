@@ -17,14 +17,14 @@ from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import Drift, find_drift
 from waldelta.pipeline.drift.moving_rows import describe_moving
 from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.pipeline.targets.target_sources import Feed, Target, read_targets
+from waldelta.pipeline.targets.target_sources import Target, TargetSource, read_targets
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def read_published_now(
     connection: psycopg.Connection[Any],
     job: Job,
-    feeds: Mapping[str, Feed],
+    feeds: Mapping[str, TargetSource],
     states: Sequence[TableState],
     barred: Collection[int] = (),
 ) -> dict[str, Target]:
@@ -49,7 +49,7 @@ def read_published_now(
 def check_drift(
     job: Job,
     state: TableState,
-    present: PresentTable,
+    present: CatalogTable,
     target: Target | None,
     drifted: dict[str, Repair],
 ) -> list[str]:

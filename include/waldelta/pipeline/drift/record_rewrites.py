@@ -12,7 +12,7 @@ from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import StorageState, TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import to_record, unsent_changes
 from waldelta.pipeline.drift.schema_evolution import refusal
 from waldelta.pipeline.job import Job
@@ -62,7 +62,7 @@ def _record_skipped_copy(job: Job, state: TableState) -> None:
         )
 
 
-def check_rewrite(job: Job, state: TableState, present: PresentTable) -> list[str]:
+def check_rewrite(job: Job, state: TableState, present: CatalogTable) -> list[str]:
     """Keep in mind how the source stores a target's table now; what is to be told of it.
 
     Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may

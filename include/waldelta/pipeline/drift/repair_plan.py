@@ -139,7 +139,7 @@ def entered_columns(state: TableState, table: PublishedTable) -> list[str]:
     return [column.name for column in table.columns if column.attnum in state.unpublished]
 
 
-def gathers(repair: Repair) -> bool:
+def merges_partitions(repair: Repair) -> bool:
     """Whether the target gathers leaves that are published as themselves."""
     return repair.state.root_id is not None
 
@@ -151,7 +151,7 @@ def obstacle(repair: Repair) -> str | None:
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (state.kept_as != MIRROR, f"it is kept as {state.kept_as}, which a repair would overwrite"),
-        (not _is_fed_as_before(repair), "it is fed by another table than its copy"),
+        (not _has_same_source(repair), "it is fed by another table than its copy"),
         (
             not table.key_columns or state.key_columns != list(table.key_columns),
             "it has no key, or another one than its copy",
@@ -182,7 +182,7 @@ def obstacle(repair: Repair) -> str | None:
     return next((why for found, why in checks if found), None)
 
 
-def _is_fed_as_before(repair: Repair) -> bool:
+def _has_same_source(repair: Repair) -> bool:
     return str(repair.table.id) == (repair.state.fed_by or repair.state.table_name)
 
 
@@ -286,7 +286,7 @@ def within_leaves(drifted: Repair, condition: str) -> str:
     """The condition on rows of the leaves that are gathered: the root may have others, which aren't
     published.
     """
-    if not gathers(drifted):
+    if not merges_partitions(drifted):
         return condition
     return (
         f"({condition}) and"

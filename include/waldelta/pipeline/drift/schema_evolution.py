@@ -18,7 +18,7 @@ from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput.relation import Relation, RelationColumn
-from waldelta.pipeline.drift.catalog_state import PresentColumn, PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
 from waldelta.pipeline.drift.rewrites import rewritten
 from waldelta.postgres.type_catalog import PgType
 from waldelta.types.numeric import decimal
@@ -89,7 +89,7 @@ class Evolution:
 def plan_evolution(
     state: TableState,
     relations: Sequence[Relation],
-    present: PresentTable,
+    present: CatalogTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
     *,
@@ -171,7 +171,7 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
 class _Attnums:
     """Attribute numbers by name: only they tell a renamed column from a new one."""
 
-    def __init__(self, state: TableState, present: dict[str, PresentColumn]) -> None:
+    def __init__(self, state: TableState, present: dict[str, CatalogColumn]) -> None:
         self._table = state.table_name
         self.held = {column.name: column.attnum for column in state.columns}
         self._present = {name: column.attnum for name, column in present.items()}
@@ -206,7 +206,7 @@ def _new_column(
     state: TableState,
     held: ColumnState | None,
     column: RelationColumn,
-    present: PresentTable,
+    present: CatalogTable,
     types: tuple[PgType, TargetType],
 ) -> NewColumn:
     new = ColumnState(
@@ -338,7 +338,7 @@ def _key(
     return tuple(names[number].name for number in key)
 
 
-def check_key(state: TableState, present: PresentTable) -> None:
+def check_key(state: TableState, present: CatalogTable) -> None:
     """Raises NeedsSync when several rows of the source may by now have what was a key when they
     were copied.
 

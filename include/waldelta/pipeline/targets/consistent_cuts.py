@@ -13,7 +13,7 @@ from waldelta.errors import LateWriter, StateError
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.ledger.records import BatchCut, TargetCut, now
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.external_commits import expire_vacuumed, look_durably
+from waldelta.pipeline.targets.external_commits import check_durably, expire_vacuumed
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 
 log = logging.getLogger(__name__)
@@ -81,20 +81,20 @@ def renew_cut(job: Job) -> list[str]:
     """
     if (cut := last_cut(job)) is None:
         return []
-    targets = [TargetCut(t.table_name, t.generation, _present_version(job, t)) for t in cut.targets]
+    targets = [TargetCut(t.table_name, t.generation, _current_version(job, t)) for t in cut.targets]
     if [target.version for target in targets] == [target.version for target in cut.targets]:
         return []
     told = []
     for then, present in zip(cut.targets, targets, strict=True):
         told += expire_vacuumed(
-            job, then.table_name, look_durably(_log(job, then), then.version, present.version)
+            job, then.table_name, check_durably(_log(job, then), then.version, present.version)
         )
     with suppress(LateWriter):  # a run has published another one
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)
     return told
 
 
-def _present_version(job: Job, target: TargetCut) -> int:
+def _current_version(job: Job, target: TargetCut) -> int:
     try:
         return _log(job, target).same_rows_as(target.version)
     except (ValueError, OSError) as err:  # damaged: the others have a newer version all the same

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake.delta_log import Commit, DeltaLog
-from waldelta.lake.ledger.records import BatchCut, ForeignCommit, TableState, now
+from waldelta.lake.ledger.records import BatchCut, ExternalCommit, TableState, now
 from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # On record are the first, before which the target was a mirror, and the latest.
 MOST_RECORDED = 10
-_MOST_TOLD = 3
+_MOST_LISTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Seen:
     entry is gone already, so that nobody can tell who wrote then.
     """
 
-    commits: Sequence[ForeignCommit] = ()
+    commits: Sequence[ExternalCommit] = ()
     vacuumed: datetime | None = None
     lacks: int | None = None
     others: Sequence[int] = ()
@@ -63,7 +63,7 @@ class Watch:
         """The target's version up to which nothing is left to tell; None when nobody has ever
         looked.
         """
-        return self._looked.get(state.table_name, looked_upto(self.cut, state))
+        return self._looked.get(state.table_name, checked_upto(self.cut, state))
 
     def look(self, state: TableState, version: int) -> list[str]:
         """Look through a target's log up to ``version``, and record what others did; returns what
@@ -82,7 +82,7 @@ class Watch:
         if after is None or version == after:
             self._looked[state.table_name] = version
             return []
-        seen = look_durably(
+        seen = check_durably(
             DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options), after, version
         )
         known = {commit.version for commit in state.foreign_commits}
@@ -92,9 +92,9 @@ class Watch:
             _record(self.job, state, fresh)
         self._looked[state.table_name] = version
         vacuumed = expire_vacuumed(self.job, state.table_name, seen, only_new=False)
-        return [*self._tell(state, fresh), *vacuumed, *_tell_lack(state, seen)]
+        return [*self._tell(state, fresh), *vacuumed, *_warn_of_missing(state, seen)]
 
-    def _tell(self, state: TableState, fresh: Sequence[ForeignCommit]) -> list[str]:
+    def _tell(self, state: TableState, fresh: Sequence[ExternalCommit]) -> list[str]:
         if not fresh:
             return []
         name, pipeline = state.table_name, self.job.pipeline.pipeline
@@ -127,7 +127,7 @@ def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = T
     return [told] if expired or not only_new else []
 
 
-def looked_upto(cut: BatchCut | None, state: TableState) -> int | None:
+def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
     """The target's version up to which runs have told what there was to tell: that of its copy, or
     of a later cut.
     """
@@ -152,10 +152,10 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     """Messages about what others committed up to this version, whose rows that differ are about to
     be repaired.
     """
-    after = looked_upto(last_cut(job), state)
+    after = checked_upto(last_cut(job), state)
     if after is None or after >= version:
         return []
-    seen = look_durably(
+    seen = check_durably(
         DeltaLog(uri_of(job, state.table_name), job.storage_options), after, version
     )
     vacuumed = expire_vacuumed(job, state.table_name, seen, only_new=False)
@@ -170,22 +170,22 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     ]
 
 
-def look_durably(table: DeltaLog, after: int, upto: int) -> Seen:
+def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:
     """The same as look(), and force what others committed onto the disk: a cut is about to be built
     on it.
     """
-    seen = look(table, after, upto)
+    seen = check_log(table, after, upto)
     sync_commits(table.uri, seen.others)
     return seen
 
 
-def look(table: DeltaLog, after: int, upto: int) -> Seen:
+def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
     """What a table's log tells of the versions behind ``after``, up to ``upto``; from the end,
     since our own commits say how far was looked.
 
     Raises StateError for a commit of others whose files can't be read without harm.
     """
-    found: list[ForeignCommit] = []
+    found: list[ExternalCommit] = []
     vacuums: list[datetime] = []
     others: list[int] = []
     lacks: int | None = None
@@ -204,7 +204,7 @@ def look(table: DeltaLog, after: int, upto: int) -> Seen:
         if commit.info.get("operation") == "VACUUM START":
             vacuums.append(_vacuumed_upto(commit))
         elif commit.changes_data:
-            found.append(_foreign(commit))
+            found.append(_external(commit))
     return Seen(found[::-1], max(vacuums, default=None), lacks, others[::-1])
 
 
@@ -220,12 +220,12 @@ def _check_files(table: DeltaLog, commit: Commit) -> None:
             wrong = None if file.is_file() or not file.exists() else "that is no regular file"
         if wrong is not None:
             raise StateError(
-                f"{table.uri}: {describe(_foreign(commit))} adds a file {wrong}: find out who wrote"
-                " it, and run the initial sync for this table again"
+                f"{table.uri}: {describe(_external(commit))} adds a file {wrong}: find out who"
+                " wrote it, and run the initial sync for this table again"
             )
 
 
-def describe(commit: ForeignCommit) -> str:
+def describe(commit: ExternalCommit) -> str:
     """A foreign commit in a few words.
 
     >>> describe(ForeignCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", datetime(2026, 5, 1,
@@ -235,18 +235,18 @@ def describe(commit: ForeignCommit) -> str:
     return f"version {commit.version} ({commit.operation} by {commit.by}{at})"
 
 
-def _listed(commits: Sequence[ForeignCommit]) -> str:
-    more = f" and {len(commits) - _MOST_TOLD} more" if len(commits) > _MOST_TOLD else ""
-    return "; ".join(describe(commit) for commit in commits[:_MOST_TOLD]) + more
+def _listed(commits: Sequence[ExternalCommit]) -> str:
+    more = f" and {len(commits) - _MOST_LISTED} more" if len(commits) > _MOST_LISTED else ""
+    return "; ".join(describe(commit) for commit in commits[:_MOST_LISTED]) + more
 
 
-def _foreign(commit: Commit) -> ForeignCommit:
+def _external(commit: Commit) -> ExternalCommit:
     info = commit.info
     by = (
         ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))
         or "an unnamed writer"
     )
-    return ForeignCommit(
+    return ExternalCommit(
         commit.version, str(info.get("operation") or "an unnamed operation"), by, _at(commit)
     )
 
@@ -269,7 +269,7 @@ def _vacuumed_upto(commit: Commit) -> datetime:
     return at - timedelta(milliseconds=int(next(iter(kept), 0)))
 
 
-def _record(job: Job, state: TableState, fresh: Sequence[ForeignCommit]) -> None:
+def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> None:
     with target_lock(job, state.table_name):
         held = check_same_copy(job, state)
         commits = sorted({*held.foreign_commits, *fresh}, key=lambda commit: commit.version)
@@ -281,7 +281,7 @@ def _record(job: Job, state: TableState, fresh: Sequence[ForeignCommit]) -> None
         fault_point("foreign.recorded")
 
 
-def _tell_lack(state: TableState, seen: Seen) -> list[str]:
+def _warn_of_missing(state: TableState, seen: Seen) -> list[str]:
     told = (
         f"{state.table_name}: its target's log has no version {seen.lacks} any more: whether others"
         " wrote to it until then can't be told"

@@ -29,8 +29,8 @@ from waldelta.lake.ledger.records import (
 )
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.target_sources import Feed, read_feeds
-from waldelta.postgres.lock_waits import read_barred
+from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources
+from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.remedies import ERRORS
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ _NEVER = "it was never copied"
 _RETURNED = "it left the publications and returned, and what changed meanwhile was sent to nobody"
 _RECREATED = "it was dropped and created again on the source"
 _NAME_TAKEN = "it was renamed on the source, and another published table has its name now"
-_FED_ANEW = "other tables feed it than those that it was copied from"
+_OTHER_SOURCE = "other tables feed it than those that it was copied from"
 
 _KILLED = "it was killed"
-_LEFT = "no longer published: its target stays as it is"
+_NOT_PUBLISHED = "no longer published: its target stays as it is"
 
 _MOST_NAMED = 10
 _ATTEMPTS = 5
@@ -51,7 +51,7 @@ _ATTEMPTS = 5
 _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
 
 
-class Due(StrEnum):
+class RequiredAction(StrEnum):
     """What a table is due."""
 
     FEED = "feed"  # its landed changes are applied
@@ -78,7 +78,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TableLifecycle:
     """What a table is due and why; ``state`` is None when the slot's present life doesn't know it.
 
     ``failed`` says how the last attempt to copy it ended: None when there was none since, or when
@@ -86,7 +86,7 @@ class Standing:
     """
 
     table_name: str
-    due: Due
+    action: RequiredAction
     state: TableState | None = None
     reason: str = ""
     failed: str | None = None
@@ -97,15 +97,15 @@ class Standing:
         return f"its last copy {self.failed}" if self.failed else self.reason
 
 
-def standing(
+def lifecycle_of(
     table_name: str,
-    published: Mapping[str, Feed],
+    published: Mapping[str, TargetSource],
     life: Life | None,
     *,
     running: bool = False,
     policy: SchemaPolicy = "evolve",
     at: datetime | None = None,
-) -> Standing:
+) -> TableLifecycle:
     """Where a table stands at a moment (None: now); but for that pure.
 
     ``published`` says what feeds each target now, ``running`` says whether a run is at work on its
@@ -114,20 +114,26 @@ def standing(
     """
     state = life.state if life else None
     feed = published.get(table_name)
-    same = state is not None and _is_fed(state, feed, published)
+    same = state is not None and _has_source(state, feed, published)
     if feed is None and not (same and state is not None and state.status == SYNCED):
-        return Standing(table_name, Due.REMOVED, state, _AWAY)
+        return TableLifecycle(table_name, RequiredAction.REMOVED, state, _AWAY)
     if life is None or state is None:
-        return Standing(table_name, Due.FIRST, None, _NEVER)
+        return TableLifecycle(table_name, RequiredAction.FIRST, None, _NEVER)
     if state.status == REMOVED:
-        return Standing(table_name, Due.FIRST, state, _RETURNED)
+        return TableLifecycle(table_name, RequiredAction.FIRST, state, _RETURNED)
     if state.status == SYNCED and same:
-        return Standing(table_name, Due.FEED, state)
+        return TableLifecycle(table_name, RequiredAction.FEED, state)
     found = _to_be_copied(table_name, published, life, running=running, policy=policy)
-    return found if life.copied or found.due == Due.WAIT else _first_copy(found, life, at or now())
+    return (
+        found
+        if life.copied or found.action == RequiredAction.WAIT
+        else _first_copy(found, life, at or now())
+    )
 
 
-def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed]) -> bool:
+def _has_source(
+    state: TableState, feed: TargetSource | None, published: Mapping[str, TargetSource]
+) -> bool:
     """Whether changes still come from where the target was copied from."""
     if feed is not None and feed.root_id is not None:
         return state.root_id == feed.root_id  # leaves may come and go
@@ -143,7 +149,7 @@ def _is_fed(state: TableState, feed: Feed | None, published: Mapping[str, Feed])
     return _is_published(state, published)
 
 
-def _is_published(state: TableState, published: Mapping[str, Feed]) -> bool:
+def _is_published(state: TableState, published: Mapping[str, TargetSource]) -> bool:
     """Whether the table that a target was copied from is published, by whatever name."""
     return any(
         of.is_plain(name) and not of.relation_ids.isdisjoint(state.relation_ids)
@@ -153,19 +159,19 @@ def _is_published(state: TableState, published: Mapping[str, Feed]) -> bool:
 
 def _to_be_copied(
     table_name: str,
-    published: Mapping[str, Feed],
+    published: Mapping[str, TargetSource],
     life: Life,
     *,
     running: bool,
     policy: SchemaPolicy,
-) -> Standing:
+) -> TableLifecycle:
     state, feed = life.state, published.get(table_name)
     reason = state.reason or ""
     if state.status == SYNCED:
         was_plain = state.fed_by is None and state.root_id is None
         is_plain = was_plain and feed is not None and feed.is_plain(table_name)
         reason = (
-            _FED_ANEW
+            _OTHER_SOURCE
             if not is_plain
             else _NAME_TAKEN
             if _is_published(state, published)
@@ -178,28 +184,32 @@ def _to_be_copied(
         reason = _NEVER
     if state.status == COPYING:
         if running:
-            return Standing(table_name, Due.WAIT, state, reason)
+            return TableLifecycle(table_name, RequiredAction.WAIT, state, reason)
         failed = "was killed"
-    return Standing(
-        table_name, Due.COPY if policy == "evolve" else Due.BROKEN, state, reason, failed
+    return TableLifecycle(
+        table_name,
+        RequiredAction.COPY if policy == "evolve" else RequiredAction.BROKEN,
+        state,
+        reason,
+        failed,
     )
 
 
-def _first_copy(found: Standing, life: Life, at: datetime) -> Standing:
+def _first_copy(found: TableLifecycle, life: Life, at: datetime) -> TableLifecycle:
     """One that somebody asked for is tried again by itself where that can help, less and less
     often.
     """
     state = life.state
     if found.failed is None:
-        return replace(found, due=Due.FIRST)
+        return replace(found, action=RequiredAction.FIRST)
     if state.status == FAILED and _needs_somebody(state.reason or ""):
-        return replace(found, due=Due.BROKEN)
+        return replace(found, action=RequiredAction.BROKEN)
     again = state.at + _pause(life.attempts)
     if at >= again:
-        return replace(found, due=Due.COPY)
+        return replace(found, action=RequiredAction.COPY)
     return replace(
         found,
-        due=Due.BROKEN,
+        action=RequiredAction.BROKEN,
         failed=f"{found.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC",
     )
 
@@ -241,7 +251,7 @@ def lives(rows: Iterable[TableState]) -> dict[str, Life]:
     return found
 
 
-def held_generations(ledger: Ledger) -> dict[str, int]:
+def target_generations(ledger: Ledger) -> dict[str, int]:
     """Of which of its copies and repairs each target is: one that is under way, or failed, has its
     number in the ledger already.
     """
@@ -254,17 +264,19 @@ def read_published(
     connection: psycopg.Connection[tuple[object, ...]],
     job: Job,
     barred: Collection[int] | None = None,
-) -> dict[str, Feed]:
+) -> dict[str, TargetSource]:
     """What of the pipeline's publications feeds each target now, by the target's name.
 
-    ``barred``: see read_feeds(); None: nobody who keeps a table locked is waited for.
+    ``barred``: see read_target_sources(); None: nobody who keeps a table locked is waited for.
     """
-    return read_feeds(
-        connection, job.pipeline, read_barred(connection).relations if barred is None else barred
+    return read_target_sources(
+        connection,
+        job.pipeline,
+        read_locked_tables(connection).relations if barred is None else barred,
     )
 
 
-def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:
+def read_standings(job: Job, published: Mapping[str, TargetSource]) -> list[TableLifecycle]:
     """Every table that is published or was copied in the slot's present life, by name."""
     known = lives(job.table_rows())
     return [
@@ -273,7 +285,9 @@ def read_standings(job: Job, published: Mapping[str, Feed]) -> list[Standing]:
     ]
 
 
-def record_removed(job: Job, standings: Iterable[Standing], *, recopied: bool = False) -> list[str]:
+def record_removed(
+    job: Job, standings: Iterable[TableLifecycle], *, recopied: bool = False
+) -> list[str]:
     """Enter into the ledger which tables aren't published any more; returns those that were until
     now.
 
@@ -284,11 +298,11 @@ def record_removed(job: Job, standings: Iterable[Standing], *, recopied: bool = 
     left = []
     for found in standings:
         if (
-            found.due == Due.REMOVED
+            found.action == RequiredAction.REMOVED
             and found.state is not None
             and _record_removed(job, found.state, recopied=recopied)
         ):
-            log.warning("table=%s is %s", found.table_name, _LEFT)
+            log.warning("table=%s is %s", found.table_name, _NOT_PUBLISHED)
             left.append(found.table_name)
     return left
 
@@ -307,7 +321,8 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
             return False
         try:
             job.ledger.append_state(
-                replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_LEFT), state
+                replace(state, at=now(), run_id=job.run_id, status=REMOVED, reason=_NOT_PUBLISHED),
+                state,
             )
             return True
         except LateWriter:
@@ -318,7 +333,7 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
     )
 
 
-def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
+def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
     """Enter into the ledger which first copies are dead that nobody could end; returns whether
     there were any.
 
@@ -332,7 +347,7 @@ def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
             state is None
             or state.status != COPYING
             or found.reason != _NEVER
-            or found.due not in (Due.COPY, Due.BROKEN)
+            or found.action not in (RequiredAction.COPY, RequiredAction.BROKEN)
         ):
             continue
         with (
@@ -346,11 +361,11 @@ def record_killed(job: Job, standings: Iterable[Standing]) -> bool:
     return recorded
 
 
-def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:
+def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
     """What to tell of published tables without a target, with what to do; None when there are
     none.
     """
-    found = due(standings, Due.FIRST)
+    found = requiring(standings, RequiredAction.FIRST)
     if not found:
         return None
     listed = ", ".join(f"{table.table_name} ({table.why})" for table in found[:_MOST_NAMED])
@@ -362,17 +377,19 @@ def never_copied(job: Job, standings: Iterable[Standing]) -> str | None:
     )
 
 
-def due(standings: Iterable[Standing], *kinds: Due) -> list[Standing]:
+def requiring(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableLifecycle]:
     """Those that are due one of these."""
-    return [found for found in standings if found.due in kinds]
+    return [found for found in standings if found.action in kinds]
 
 
-def states(standings: Iterable[Standing], *kinds: Due) -> list[TableState]:
+def states(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableState]:
     """The states of those that are due one of these and that the ledger knows."""
-    return [found.state for found in due(standings, *kinds) if found.state is not None]
+    return [found.state for found in requiring(standings, *kinds) if found.state is not None]
 
 
-def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None) -> Standing:
+def _read(
+    job: Job, name: str, published: Mapping[str, TargetSource], life: Life | None
+) -> TableLifecycle:
     running = (
         life is not None
         and life.state.status == COPYING
@@ -382,7 +399,7 @@ def _read(job: Job, name: str, published: Mapping[str, Feed], life: Life | None)
     policy = job.pipeline.target.policy_of(name)
     if not job.pipeline.target.copies(name):
         policy = "fail"  # where only a copy would be exact, the operator decides
-    return standing(name, published, life, running=running, policy=policy)
+    return lifecycle_of(name, published, life, running=running, policy=policy)
 
 
 def copies_under_way(job: Job) -> list[str]:

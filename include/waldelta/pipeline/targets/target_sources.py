@@ -3,8 +3,8 @@ publications.
 
 Mostly a target is one published table, by its name. It may also gather the published leaves of a
 partitioned table (``partition_root``), or take another table's rows through a filter of its own
-(``from``): a ``where``, what a partition of that table holds, or both. Pure but for read_feeds()
-and read_targets().
+(``from``): a ``where``, what a partition of that table holds, or both. Pure but for
+read_target_sources() and read_targets().
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from waldelta.postgres.catalog import (
     read_partitions,
     read_relations,
 )
-from waldelta.postgres.lock_waits import Barred, limited, read_around, read_barred, within
+from waldelta.postgres.lock_waits import (
+    LockedTables,
+    limited,
+    read_around,
+    read_locked_tables,
+    within,
+)
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
 from waldelta.postgres.type_catalog import INT8, PgType
 
@@ -43,7 +49,7 @@ _BIGINT = PgType(INT8, -1, "bigint", type_name="int8")
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class TargetSource:
     """What feeds a target: the relations whose changes are its changes, and the filter that they
     pass.
 
@@ -77,7 +83,7 @@ class Target:
     """
 
     id: TableId
-    feed: Feed
+    feed: TargetSource
     table: PublishedTable
     problem: str | None = None
 
@@ -92,9 +98,9 @@ class Target:
         return None if self.feed.source == self.id else str(self.feed.source)
 
 
-def read_feeds(
+def read_target_sources(
     conn: Connection, pipeline: PipelineFile, barred: Collection[int] = ()
-) -> dict[str, Feed]:
+) -> dict[str, TargetSource]:
     """What feeds each target now, by the target's name; one statement when every target is a table
     of its own.
 
@@ -104,15 +110,17 @@ def read_feeds(
         read_published_relations(conn, pipeline.source.publication_names),
         pipeline.target.tables,
     )
-    named = [TableId.parse(name) for name in (*gathered_roots(entries), *sources(entries))]
+    named = [TableId.parse(name) for name in (*merged_roots(entries), *sources(entries))]
     there = read_partitions(conn, named, barred) if named else {}
-    return feeds(entries, published, {name: found.oid for name, found in there.items()}, there)
+    return target_sources(
+        entries, published, {name: found.oid for name, found in there.items()}, there
+    )
 
 
 def read_targets(
     conn: Connection,
     pipeline: PipelineFile,
-    fed: Mapping[str, Feed] | None = None,
+    fed: Mapping[str, TargetSource] | None = None,
     *,
     sizes: bool = True,
     barred: Collection[int] = (),
@@ -120,10 +128,10 @@ def read_targets(
     """The targets that a subscriber with this pipeline file would have, sorted by name; raises as
     read_published_tables().
 
-    ``fed`` is what read_feeds() gave a moment ago (None: it is asked). ``sizes``: see
+    ``fed`` is what read_target_sources() gave a moment ago (None: it is asked). ``sizes``: see
     read_leaves(); ``barred``: read_published_tables().
     """
-    fed = read_feeds(conn, pipeline, barred) if fed is None else fed
+    fed = read_target_sources(conn, pipeline, barred) if fed is None else fed
     published = read_published_tables(
         conn, pipeline.source.publication_names, sizes=sizes, barred=barred
     )
@@ -146,7 +154,7 @@ def read_targets(
 
 def read_unbarred(
     conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
-) -> tuple[dict[str, Feed], list[Target], Barred]:
+) -> tuple[dict[str, TargetSource], list[Target], LockedTables]:
     """What feeds each target, the targets, and which tables are locked: nobody is waited for who
     keeps one locked already.
 
@@ -154,11 +162,11 @@ def read_unbarred(
     on.
     """
 
-    def read(barred: frozenset[int]) -> tuple[dict[str, Feed], list[Target]]:
-        fed = read_feeds(conn, pipeline, barred)
+    def read(barred: frozenset[int]) -> tuple[dict[str, TargetSource], list[Target]]:
+        fed = read_target_sources(conn, pipeline, barred)
         return fed, read_targets(conn, pipeline, fed, sizes=sizes, barred=barred)
 
-    (fed, targets), barred = read_around(conn, LOCK_TIMEOUT_S, read, read_barred(conn))
+    (fed, targets), barred = read_around(conn, LOCK_TIMEOUT_S, read, read_locked_tables(conn))
     return fed, targets, barred
 
 
@@ -172,7 +180,7 @@ def read_target(
     snapshot, are as they were then. ``catalogs``: what only a lock shows (which rows it takes) may
     be left out, and nobody at all is waited for.
     """
-    barred, own = read_barred(conn), frozenset[int]()
+    barred, own = read_locked_tables(conn), frozenset[int]()
     for _ in range(_ATTEMPTS):
         try:
             # Somebody may take a lock right after the look at them.
@@ -188,10 +196,10 @@ def read_target(
                         return found
                     own |= needed
         except psycopg.errors.LockNotAvailable:
-            now = read_barred(conn)
+            now = read_locked_tables(conn)
             if not now.relations.isdisjoint(own):
                 raise now.busy(str(table_id)) from None
-            barred = Barred(barred.relations | now.relations, now.holders)
+            barred = LockedTables(barred.relations | now.relations, now.holders)
     raise TableBusy(
         f"{table_id}: one published table after the other couldn't be read for {LOCK_TIMEOUT_S:g} s"
         f" each. Locks that stand in the way:\n{barred.holders}\nwait until they end, and run again"
@@ -207,12 +215,12 @@ def _lockable(target: Target) -> frozenset[int]:
     return frozenset({table.oid, *table.ancestors, *target.feed.relation_ids, *leaves})
 
 
-def feeds(
+def target_sources(
     entries: Mapping[str, TargetTable],
     published: Sequence[PublishedRelation],
     roots: Mapping[TableId, int],
     partitions: Mapping[TableId, Partition],
-) -> dict[str, Feed]:
+) -> dict[str, TargetSource]:
     """What feeds each target; pure. ``roots`` are oids of tables to gather, ``partitions`` what has
     the name of a target.
 
@@ -220,20 +228,22 @@ def feeds(
     an entry of its own. An entry that nothing feeds is left out: preflight says why.
     """
     by_name = {str(relation.id): relation for relation in published}
-    found = dict(_gathered(entries, published, roots))
+    found = dict(_merged(entries, published, roots))
     taken = {oid for feed in found.values() for oid in feed.relation_ids}
-    fed = dict(_fed(entries, {n: r for n, r in by_name.items() if r.oid not in taken}, partitions))
+    fed = dict(
+        _with_source(entries, {n: r for n, r in by_name.items() if r.oid not in taken}, partitions)
+    )
     sources = {str(feed.source) for feed in fed.values()} - entries.keys()
     for name, relation in by_name.items():
         if relation.oid not in taken and name not in fed and name not in sources:
             own = entries.get(name)
-            found[name] = Feed(
+            found[name] = TargetSource(
                 relation.id, frozenset([relation.oid]), where=own.where if own else None
             )
     return found | fed
 
 
-def gathered_roots(entries: Mapping[str, TargetTable]) -> list[str]:
+def merged_roots(entries: Mapping[str, TargetTable]) -> list[str]:
     """The names of the targets that gather leaves."""
     return [name for name, entry in entries.items() if entry.partition_root]
 
@@ -259,7 +269,7 @@ def differing(leaves: Sequence[PublishedTable]) -> str | None:
     return None
 
 
-def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
+def merge_partitions(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
     """The leaves as one table: the root's columns that all of them publish, after each row's leaf.
 
     The key is the root's primary key when the leaves' rows are found by it, else the leaf with the
@@ -300,25 +310,28 @@ def gather(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
     )
 
 
-def _gathered(
+def _merged(
     entries: Mapping[str, TargetTable],
     published: Sequence[PublishedRelation],
     roots: Mapping[TableId, int],
-) -> Iterator[tuple[str, Feed]]:
-    for name in gathered_roots(entries):
+) -> Iterator[tuple[str, TargetSource]]:
+    for name in merged_roots(entries):
         root = roots.get(TableId.parse(name))
         # What is published by its root comes as one table already.
         below = [r for r in published if root in r.ancestors and r.relkind != "p"]
         leaves, late = frozenset(r.oid for r in below), frozenset(r.oid for r in below if r.is_late)
         if root is not None and leaves:
-            yield name, Feed(TableId.parse(name), leaves, root, entries[name].where, late=late)
+            yield (
+                name,
+                TargetSource(TableId.parse(name), leaves, root, entries[name].where, late=late),
+            )
 
 
-def _fed(
+def _with_source(
     entries: Mapping[str, TargetTable],
     published: Mapping[str, PublishedRelation],
     partitions: Mapping[TableId, Partition],
-) -> Iterator[tuple[str, Feed]]:
+) -> Iterator[tuple[str, TargetSource]]:
     for name, source in sources(entries).items():
         relation, where = published.get(source), entries[name].where
         there = partitions.get(TableId.parse(name))
@@ -332,7 +345,7 @@ def _fed(
         own, unread = both(constraint, where), there is not None and there.unread
         yield (
             name,
-            Feed(
+            TargetSource(
                 relation.id,
                 frozenset([relation.oid]),
                 None,
@@ -346,7 +359,7 @@ def _fed(
 
 def _target(
     table_id: TableId,
-    feed: Feed,
+    feed: TargetSource,
     tables: Mapping[int, PublishedTable],
     roots: Mapping[int, Relation],
 ) -> Target:
@@ -365,4 +378,4 @@ def _target(
         if what
         else None
     )
-    return Target(table_id, feed, gather(roots[feed.root_id], found), problem)
+    return Target(table_id, feed, merge_partitions(roots[feed.root_id], found), problem)

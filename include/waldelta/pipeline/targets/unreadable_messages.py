@@ -36,7 +36,7 @@ from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pgoutput.wire import unsigned
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import identity_of
-from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.lifecycle import target_generations
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
     }
     if unread.id in known:
         return
-    generations, at = held_generations(job.ledger), now()
+    generations, at = target_generations(job.ledger), now()
     details = {
         "kind": NAMES.get(unread.kind, f"unknown ({unread.raw[:1].hex()})"),
         "error": f"{err.field} at byte {err.offset}: {err.detail}",
@@ -231,7 +231,7 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     rows = Quarantine(ledger.root, ledger.storage_options).messages()
     if not rows:
         return []
-    generations = held_generations(ledger)
+    generations = target_generations(ledger)
     try:
         life = identity_of(slot, ledger.slot_lives()).incarnation
     except SlotMissing:
@@ -335,7 +335,7 @@ def decided(
     """The quarantine's rows that say what was decided on messages, one for each table that may lack
     them.
     """
-    generations, at = held_generations(job.ledger), now()
+    generations, at = target_generations(job.ledger), now()
     return [
         replace(
             message.row,

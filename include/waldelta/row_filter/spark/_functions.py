@@ -204,7 +204,7 @@ def _substring(typed: Typed) -> str:
     )
 
 
-def _left(typed: Typed) -> str:
+def _left_text(typed: Typed) -> str:
     n = _number(typed, 1)
     return f"left({{0}}, {n})" if n >= 0 else f"left({{0}}, greatest(char_length({{0}}) - {-n}, 0))"
 
@@ -319,7 +319,7 @@ def _braced(text: str) -> str:
 # Templates that depend on constants among the arguments.
 BUILT: dict[str, Callable[[Typed], str]] = {
     "substring": _substring,
-    "left": _left,
+    "left": _left_text,
     "right": _right,
     "lpad": _pad("lpad"),
     "rpad": _pad("rpad"),

@@ -21,7 +21,7 @@ from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.spark._functions import BUILT, FIELDS, TEMPLATES, UNITS
 from waldelta.row_filter.spark._verbatim import (
     INFINITE,
-    VERBATIM,
+    RAW_FUNCTIONS,
     as_timestamp,
     keep_infinite,
     only,
@@ -146,7 +146,7 @@ class _Translation:
         them.
         """
         arguments = [self.sql(argument) for argument in typed.arguments]
-        rule = VERBATIM.get(typed.key)
+        rule = RAW_FUNCTIONS.get(typed.key)
         given = [a.judged() if rule is None else a for a in arguments]
         template = BUILT[typed.key](typed) if typed.key in BUILT else TEMPLATES[typed.key]
         raises = template.startswith("!") or any(a.raises for a in given)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from waldelta.row_filter._constants import is_held
+from waldelta.row_filter._constants import is_representable
 from waldelta.row_filter._signatures import COMPARISONS
 from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPES, Type, Typed
 from waldelta.spark_sql import string
@@ -100,7 +100,7 @@ def literal(typed: Typed) -> Sql:
     null = "null" if kind.name == "interval" else f"cast(null as {spark_type(kind)})"
     if text is None:
         return Sql(null, is_constant=True)
-    if (kind.name in MOMENTS and not is_held(text)) or (
+    if (kind.name in MOMENTS and not is_representable(text)) or (
         kind.name == "numeric" and text[-1].isalpha()
     ):
         return Sql(null, string(text), is_constant=True, unheld=((text, typed.start),))
@@ -130,7 +130,7 @@ def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
     if kinds[0].name == "numeric":
         return Sql(_by_rank(operator, plain, left, right), raises=raises)
     if left.in_years and right.in_years and None in (left.raw, right.raw):
-        return Sql(_beside_years(operator, plain, left, right), raises=raises)
+        return Sql(_outside_years(operator, plain, left, right), raises=raises)
     held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
     keys = f"({_order_key(kinds[0], left)} {operator} {_order_key(kinds[1], right)})"
     return Sql(f"case when {held} then {plain} else {keys} end", raises=raises)
@@ -152,7 +152,7 @@ def _rank(side: Sql) -> str:
     )
 
 
-def _beside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
+def _outside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
     """One side lies in the years 1 to 9999, so the other, where it is raw, lies before or after all
     of them.
     """

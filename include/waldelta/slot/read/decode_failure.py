@@ -104,10 +104,10 @@ class Answer:
     end: Lsn | None
 
 
-Ask = Callable[[int], Answer | Refusal]
+ReadWhole = Callable[[int], Answer | Refusal]
 
 
-def last_readable(ask: Ask, first: Answer) -> tuple[Answer, Refusal | None]:
+def last_readable(ask: ReadWhole, first: Answer) -> tuple[Answer, Refusal | None]:
     """The answer of all transactions in front of the one that can't be read, and what that is
     refused for.
 
@@ -169,7 +169,7 @@ class Reading:
         self.source, self._upto, self._most = whole(self.source), None, None
 
         def ask(most: int) -> Answer | Refusal:
-            return _ask(self.job, self.source, bound, most)
+            return _read_whole(self.job, self.source, bound, most)
 
         first = ask(1)
         if isinstance(first, Refusal):
@@ -207,7 +207,7 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
     source = whole(job.pipeline.source)
 
     def ask(most: int) -> Answer | Refusal:
-        return _ask(job, source, bound, most)
+        return _read_whole(job, source, bound, most)
 
     first = ask(1)
     last, refusal = (None, first) if isinstance(first, Refusal) else last_readable(ask, first)
@@ -215,7 +215,7 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
         raise _unreadable(job, source, refusal) from None
 
 
-def _ask(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
+def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
     """What whole transactions with at least so many messages give; in a new session, since an error
     ends its decoding.
     """

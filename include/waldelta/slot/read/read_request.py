@@ -15,7 +15,7 @@ from waldelta.config.pipeline_file import Publication, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadRequest:
     """What of a source decides on what a slot gives."""
 
     publication_names: tuple[str, ...]

@@ -17,7 +17,7 @@ import psycopg
 
 from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
-from waldelta.lake.ledger.records import KeptBite, now
+from waldelta.lake.ledger.records import KeptWindow, now
 from waldelta.pipeline.job import Job
 
 # Only transactions that have an xid hold up the snapshot builder.
@@ -46,19 +46,19 @@ _SOON = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Bite:
+class ReadWindow:
     """WAL that one call reads at the most, and how long it may take."""
 
     window_bytes: int
     timeout_s: int
 
-    def narrower(self) -> Bite | None:
+    def narrower(self) -> ReadWindow | None:
         """Half of the window; None when it is the smallest."""
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
             return None
         return replace(self, window_bytes=max(self.window_bytes // 2, SMALLEST_WINDOW_BYTES))
 
-    def after_timeout(self) -> Bite | None:
+    def after_timeout(self) -> ReadWindow | None:
         """The next one after a statement timeout; None when there is none left to try."""
         if (narrower := self.narrower()) is not None:
             return narrower
@@ -66,7 +66,7 @@ class Bite:
             return None
         return replace(self, timeout_s=min(2 * self.timeout_s, LONGEST_TIMEOUT_S))
 
-    def after_answer(self, seconds: float, widest: Bite, *, is_whole: bool) -> Bite:
+    def after_answer(self, seconds: float, widest: ReadWindow, *, is_whole: bool) -> ReadWindow:
         """The next one after an answer; ``is_whole``: the window was read to its end, not up to the
         end of what there is.
         """
@@ -78,12 +78,12 @@ class Bite:
             return replace(self, window_bytes=min(self.window_bytes * 2, widest.window_bytes))
         return self
 
-    def within(self, widest: Bite) -> Bite:
+    def within(self, widest: ReadWindow) -> ReadWindow:
         """What an earlier run came to, by the pipeline file of today; only the smallest window has
         a raised timeout.
         """
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
-            return Bite(
+            return ReadWindow(
                 self.window_bytes, max(min(self.timeout_s, LONGEST_TIMEOUT_S), widest.timeout_s)
             )
         return replace(widest, window_bytes=min(self.window_bytes, widest.window_bytes))
@@ -92,7 +92,7 @@ class Bite:
         return f"{self.window_bytes / (1 << 20):g} MB of WAL, {self.timeout_s} s"
 
 
-class Bites:
+class ReadWindows:
     """The bites of one drain; ``next`` is the one to take. Whoever holds the slot's lock is alone
     with them.
 
@@ -104,12 +104,12 @@ class Bites:
     def __init__(self, job: Job) -> None:
         self._job = job
         batch = job.pipeline.batch
-        self._file = self._widest = Bite(batch.wal_window_mb << 20, batch.statement_timeout_s)
+        self._file = self._widest = ReadWindow(batch.wal_window_mb << 20, batch.statement_timeout_s)
         kept = job.ledger.last_bite()
         self._kept = (
             None
             if kept is None or kept.window_bytes is None
-            else Bite(kept.window_bytes, kept.timeout_s)
+            else ReadWindow(kept.window_bytes, kept.timeout_s)
         )
         self.next = self._file if self._kept is None else self._kept.within(self._file)
 
@@ -154,7 +154,7 @@ class Bites:
         """
         return self._narrow(self.next.narrower())
 
-    def _narrow(self, narrower: Bite | None) -> bool:
+    def _narrow(self, narrower: ReadWindow | None) -> bool:
         """Whether there is a narrower one, than which none is wider from now on."""
         if narrower is None:
             return False
@@ -170,13 +170,13 @@ class Bites:
             log.info("the server answered in %.1f s: next bite %s", seconds, larger)
             self._take(larger)
 
-    def _take(self, bite: Bite) -> None:
+    def _take(self, bite: ReadWindow) -> None:
         self.next = bite
         kept = bite if bite != self._file else None
         if kept == self._kept:
             return
         window, timeout = (kept.window_bytes, kept.timeout_s) if kept is not None else (None, 0)
-        self._job.ledger.append(KeptBite(now(), self._job.run_id, window, timeout))
+        self._job.ledger.append(KeptWindow(now(), self._job.run_id, window, timeout))
         self._kept = kept
 
     def _suspect(self) -> str:

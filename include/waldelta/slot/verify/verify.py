@@ -18,7 +18,7 @@ from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn, LsnRange
 from waldelta.slot.read.peek import peek_error, whole
-from waldelta.slot.read.read_request import Asked
+from waldelta.slot.read.read_request import ReadRequest
 from waldelta.slot.verify.slot_count import agree, counted
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ ORIGINS_SINCE = 160000  # the option, as server_version has it
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class VerifiedRange:
     """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from
     the first to the last.
 
@@ -37,16 +37,16 @@ class Stretch:
     that landed.
     """
 
-    asked: Asked | None
+    asked: ReadRequest | None
     begins: int
     batches: tuple[int, int]
     messages: int = 0
     transactions: Transactions = field(default_factory=Transactions)
 
-    def __add__(self, behind: Stretch) -> Stretch:
+    def __add__(self, behind: VerifiedRange) -> VerifiedRange:
         """With what was read behind it, likewise."""
         batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
-        return Stretch(
+        return VerifiedRange(
             self.asked, self.begins, batches, messages, self.transactions + behind.transactions
         )
 
@@ -57,13 +57,13 @@ def check_landed(
     """Raises ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed; the
     slot stays.
     """
-    held = _held(connection, source, move.lsn)
+    held = _slot_messages(connection, source, move.lsn)
     if not agree(connection, held, landed):
         raise _mismatch(source, move, held, landed, f"batch {move.batch}")
 
 
 def check_behind(
-    connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int
+    connection: Connection, source: Source, move: SlotMove, stretch: VerifiedRange, stands: int
 ) -> bool:
     """The same of what other runs landed behind the slot, which ``stands`` there or before;
     ``connection`` is for nothing else.
@@ -74,7 +74,7 @@ def check_behind(
     if move.lsn <= stretch.begins and stretch.transactions == Transactions():
         return False
     try:
-        _check_stretch(connection, source, move, stretch, stands)
+        _check_range(connection, source, move, stretch, stands)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone;
         # what landed is durable.
@@ -86,16 +86,16 @@ def check_behind(
     return True
 
 
-def _check_stretch(
-    connection: Connection, source: Source, move: SlotMove, stretch: Stretch, stands: int
+def _check_range(
+    connection: Connection, source: Source, move: SlotMove, stretch: VerifiedRange, stands: int
 ) -> None:
     differing: Transactions | None = None
     for then in _as_then(connection, source, stretch):
-        held, landed = _held(connection, then, move.lsn), stretch.transactions
+        held, landed = _slot_messages(connection, then, move.lsn), stretch.transactions
         if stretch.begins > stands:
             # The slot gives all from where it stands, by this request also what another one passed
             # over.
-            landed += _held(connection, then, stretch.begins)
+            landed += _slot_messages(connection, then, stretch.begins)
         if agree(connection, held, landed):
             return
         differing = differing or held
@@ -104,15 +104,15 @@ def _check_stretch(
     raise _mismatch(source, move, differing or Transactions(), landed, batches)
 
 
-def _as_then(connection: Connection, source: Source, stretch: Stretch) -> Iterator[Source]:
+def _as_then(connection: Connection, source: Source, stretch: VerifiedRange) -> Iterator[Source]:
     if stretch.asked is not None:
         yield stretch.asked.put_to(source)
     else:
         yield source
-        yield from _asked_otherwise(connection, source)
+        yield from _read_otherwise(connection, source)
 
 
-def _asked_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
+def _read_otherwise(connection: Connection, source: Source) -> Iterator[Source]:
     """The source by other options that decide on what a slot gives."""
     now = source.options
     origins = ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
@@ -132,5 +132,5 @@ def _mismatch(
     )
 
 
-def _held(connection: Connection, source: Source, upto: int) -> Transactions:
+def _slot_messages(connection: Connection, source: Source, upto: int) -> Transactions:
     return counted(connection, "peek", whole(source), Lsn(upto))

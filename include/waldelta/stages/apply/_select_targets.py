@@ -13,18 +13,24 @@ import psycopg
 
 from waldelta.errors import StateError
 from waldelta.lake.ledger.records import TableState, TargetCut
-from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partition_truncates import with_emptied
+from waldelta.pipeline.drift.partition_truncates import with_truncated
 from waldelta.pipeline.drift.partitions import of_partition, record_leaves, with_leaves
 from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
 from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import Due, Standing, due, read_published, read_standings
+from waldelta.pipeline.targets.lifecycle import (
+    RequiredAction,
+    TableLifecycle,
+    read_published,
+    read_standings,
+    requiring,
+)
 from waldelta.pipeline.targets.lifecycle import states as due_states
-from waldelta.pipeline.targets.target_sources import Feed, Target
-from waldelta.postgres.lock_waits import Barred, read_around
+from waldelta.pipeline.targets.target_sources import Target, TargetSource
+from waldelta.postgres.lock_waits import LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.stages.apply.outcome import Applied, isolated
@@ -39,7 +45,7 @@ LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class SelectedTargets:
     """The targets to be fed, with the tables that feed them as they are now.
 
     ``mended`` is what killed repairs have committed, which is told with what else nobody has told.
@@ -48,13 +54,15 @@ class Fed:
     """
 
     states: Sequence[TableState]
-    present: Mapping[str, PresentTable]
+    present: Mapping[str, CatalogTable]
     mended: dict[str, TargetCut] = field(default_factory=dict)
-    left: Sequence[Standing] = ()
+    left: Sequence[TableLifecycle] = ()
     is_all: bool = True
 
 
-def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied) -> Fed:
+def select_targets(
+    spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied
+) -> SelectedTargets:
     """All that landed changes are due; enters into ``applied`` what is to be told, and which of
     them can't be fed.
 
@@ -65,11 +73,13 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
         standings, mended = end_killed_repairs(spark, job, applied.published)
-        states = _with_their_leaves(job, due_states(standings, Due.FEED), applied)
+        states = _with_their_leaves(job, due_states(standings, RequiredAction.FEED), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, (states, applied.published), barred, landed_as_of)
-    applied.failures |= {found.table_name: _broken(found) for found in due(standings, Due.BROKEN)}
+    applied.failures |= {
+        found.table_name: _broken(found) for found in requiring(standings, RequiredAction.BROKEN)
+    }
     for state in source.states:
         with isolated(job, state, applied):
             now_there = source.present[state.table_name]
@@ -79,10 +89,12 @@ def read_fed(spark: SparkSession, job: Job, landed_as_of: int | None, applied: A
             )
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
-    return Fed(source.states, source.present, mended, due(standings, Due.REMOVED))
+    return SelectedTargets(
+        source.states, source.present, mended, requiring(standings, RequiredAction.REMOVED)
+    )
 
 
-def read_settled(job: Job) -> Fed:
+def select_unchanged(job: Job) -> SelectedTargets:
     """Those of which nothing has to be told or marked first: all that can be fed while changes are
     still landing.
 
@@ -94,16 +106,18 @@ def read_settled(job: Job) -> Fed:
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
         standings = read_standings(job, published)
-        states = due_states(standings, Due.FEED)
+        states = due_states(standings, RequiredAction.FEED)
         source = _read_source(connection, job, (states, published), barred, 0)
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
     settled = [
         state
         for state in source.states
-        if state.table_name in kept and _is_settled(job, state, source)
+        if state.table_name in kept and _has_nothing_to_report(job, state, source)
     ]
-    is_all = len(settled) == len(states) and not due(standings, Due.BROKEN, Due.COPY)
-    return Fed(settled, source.present, is_all=is_all)
+    is_all = len(settled) == len(states) and not requiring(
+        standings, RequiredAction.BROKEN, RequiredAction.COPY
+    )
+    return SelectedTargets(settled, source.present, is_all=is_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +125,9 @@ class _Source:
     """What the source has of some targets, and the states of these as far as that concerns them."""
 
     states: list[TableState]
-    present: dict[str, PresentTable]
+    present: dict[str, CatalogTable]
     targets: dict[str, Target]
-    barred: Barred
+    barred: LockedTables
 
     def target(self, state: TableState) -> Target | None:
         """A target as it is fed now; raises TableBusy when that couldn't be read."""
@@ -126,18 +140,18 @@ class _Source:
 def _read_source(
     connection: psycopg.Connection[Any],
     job: Job,
-    fed: tuple[Sequence[TableState], Mapping[str, Feed]],
-    barred: Barred,
+    fed: tuple[Sequence[TableState], Mapping[str, TargetSource]],
+    barred: LockedTables,
     landed_as_of: int | None,
 ) -> _Source:
     states, feeds = fed
-    there = read_present(connection, states)
+    there = read_catalog_state(connection, states)
     found = [
         of_partition(state, there[state.table_name], feeds.get(state.table_name))
         for state in states
     ]
     states = [state for state, _ in found]
-    present = with_emptied(
+    present = with_truncated(
         connection, states, {s.table_name: table for s, table in found}, landed_as_of
     )
     targets, barred = read_around(
@@ -149,7 +163,7 @@ def _read_source(
     return _Source(states, present, targets, barred)
 
 
-def _is_settled(job: Job, state: TableState, source: _Source) -> bool:
+def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool:
     target, present = source.targets.get(state.table_name), source.present[state.table_name]
     if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
         state, present.storage
@@ -171,7 +185,7 @@ def _with_their_leaves(
     return found
 
 
-def _broken(found: Standing) -> StateError:
+def _broken(found: TableLifecycle) -> StateError:
     return StateError(
         f"{found.table_name} gets no changes since {found.why}: run the initial sync for it again"
     )

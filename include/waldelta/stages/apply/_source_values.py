@@ -21,7 +21,7 @@ from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline.job import Job
 from waldelta.postgres.catalog import READ_THROUGH, Through
 from waldelta.postgres.connection import describe
-from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
+from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.types.base import printed
 from waldelta.types.pg_text import pg_text
@@ -194,8 +194,8 @@ def _named_errors(
         named: SourceError = TableBusy(
             f"{state.table_name} can't be read to complete its rows, since somebody keeps it"
             " locked. Locks that stand in the"
-            f" way:\n{lock_holders(connection, BARRED, waiting=True)}\nwait until they end, and run"
-            " again"
+            f" way:\n{lock_holders(connection, EXCLUSIVE_MODES, waiting=True)}\nwait until they"
+            " end, and run again"
         )
     except psycopg.errors.InsufficientPrivilege as err:
         named = PrivilegeMissing(

@@ -67,7 +67,7 @@ def whole_upto(*measures: Measure) -> int | None:
     return next(iter(plan_steps(*expected)[:-1]), None)
 
 
-def told_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
+def reported_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
     """The ends of the steps one by one; after each but the last the log says what is left, and for
     how long at this rate.
     """

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from waldelta.changes.merge.commits import read_unreported
 from waldelta.lake.ledger.records import SYNCED, BatchCut, TableState, TargetCut, now
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.reported_commits import Told
+from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.pipeline.targets.lifecycle import Standing
+from waldelta.pipeline.targets.lifecycle import TableLifecycle
 from waldelta.stages.apply.outcome import Applied, isolated
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def unreported(
         (one.table_name, one.generation): one.version
         for one in (cut.targets if cut is not None else [])
     }
-    untold, told = {}, _told(job)
+    untold, told = {}, _as_reported(job)
     for state in states:
         with isolated(job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
@@ -45,13 +45,13 @@ def unreported(
     return untold
 
 
-def left_untold(job: Job, left: Sequence[Standing]) -> list[TargetCut]:
+def unreported_commits(job: Job, left: Sequence[TableLifecycle]) -> list[TargetCut]:
     """The same of targets that aren't published any more, once they are known to have left nobody
     asks.
 
     They get nothing any more, so that whatever is wrong with one of them is no failure of the run.
     """
-    found, told, identity = [], _told(job), job.slot_identity()
+    found, told, identity = [], _as_reported(job), job.slot_identity()
     for state in (standing.state for standing in left):
         if state is None or state.status != SYNCED:
             continue
@@ -68,5 +68,5 @@ def left_untold(job: Job, left: Sequence[Standing]) -> list[TargetCut]:
     return found
 
 
-def _told(job: Job) -> Told:
-    return Told(job.ledger, now() - job.pipeline.maintenance.keeps_rows)
+def _as_reported(job: Job) -> ReportedCommits:
+    return ReportedCommits(job.ledger, now() - job.pipeline.maintenance.keeps_rows)

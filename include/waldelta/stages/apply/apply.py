@@ -25,7 +25,7 @@ from waldelta.changes.stage.stage import stage
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.batch_range import BatchRanges
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.ledger.quarantine import Quarantine
@@ -33,7 +33,7 @@ from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import clashes
 from waldelta.pipeline.advisory_locks import LockSessions, target_lock
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.schema_evolution import Evolution
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.shared_connection import SharedConnection
@@ -51,13 +51,13 @@ from waldelta.pipeline.targets.watermarks import (
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._publish_cut import finish_step
-from waldelta.stages.apply._select_targets import Fed, read_fed, read_settled
-from waldelta.stages.apply._steps import measures, plan_steps, told_steps
-from waldelta.stages.apply._unreported import left_untold, unreported
-from waldelta.stages.apply.complete_rows import reread
+from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
+from waldelta.stages.apply._steps import measures, plan_steps, reported_steps
+from waldelta.stages.apply._unreported import unreported, unreported_commits
+from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.outcome import Applied, isolated, to_be_fed
 from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
-from waldelta.stages.check.gate.verdicts import tell_passed
+from waldelta.stages.check.gate.verdicts import record_passed
 from waldelta.stages.sync.skipped_copy import is_empty
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class _Run:
     held: Watermarks
     watermarks: dict[str, int]
     sizes: dict[int, int]
-    stretches: Stretches
-    present: Mapping[str, PresentTable]
+    stretches: BatchRanges
+    present: Mapping[str, CatalogTable]
     watch: Watch
     gates: dict[str, TableGate]
     quarantine: Quarantine
@@ -105,10 +105,10 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     applied = Applied()
     # Before the catalogs are read, which have to be those of behind it.
     last = job.change_log(job.slot_identity()).last_batch()
-    fed = read_fed(spark, job, landed_as_of, applied)
+    fed = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
         _feed(spark, job, fed, last, applied, Pace())
-    applied.retold += left_untold(job, fed.left)
+    applied.retold += unreported_commits(job, fed.left)
     try:
         applied.removed = record_removed(job, fed.left)
     except (
@@ -118,7 +118,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     return applied
 
 
-def apply_meanwhile(
+def apply_concurrently(
     spark: SparkSession,
     job: Job,
     upto: int,
@@ -134,7 +134,7 @@ def apply_meanwhile(
     does; ``goes_on`` raises when nobody waits for it any more.
     """
     goes_on()
-    return _feed(spark, job, read_settled(job), upto, applied, Pace(1, goes_on))
+    return _feed(spark, job, select_unchanged(job), upto, applied, Pace(1, goes_on))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,9 @@ def _is_behind_copies(
     return all(state.snapshot_lsn <= end for state in states)
 
 
-def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, pace: Pace) -> int:
+def _feed(
+    spark: SparkSession, job: Job, fed: SelectedTargets, last: int, applied: Applied, pace: Pace
+) -> int:
     """Bring these targets up to a batch, step by step; returns the one that they have come to."""
     identity = job.slot_identity()
     change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
@@ -180,7 +182,7 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
         if is_all or not pace.is_meanwhile:  # else there is no cut, and who follows tells
             known = [state for state in states if state.table_name in watermarks]
             untold |= unreported(job, identity, known, cut, applied)
-        for upto in told_steps(sizes, ends or [last] * bool(untold)):
+        for upto in reported_steps(sizes, ends or [last] * bool(untold)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Told by a cut that is published, where there is to be one.
             told = untold if behind or upto == (ends or [last])[-1] else {}
@@ -200,7 +202,13 @@ def _feed(spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, 
 
 @contextmanager
 def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
-    spark: SparkSession, job: Job, fed: Fed, last: int, applied: Applied, watch: Watch, pace: Pace
+    spark: SparkSession,
+    job: Job,
+    fed: SelectedTargets,
+    last: int,
+    applied: Applied,
+    watch: Watch,
+    pace: Pace,
 ) -> Iterator[_Run]:
     """What the targets are applied with up to a batch, from where they stand."""
     held = Watermarks(job, job.slot_identity())
@@ -225,7 +233,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
         locks,
         _telling(watch, applied),
     ):
-        stretches = Stretches(change_log, sizes, split)
+        stretches = BatchRanges(change_log, sizes, split)
         yield _Run(
             spark,
             job,
@@ -394,7 +402,7 @@ def _bring(
     changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
     judged = judge_of(run.spark, job, plan, run.gates)
     if state.kept_as != CHANGELOG:  # which says what was sent
-        changes = reread(
+        changes = complete_rows(
             job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check
         )
     elif judged is not None:
@@ -406,7 +414,7 @@ def _bring(
     fault_point("apply.staged")
     check()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
-        tell_passed(job, state.table_name)
+        record_passed(job, state.table_name)
     fault_point("apply.merging")
     tag = merge_staged(run.spark, job, changes, plan, replace(tag, counts=changes.counts), check)
     fault_point("apply.merged")

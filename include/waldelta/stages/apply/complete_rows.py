@@ -83,7 +83,7 @@ Judge = Callable[[Staged], Judged]
 MessagesOf = Callable[[Sequence[str]], Mapping[str, list[SentMessage]]]
 
 
-def reread(  # noqa: PLR0913 - what it reads from, writes to, and is about
+def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is about
     job: Job,
     change_log: ChangeLog,
     plan: TargetPlan,

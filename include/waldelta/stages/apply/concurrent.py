@@ -22,7 +22,7 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline.job import Job
-from waldelta.spark.session import has_siblings, interrupt, session_beside
+from waldelta.spark.session import concurrent_session, has_siblings, interrupt
 from waldelta.stages.apply._steps import measures, whole_upto
 
 if TYPE_CHECKING:
@@ -172,17 +172,17 @@ def applying(
     def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
         # Landing has imported what it needs by now: two threads at it could each meet modules that
         # the other is in the middle of.
-        from waldelta.stages.apply.apply import apply_meanwhile
+        from waldelta.stages.apply.apply import apply_concurrently
 
         # Settings of commits are a session's: what is left at work here must not share those of
         # what follows.
         with (
             private_files(),
-            session_beside(spark) as session,
+            concurrent_session(spark) as session,
             overlap.limited(partial(interrupt, session)),
         ):
             try:
-                return apply_meanwhile(session, job, upto, applied, goes_on)
+                return apply_concurrently(session, job, upto, applied, goes_on)
             finally:
                 tell()
 

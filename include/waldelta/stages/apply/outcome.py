@@ -11,7 +11,7 @@ from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut
 from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.stages.sync.skipped_copy import stopped
 
@@ -37,7 +37,7 @@ class Applied:
     outdated: dict[str, str] = field(default_factory=dict)
     drifted: dict[str, Repair] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    published: dict[str, Feed] = field(default_factory=dict)
+    published: dict[str, TargetSource] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     unpublished: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)

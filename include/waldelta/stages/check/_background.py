@@ -27,7 +27,7 @@ from waldelta.stages.check.measure.duplicate_keys import (
     find_duplicate_keys,
 )
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
-from waldelta.stages.check.measure.orphan_rows import ask_reference
+from waldelta.stages.check.measure.orphan_rows import count_rows_without_parent
 from waldelta.stages.check.measure.profile import Measured, profile_by_values
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.plan import AS_BEFORE, SuitePlan
@@ -41,7 +41,9 @@ log = logging.getLogger(__name__)
 
 # Answers about keys, by the key's columns, that the server is working on, and what is being
 # measured of a mirror.
-Asked = tuple[Mapping[tuple[str, ...], "Future[DuplicateKeys]"], "Future[Measured | None] | None"]
+Measurements = tuple[
+    Mapping[tuple[str, ...], "Future[DuplicateKeys]"], "Future[Measured | None] | None"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def in_background() -> Iterator[ThreadPoolExecutor]:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-def ask_ahead(
+def measure_early(
     background: ThreadPoolExecutor,
     spark: SparkSession,
     target: CheckedTarget,
@@ -96,11 +98,11 @@ def ask_ahead(
     ``met`` is a version whose keys are known to differ: only those that may be in two rows since
     then are compared.
     """
-    asked = ask_references(background, spark, storage_options, references)
-    return asked | _ask_keys(background, spark, target, storage_options, met)
+    asked = measure_references(background, spark, storage_options, references)
+    return asked | _measure_keys(background, spark, target, storage_options, met)
 
 
-def ask_references(
+def measure_references(
     background: ThreadPoolExecutor,
     spark: SparkSession,
     storage_options: dict[str, str] | None,
@@ -108,12 +110,14 @@ def ask_references(
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
     """Have the server look for rows that refer to none."""
     return {
-        reference.asked_by: background.submit(ask_reference, spark, reference, storage_options)
+        reference.asked_by: background.submit(
+            count_rows_without_parent, spark, reference, storage_options
+        )
         for reference in references
     }
 
 
-def _ask_keys(
+def _measure_keys(
     background: ThreadPoolExecutor,
     spark: SparkSession,
     target: CheckedTarget,
@@ -149,7 +153,7 @@ def _ask_keys(
     return asked | {columns: background.submit(ask)}
 
 
-def measure_ahead(
+def profile_early(
     background: ThreadPoolExecutor,
     target: CheckedTarget,
     plan: SuitePlan | Exception,

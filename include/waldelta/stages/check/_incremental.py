@@ -88,7 +88,7 @@ def rest_of(plan: SuitePlan) -> SuitePlan:
     return replace(plan, expectations=tuple(p for p in plan.expectations if p.type in ON_OTHERS))
 
 
-def is_settled(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
+def is_unchanged_since_full_check(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
     """Whether the rows of a version are those that a full check found to meet all of the suite."""
     found = next((row for row in known.judged.get(at.state.table_name, ()) if row.whole), None)
     if found is None or plan.refused is not None or not _fits(found, at, plan):

@@ -29,8 +29,8 @@ from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.quantities import counted
 from waldelta.stages.check.measure.columns import column_differences, listed
-from waldelta.stages.check.measure.orphan_rows import orphans_here
-from waldelta.stages.check.measure.profile import Measured, profile_here
+from waldelta.stages.check.measure.orphan_rows import rows_without_parent_in_driver
+from waldelta.stages.check.measure.profile import Measured, profile_in_driver
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.row_conditions import (
     RowCondition,
@@ -109,7 +109,7 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
     if not asked:
         return None, plan
     try:
-        found = profile_here(table, asked[0].kwargs["columns"])
+        found = profile_in_driver(table, asked[0].kwargs["columns"])
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("table=%s isn't measured here: %s", plan.table, type(err).__name__)
         found = None
@@ -195,7 +195,7 @@ def is_known(plan: SuitePlan) -> bool:
     return _conditions(plan) is not None
 
 
-def outcomes_here(
+def outcomes_in_driver(
     table: DeltaTable,
     plan: SuitePlan,
     references: Sequence[Reference] = (),
@@ -209,7 +209,8 @@ def outcomes_here(
     try:
         rows = _read_small(table, plan)
         if rows is not None and any(
-            orphans_here(reference, storage_options) != 0 for reference in references
+            rows_without_parent_in_driver(reference, storage_options) != 0
+            for reference in references
         ):
             return None
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:

@@ -20,7 +20,7 @@ from waldelta.lake.ledger.profiles import Profile, Profiles
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.stages.check._incremental import Known
-from waldelta.stages.check.gate.quarantined_rows import keep_unknown_told
+from waldelta.stages.check.gate.quarantined_rows import record_unknown
 from waldelta.stages.check.suite.verdict import QualityReport, TableVerdict
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, 
         if outcome.planned.type == ALL_VALUES_KNOWN
     }
     if told:
-        keep_unknown_told(ledger, report.run_id, told)
+        record_unknown(ledger, report.run_id, told)
 
 
 def _keep_profiles(ledger: Ledger, report: QualityReport, at: datetime) -> None:

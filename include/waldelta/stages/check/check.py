@@ -37,18 +37,18 @@ from waldelta.pipeline.report_folder import own_docs_folder
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark.session_pool import SessionPool
 from waldelta.stages.check._background import (
-    Asked,
     CheckedTarget,
-    ask_ahead,
-    ask_references,
+    Measurements,
     in_background,
-    measure_ahead,
+    measure_early,
+    measure_references,
+    profile_early,
 )
 from waldelta.stages.check._incremental import (
     Known,
     are_met,
     changed_since,
-    is_settled,
+    is_unchanged_since_full_check,
     met_at,
     rest_of,
     suite_of,
@@ -56,7 +56,7 @@ from waldelta.stages.check._incremental import (
 from waldelta.stages.check._quick_check import (
     affordable,
     is_known,
-    outcomes_here,
+    outcomes_in_driver,
     quick_outcomes,
     quick_profile,
     rest_outcomes,
@@ -90,7 +90,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class RunOutcome:
     """What a run has made of its targets: the Delta versions it has left them at, and which it
     changed so little that their check is quick.
 
@@ -134,7 +134,7 @@ def check(
     ledger: Ledger,
     run_id: str,
     tables: Iterable[str] | None = None,
-    left: Left | None = None,
+    left: RunOutcome | None = None,
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
@@ -143,7 +143,7 @@ def check(
     others are judged, recorded and reported. Without a folder for reports there are no pages, and
     all else is as with one.
     """
-    began, left = now(), left or Left()
+    began, left = now(), left or RunOutcome()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = own_docs_folder(pipeline)
     states = {
@@ -182,7 +182,7 @@ def check(
         )
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
-            ask_ahead(
+            measure_early(
                 background, spark, target, ledger.storage_options, left.rules_of(target).references
             )
             for target in targets
@@ -194,7 +194,7 @@ def check(
         if targets:
             import_great_expectations(kinds)
             profiled = [
-                measure_ahead(background, *both, ledger.storage_options)
+                profile_early(background, *both, ledger.storage_options)
                 for both in zip(targets, plans, strict=True)
             ]
             planned = list(zip(targets, plans, zip(asked, profiled, strict=True), strict=True))
@@ -218,7 +218,7 @@ def _quick(
     background: ThreadPoolExecutor,
     ledger: Ledger,
     targets: Sequence[CheckedTarget],
-    suites: tuple[OwnSuites, Left],
+    suites: tuple[OwnSuites, RunOutcome],
 ) -> tuple[list[TableVerdict], list[CheckedTarget]]:
     """The verdicts on those of the quick targets that meet everything or are settled, and the
     targets that are left.
@@ -246,7 +246,7 @@ def _quick(
 def _quick_verdict(
     background: ThreadPoolExecutor,
     options: dict[str, str] | None,
-    suites: tuple[OwnSuites, Left],
+    suites: tuple[OwnSuites, RunOutcome],
     session: SparkSession,
     target: CheckedTarget,
 ) -> TableVerdict | None:
@@ -264,9 +264,9 @@ def _quick_verdict(
         return None
     measured, plan = profiled
     met = met_at(left.known, target.at, suite)
-    found, since = outcomes_here(table, plan, rules.references, options), None
+    found, since = outcomes_in_driver(table, plan, rules.references, options), None
     if found is None and is_known(plan):
-        asked = ask_ahead(background, session, target, options, rules.references, met)
+        asked = measure_early(background, session, target, options, rules.references, met)
         since = changed_since(left.known, target.at, suite, columns, DeltaLog(target.uri, options))
         found = quick_outcomes(target.frame(session), plan, asked, since)
     if found is None:
@@ -291,7 +291,7 @@ def _quick_verdict(
 def _rest_verdict(
     background: ThreadPoolExecutor,
     options: dict[str, str] | None,
-    suites: tuple[OwnSuites, Left],
+    suites: tuple[OwnSuites, RunOutcome],
     session: SparkSession,
     target: CheckedTarget,
 ) -> TableVerdict | None:
@@ -301,10 +301,12 @@ def _rest_verdict(
     started = time.monotonic()
     left = suites[1]
     suite = _suite(target, _columns(target.open(options)), suites, left.rules_of(target))
-    if not is_settled(left.known, target.at, suite, DeltaLog(target.uri, options)):
+    if not is_unchanged_since_full_check(
+        left.known, target.at, suite, DeltaLog(target.uri, options)
+    ):
         return None
     plan = rest_of(suite)
-    asked = ask_references(background, session, options, left.rules_of(target).references)
+    asked = measure_references(background, session, options, left.rules_of(target).references)
     found = rest_outcomes(plan, asked)
     if found is None:
         return None
@@ -313,7 +315,7 @@ def _rest_verdict(
     )
 
 
-def _is_quick(state: TableState, left: Left) -> bool:
+def _is_quick(state: TableState, left: RunOutcome) -> bool:
     return state.table_name in left.quick and (left.is_upkeep or state.kept_as == MIRROR)
 
 
@@ -340,7 +342,7 @@ def _targets(
             version = versions.get(state.table_name)
             return CheckedTarget(
                 state,
-                _present_version(ledger, state.table_name, uri) if version is None else version,
+                _current_version(ledger, state.table_name, uri) if version is None else version,
                 uri,
             )
         except Exception as err:
@@ -352,7 +354,7 @@ def _targets(
     ]
 
 
-def _present_version(ledger: Ledger, table: str, uri: str) -> int:
+def _current_version(ledger: Ledger, table: str, uri: str) -> int:
     try:
         return DeltaTable(uri, storage_options=ledger.storage_options).version()
     except TableNotFoundError as err:
@@ -373,7 +375,7 @@ def _refused(err: ConfigError | None) -> list[Outcome]:
 
 
 def _plan(
-    spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, Left]
+    spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, RunOutcome]
 ) -> SuitePlan | Exception:
     """The suite of a target, or why there is none."""
     try:
@@ -385,7 +387,7 @@ def _plan(
 def _suite(
     target: CheckedTarget,
     columns: Sequence[str],
-    suites: tuple[OwnSuites, Left],
+    suites: tuple[OwnSuites, RunOutcome],
     rules: SourceRules,
 ) -> SuitePlan:
     (own, left), name = suites, target.state.table_name
@@ -402,7 +404,7 @@ def _run(
     folder: Path | None,
     pipeline: PipelineFile,
     begun: tuple[str, datetime],
-    planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Asked]],
+    planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Measurements]],
 ) -> list[TableVerdict]:
     from waldelta.stages.check.great_expectations.build import build_known
     from waldelta.stages.check.great_expectations.validate import SuiteCheck, measured, outcomes
@@ -411,7 +413,7 @@ def _run(
     context = open_context(folder)
     run = run_identifier(pipeline.pipeline, run_id, at)
     verdicts: list[TableVerdict] = []
-    ready: list[tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]] = []
+    ready: list[tuple[CheckedTarget, SuitePlan, Measurements, SuiteCheck]] = []
     for target, plan, asked in planned:
         if isinstance(plan, Exception):
             verdicts.append(_failed(target.state.table_name, target.version, plan))
@@ -427,7 +429,7 @@ def _run(
         )
 
     def validate(
-        session: SparkSession, item: tuple[CheckedTarget, SuitePlan, Asked, SuiteCheck]
+        session: SparkSession, item: tuple[CheckedTarget, SuitePlan, Measurements, SuiteCheck]
     ) -> _Validated | TableVerdict:
         started = time.monotonic()
         target, plan, asked, suite_check = item

@@ -37,7 +37,7 @@ from waldelta.slot.acknowledge import consume, move_idle_slot
 from waldelta.slot.failover import check_followed
 from waldelta.slot.read.decode_failure import Reading
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_messages
-from waldelta.slot.read.read_window import Bites
+from waldelta.slot.read.read_window import ReadWindows
 from waldelta.slot.recovery import check_unmoved, recover, slot_move
 from waldelta.slot.slot import check_received
 from waldelta.slot.standby import slot_position
@@ -120,7 +120,7 @@ def drain(
         stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained, bites, reading, limit = (
             Drained(stands, stands),
-            Bites(job),
+            ReadWindows(job),
             Reading(job),
             _limit(job),
         )
@@ -194,7 +194,7 @@ def _read_otherwise(
     err: SourceError,
     reading: Reading,
     bound: PeekBound,
-    bites: Bites,
+    bites: ReadWindows,
     meter: SlotMeter,
     check_standbys: Callable[[], None],
 ) -> SlotUnreadable | None:
@@ -211,7 +211,7 @@ def _read_otherwise(
 
 
 def _take_less(
-    err: SourceError, bites: Bites, meter: SlotMeter, check_standbys: Callable[[], None]
+    err: SourceError, bites: ReadWindows, meter: SlotMeter, check_standbys: Callable[[], None]
 ) -> None:
     """Make the next bite smaller after one that the server couldn't answer; raises where none is
     left to try, or that isn't what it takes.

@@ -23,23 +23,23 @@ from waldelta.lake.ledger.records import TableState, now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partition_truncates import with_emptied
+from waldelta.pipeline.drift.partition_truncates import with_truncated
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.lifecycle import (
-    Due,
-    due,
+    RequiredAction,
     never_copied,
     read_published,
     read_standings,
     record_removed,
+    requiring,
     states,
 )
-from waldelta.pipeline.targets.target_sources import Feed, read_targets
+from waldelta.pipeline.targets.target_sources import TargetSource, read_targets
 from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied
 from waldelta.postgres.lock_waits import limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
@@ -48,10 +48,10 @@ from waldelta.postgres.unpublished_tables import not_published, unpublished
 from waldelta.slot.acknowledge import move_idle_slot
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import gaps_recorded
-from waldelta.slot.health import critical, slot_warnings, tell
+from waldelta.slot.health import critical, log_warnings, slot_warnings
 from waldelta.slot.read.decode_failure import check_next
 from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
-from waldelta.slot.read.read_request import Asked
+from waldelta.slot.read.read_request import ReadRequest
 from waldelta.slot.recovery import check_unmoved, recover, slot_move
 from waldelta.slot.standby import check_slot, slot_position, standby_warnings
 from waldelta.slot.verify.slot_count import first_message
@@ -68,7 +68,7 @@ _STATEMENT_TIMEOUT_S = BUDGET_S / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class IdleCheck:
     """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us.
 
     ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file
@@ -83,7 +83,7 @@ class Look:
 
 
 @private_files()
-def look(job: Job) -> Look:
+def check_idle(job: Job) -> IdleCheck:
     """Say whether a run is worth starting Spark for; moves an idle slot.
 
     Raises the errors of a slot that is missing, lost, foreign, ahead of everything we ever
@@ -107,20 +107,20 @@ def look(job: Job) -> Look:
             *slot_warnings(slot, job.pipeline.slot_limits, ledger.last_move(), now()),
             *elsewhere,
         ]
-        tell(warnings)
+        log_warnings(warnings)
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
                 recovered = recover(connection, job, identity, change_log, server, one_bite=True)
         except (psycopg.errors.QueryCanceled, PeekTimeout, BiteTooLarge, SourceDiskFull):
             behind = "the slot is behind what has landed, by more WAL than a look goes through"
-            return Look(
+            return IdleCheck(
                 True,
                 behind,
                 server.lag_of(slot.confirmed_flush_lsn),
                 critical=tuple(critical(warnings)),
             )
         stands, identity = recovered.confirmed, recovered.identity
-        reason = _left_or_unknown(primary, job, identity, change_log, read_oldest_xid(connection))
+        reason = _work_or_unknown(primary, job, identity, change_log, read_oldest_xid(connection))
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
         deadline = time.monotonic() + BUDGET_S
         while reason is None and position < server.flush_lsn:
@@ -128,7 +128,7 @@ def look(job: Job) -> Look:
             reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
             check_unmoved(connection, job, identity, stands)
             must_move = reason is None and server.must_move(stands, upto, slot.restart_lsn)
-            if must_move and (reason := _asked_anew(job, change_log)) is None:
+            if must_move and (reason := _needs_other_request(job, change_log)) is None:
                 move_idle_slot(
                     connection, source.slot, ledger, slot_move(identity, job.run_id, upto.value)
                 )
@@ -136,7 +136,7 @@ def look(job: Job) -> Look:
             position = upto
         moved_to = str(stands) if stands > recovered.confirmed else None
         found = (reason is not None, reason or "no changes", server.lag_of(stands), moved_to)
-        return Look(*found, tuple(critical(warnings)))
+        return IdleCheck(*found, tuple(critical(warnings)))
 
 
 def _reason_to_run(
@@ -172,19 +172,19 @@ def _reason_to_run(
     return f"changes {between}" if found is not None else None
 
 
-def _asked_anew(job: Job, change_log: ChangeLog) -> str | None:
+def _needs_other_request(job: Job, change_log: ChangeLog) -> str | None:
     """Why a run is to move the slot, which tells by what the WAL was read: else what was passed
     over counts as read like the last batch.
     """
     last = change_log.last_batch()
-    if last is None or Asked.read(change_log.told([last]).get(last, {})) == Asked.of(
+    if last is None or ReadRequest.read(change_log.told([last]).get(last, {})) == ReadRequest.of(
         job.pipeline.source
     ):
         return None
     return "publications or options are others than those of the last batch"
 
 
-def _left_or_unknown(
+def _work_or_unknown(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
     identity: SlotIdentity,
@@ -198,7 +198,7 @@ def _left_or_unknown(
     """
     try:
         with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
-            return _work_left(connection, job, identity, change_log, oldest_xid)
+            return _remaining_work(connection, job, identity, change_log, oldest_xid)
     except Exception as err:
         if connection.broken:
             raise
@@ -206,7 +206,7 @@ def _left_or_unknown(
         return f"whether anything is left to do can't be told ({str(err).partition(chr(10))[0]})"
 
 
-def _work_left(
+def _remaining_work(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
     identity: SlotIdentity,
@@ -218,7 +218,7 @@ def _work_left(
 
     ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
     """
-    if _has_untold(job):  # asked before what has left is recorded, of which a run tells then
+    if _has_unreported(job):  # asked before what has left is recorded, of which a run tells then
         return "a run ended before it told what it applied"
     published, barred = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
@@ -231,12 +231,12 @@ def _work_left(
         log.warning("%s", notice)
     if lacking := unpublished(connection, job.pipeline.source):
         log.warning("%s", not_published(lacking))
-    fed = [with_leaves(state, published) for state in states(standings, Due.FEED)]
+    fed = [with_leaves(state, published) for state in states(standings, RequiredAction.FEED)]
     if behind := _behind(job, identity, change_log, fed):
         return f"landed changes wait for {', '.join(behind)}"
-    if waiting := due(standings, Due.COPY):
+    if waiting := requiring(standings, RequiredAction.COPY):
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
-    there = read_present(connection, fed)
+    there = read_catalog_state(connection, fed)
     found = [
         of_partition(state, there[state.table_name], published.get(state.table_name))
         for state in fed
@@ -244,7 +244,7 @@ def _work_left(
     fed = [state for state, _ in found]
     # Of what may not have landed a run couldn't judge either, and would be started for nothing
     # until it has.
-    present = with_emptied(
+    present = with_truncated(
         connection, fed, {state.table_name: table for state, table in found}, oldest_xid
     )
     if written_anew := [
@@ -262,7 +262,7 @@ def _work_left(
     return None
 
 
-def _has_untold(job: Job) -> bool:
+def _has_unreported(job: Job) -> bool:
     """Whether no run has told, and so checked and announced, what the newest cut's batch brought.
 
     A run that fails or is killed while it lands may have applied steps by then. Once results are
@@ -275,9 +275,9 @@ def _has_untold(job: Job) -> bool:
 def _drifted(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
-    feeds: Mapping[str, Feed],
+    feeds: Mapping[str, TargetSource],
     fed: Sequence[TableState],
-    present: Mapping[str, PresentTable],
+    present: Mapping[str, CatalogTable],
     barred: Collection[int],
 ) -> list[str]:
     """Targets whose drift a run would mend, or hasn't told yet; what is locked now, a later look

@@ -21,8 +21,8 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pipeline.task_errors import named_error
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
-from waldelta.slot.read.read_request import Asked
-from waldelta.spark.attempts import told as told_error
+from waldelta.slot.read.read_request import ReadRequest
+from waldelta.spark.attempts import error_text as told_error
 from waldelta.spark.tasks import run_tasks
 from waldelta.spark.writable import write_error
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # What the task tells: its file, all null when nothing came, how long the peek took, and what it
 # failed by.
-_TOLD = pa.schema(
+_WRITTEN = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),
@@ -75,15 +75,15 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
         except OSError as err:
             # Raised, Spark would have it peeked again, to find as little room.
-            return pa.Table.from_pylist([{"failed": told_error(err)}], schema=_TOLD)
+            return pa.Table.from_pylist([{"failed": told_error(err)}], schema=_WRITTEN)
         except DecodeError as err:
             if err.unread is None:
                 raise
             return pa.Table.from_pylist(
-                [{"failed": told_error(err)} | asdict(err.unread.shortened())], schema=_TOLD
+                [{"failed": told_error(err)} | asdict(err.unread.shortened())], schema=_WRITTEN
             )
         return pa.Table.from_pylist(
-            [(asdict(file) if file is not None else {}) | asdict(times)], schema=_TOLD
+            [(asdict(file) if file is not None else {}) | asdict(times)], schema=_WRITTEN
         )
 
     told = {
@@ -92,11 +92,11 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
         "upto_lsn": str(bound.upto_lsn),
         "attempt": uuid.uuid4().hex,
-        **Asked.of(source).told(),
+        **ReadRequest.of(source).told(),
     }
     row = None
     try:
-        (row,) = run_tasks(spark, 1, _TOLD, read)
+        (row,) = run_tasks(spark, 1, _WRITTEN, read)
         if row.failed is not None:
             raise OSError(row.failed)
     except Exception as err:

@@ -18,7 +18,7 @@ from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import gaps_recorded
-from waldelta.slot.health import critical, reading, slot_warnings, tell
+from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
 from waldelta.slot.standby import check_slot, committed_upto, slot_position, standby_warnings
@@ -69,7 +69,9 @@ def land_to_now(
                 *elsewhere,
             ]
             result.slot_critical = critical(found)
-            result.warnings += [f"when the run began, {text}" for text in tell(found)] + uncompared
+            result.warnings += [
+                f"when the run began, {text}" for text in log_warnings(found)
+            ] + uncompared
             lock.check()  # what comes first may end another run's reader, and move the slot
             drained = drain(spark, job, lock.check, on_landed)
             drained.check_read()

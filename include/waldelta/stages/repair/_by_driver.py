@@ -23,9 +23,9 @@ from waldelta.changes.decode.collapse import (
     Ints,
     codes_of,
 )
-from waldelta.changes.merge.by_driver import NetChanges, commit_here, read_within
+from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
 from waldelta.changes.merge.statements import CommitTag
-from waldelta.changes.stage.net_files import gathered
+from waldelta.changes.stage.net_files import grouped
 from waldelta.lake.storage import open_parquet, write_parquet
 from waldelta.pipeline.job import Job
 
@@ -65,7 +65,7 @@ def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schem
     none.
     """
     write_parquet(folder, schema.empty_table())
-    for number, part in enumerate(gathered(batches), 1):
+    for number, part in enumerate(grouped(batches), 1):
         write_parquet(folder, part.cast(schema), number)
 
 
@@ -103,7 +103,7 @@ def _first_of_each(codes: Ints) -> Ints:
     return np.asarray(np.sort(first), np.int64)
 
 
-def stage_net_here(
+def stage_net_in_driver(
     rows: RepairRows, staged: str, touched: Sequence[str], why: str
 ) -> dict[str, int] | None:
     """Write the net changes of what was read again, as stage_net() does; None when they are too
@@ -122,7 +122,7 @@ def stage_net_here(
     return {name: count for name, count in counts.items() if count}
 
 
-def merge_rows_here(
+def merge_rows_in_driver(
     job: Job,
     table_name: str,
     rows: RepairRows,
@@ -145,7 +145,7 @@ def merge_rows_here(
         return False
     names = [name for name, _ in rows.copy.columns]
     changes = NetChanges.whole(net, names, _shape(rows), metadata=rows.copy.lsn is not None)
-    return commit_here(job, table_name, changes, tag, check) is not None
+    return commit_in_driver(job, table_name, changes, tag, check) is not None
 
 
 def _shape(rows: RepairRows) -> EventShape:

@@ -25,7 +25,7 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import open_parquet, write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift.moving_rows import moving_rows
-from waldelta.pipeline.drift.repair_plan import Repair, gathers, is_dear, within_leaves
+from waldelta.pipeline.drift.repair_plan import Repair, is_dear, merges_partitions, within_leaves
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.row_filter import RowFilter
@@ -40,7 +40,7 @@ from waldelta.spark_sql import quote
 from waldelta.stages.repair._by_driver import (
     MOST_KEYS,
     read_staged_texts,
-    stage_net_here,
+    stage_net_in_driver,
     write_parts,
 )
 
@@ -142,7 +142,7 @@ def _spark_bounds(
     went meet none. But a default partition takes what no other does: raises NeedsSync.
     """
     state, table = drifted.state, drifted.table
-    if gathers(drifted):
+    if merges_partitions(drifted):
         return {leaf.oid: f"{quote(RELID)} = {leaf.oid:d}" for leaf in table.leaves}
     found = connection.execute(_BOUNDS, (drifted.partition or table.oid,)).fetchall()
     if drifted.detached and any(is_default for *_, is_default in found):
@@ -226,10 +226,10 @@ def unheld_keys(
         return frozenset()
     held = [json.loads(key) for key in keys]
     named = {tuple(key[column] for column in columns) for key in held if key.keys() >= set(columns)}
-    return frozenset(texts for texts in named if not _holds(connection, "".join(texts)))
+    return frozenset(texts for texts in named if not _has_key(connection, "".join(texts)))
 
 
-def _holds(connection: psycopg.Connection[Any], text: str) -> bool:
+def _has_key(connection: psycopg.Connection[Any], text: str) -> bool:
     try:
         return text.isascii() or bool(connection.execute("select %s::text", (text,)).rowcount)
     except psycopg.errors.UntranslatableCharacter:
@@ -320,7 +320,7 @@ def stage_net(
     """
     if (
         _is_for_arrow(rows, touched)
-        and (counts := stage_net_here(rows, staged, touched, TOUCHED)) is not None
+        and (counts := stage_net_in_driver(rows, staged, touched, TOUCHED)) is not None
     ):
         return counts
     names = [name for name, _ in rows.copy.columns]

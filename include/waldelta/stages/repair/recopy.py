@@ -14,17 +14,17 @@ from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult
 from waldelta.pipeline.targets.lifecycle import (
-    Due,
-    Standing,
-    due,
+    RequiredAction,
+    TableLifecycle,
     never_copied,
     read_standings,
     record_killed,
+    requiring,
 )
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.quantities import counted
-from waldelta.stages.check.gate.quarantined_rows import tell_anew
+from waldelta.stages.check.gate.quarantined_rows import record_current
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def recopy(
+def resync_targets(
     spark: SparkSession,
     job: Job,
     result: RunResult,
-    published: Mapping[str, Feed],
+    published: Mapping[str, TargetSource],
     drifted: Mapping[str, Repair] | None = None,
 ) -> dict[str, WaldeltaError]:
     """Take up every target that waits for a new copy; returns what went wrong, by table.
@@ -50,11 +50,11 @@ def recopy(
     standings = read_standings(job, published)
     if record_killed(job, standings):
         standings = read_standings(job, published)
-    pending = due(standings, Due.COPY)
+    pending = requiring(standings, RequiredAction.COPY)
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     failures: dict[str, WaldeltaError] = {}
     result.needs_sync, result.not_applied = [], []  # this may be the stage's second try
-    for copy in due(standings, Due.WAIT):
+    for copy in requiring(standings, RequiredAction.WAIT):
         result.warnings.append(
             f"{copy.table_name} is being copied, and its changes wait until that is done"
         )
@@ -77,14 +77,14 @@ def recopy(
                 _copy(spark, job, result, copy)
         except WaldeltaError as err:
             failures[copy.table_name] = err
-    result.never_copied = [found.table_name for found in due(standings, Due.FIRST)]
+    result.never_copied = [found.table_name for found in requiring(standings, RequiredAction.FIRST)]
     if notice := never_copied(job, standings):
         result.warnings.append(notice)
     return failures
 
 
 def _repair(
-    spark: SparkSession, job: Job, result: RunResult, copy: Standing, drift: Repair
+    spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle, drift: Repair
 ) -> bool:
     """Whether the drift is mended; why not is told, and a copy mends it."""
     from waldelta.stages.repair.repair import repair
@@ -101,14 +101,14 @@ def _repair(
         result.end_lsn = str(done.drained.end)
     result.add_repair(done.cut)
     result.warnings.append(
-        f"{_told(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')} entered,"
-        f" {done.left:,} left, {done.reread:,} that changed meanwhile were read again"
+        f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
+        f" entered, {done.left:,} left, {done.reread:,} that changed meanwhile were read again"
     )
-    tell_anew(job, [copy.table_name])
+    record_current(job, [copy.table_name])
     return True
 
 
-def _hand_over(job: Job, result: RunResult, copy: Standing) -> None:
+def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
     dag, name = f"{job.pipeline.pipeline}_initial_sync", copy.table_name
     result.needs_sync.append(name)
     result.not_applied.append(name)
@@ -117,18 +117,18 @@ def _hand_over(job: Job, result: RunResult, copy: Standing) -> None:
             f"{name} gets no changes since its last copy {copy.failed}: {dag} is to copy it again"
         )
     result.warnings.append(
-        f"{_told(copy)}: {dag} is to copy it again, and its changes wait until then"
+        f"{_warning(copy)}: {dag} is to copy it again, and its changes wait until then"
     )
 
 
-def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> None:
+def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle) -> None:
     from waldelta.stages.sync.sync import sync
 
     done = sync(spark, job, [copy.table_name], only_due=True)
     if not done:
         result.not_applied.append(copy.table_name)
         result.warnings.append(
-            f"{_told(copy)}: another run has copied it meanwhile, and the next one applies what"
+            f"{_warning(copy)}: another run has copied it meanwhile, and the next one applies what"
             " changed since"
         )
         return
@@ -143,11 +143,11 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: Standing) -> N
             f"compared with its source, {copied.diff.written:,} of {counted(copied.rows, 'row')}"
             " differed"
         )
-    result.warnings.append(f"{_told(copy)}: it was {how}")
-    tell_anew(job, [copy.table_name])
+    result.warnings.append(f"{_warning(copy)}: it was {how}")
+    record_current(job, [copy.table_name])
 
 
-def _told(copy: Standing) -> str:
+def _warning(copy: TableLifecycle) -> str:
     # A reason that the ledger holds begins with the table's name.
     return (
         copy.why if copy.why.startswith(f"{copy.table_name}") else f"{copy.table_name}: {copy.why}"

@@ -68,7 +68,7 @@ from waldelta.pipeline.drift.drift import unpublished_columns
 from waldelta.pipeline.drift.repair_plan import Repair, is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.external_commits import looked_upto, mirrored_at
+from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import Target
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy, last_cut, uri_of
@@ -78,12 +78,16 @@ from waldelta.postgres.publication_membership import to_texts, was_interrupted
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
-from waldelta.snapshot.publication_version import check_settled, read_version_as_of, settle
-from waldelta.stages.check.gate.gate import StillFails, judge_reread, read_gates
+from waldelta.snapshot.publication_version import (
+    check_version,
+    read_version_as_of,
+    wait_for_version,
+)
+from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land.drain import Drained
 from waldelta.stages.land.land_until import land_backlog, land_through
-from waldelta.stages.repair._by_driver import merge_rows_here
+from waldelta.stages.repair._by_driver import merge_rows_in_driver
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
@@ -99,7 +103,7 @@ from waldelta.stages.repair._repair_rows import (
     untouched,
 )
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
-from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, fed_as_of
+from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, source_as_of
 from waldelta.stages.sync.unfinished_repairs import (
     carry_over,
     end_repair,
@@ -183,7 +187,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
     return done
 
 
-def reread_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
+def repair_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
     """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE;
     quarantined ones with them.
 
@@ -230,19 +234,19 @@ def _repair(
         return Watermarks(job, job.slot_identity()).of(drifted.state)
 
     take_over_target(spark, job, drifted.state, quarantine, applied)
-    held = _read_held(quarantine, drifted.state, again)
+    held = _read_quarantined(quarantine, drifted.state, again)
     named = held.watched.keys() | ((again.keys if again is not None else None) or set())
     drained = land_backlog(spark, job)
     with job.connect("repair") as connection:
         own = read_target_filter(connection, name, drifted.where, drifted.table)
-        settled = settle(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
+        settled = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     staged = staging_folder(job.pipeline.target.root, name, generation, 0, job.run_id)
     with staged_in(spark, staged):
         with SnapshotHolder(
             job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
         ) as holder:
-            check_settled(holder, settled)
-            fed, storage = fed_as_of(holder, job, TableId.parse(name))
+            check_version(holder, settled)
+            fed, storage = source_as_of(holder, job, TableId.parse(name))
             membership = read_version_as_of(holder, settled, fed.table.relation_ids)
             drifted = _as_seen(job, drifted, fed, storage)
             with job.connect("repair") as connection:
@@ -296,7 +300,7 @@ def _repair(
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Quarantined:
     """What the quarantine holds of a target: by key, rows to be read again and discarded rows;
     messages that can't be read.
 
@@ -310,7 +314,9 @@ class _Held:
     accepted: frozenset[str] = frozenset()
 
 
-def _read_held(quarantine: Quarantine, state: TableState, again: Again | None) -> _Held:
+def _read_quarantined(
+    quarantine: Quarantine, state: TableState, again: Again | None
+) -> _Quarantined:
     """Raises StateError when rows are kept out of the target that an order by keys would bring
     along.
     """
@@ -323,11 +329,11 @@ def _read_held(quarantine: Quarantine, state: TableState, again: Again | None) -
         if json.loads(key).keys() == {*state.key_columns}
     }
     if again is None:
-        return _Held(watched, discarded, messages)
+        return _Quarantined(watched, discarded, messages)
     if again.keys is not None:
         kept_out = [*watched.values(), *(discarded[key] for key in discarded.keys() & again.keys)]
         _check_none_kept_out(state.table_name, kept_out)
-    return _Held(watched, discarded, messages, again.accepts(watched))
+    return _Quarantined(watched, discarded, messages, again.accepts(watched))
 
 
 def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
@@ -350,7 +356,7 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
     rows: RepairRows,
     staged: str,
     *,
-    held: _Held,
+    held: _Quarantined,
     waiting: str | None,
 ) -> dict[str, StillFails]:
     """The rows in quarantine that fail their gate still, by key.
@@ -365,12 +371,14 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
     texts = {tuple(json.loads(key)[column] for column, _ in rows.key): key for key in judged}
     opened = {of for of, key in texts.items() if judged[key].status == QUARANTINED}
     found = rows_to_judge(spark, rows, staged, waiting, (judged, held.accepted))
-    still = judge_reread(job, gate, rows.copy, found, landed_upto(job, job.slot_identity()), opened)
+    still = judge_complete_rows(
+        job, gate, rows.copy, found, landed_upto(job, job.slot_identity()), opened
+    )
     return {texts[row.key]: row for row in still}
 
 
 def _decided(
-    job: Job, again: Again, held: _Held, still: Mapping[str, StillFails], as_of: Lsn
+    job: Job, again: Again, held: _Quarantined, still: Mapping[str, StillFails], as_of: Lsn
 ) -> Iterator[IncompleteRow]:
     """The records of rows that stay in quarantine, with the values that they failed by now, and of
     accepted ones.
@@ -479,7 +487,7 @@ def _synced_state(
         entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, storage),
         unmended_leaves=[],
-        version=looked_upto(last_cut(job), state),
+        version=checked_upto(last_cut(job), state),
     )
 
 
@@ -562,7 +570,7 @@ def _merge(
     tag = repair_tag(begun, job.run_id, counts)
     # Of a drift Spark's MERGE leaves files alone that no row enters or leaves.
     reread_only = not counts.keys() & {ENTERS, LEAVES}
-    if not (reread_only and merge_rows_here(job, begun.table_name, rows, folder, tag, check)):
+    if not (reread_only and merge_rows_in_driver(job, begun.table_name, rows, folder, tag, check)):
         # Whoever committed meanwhile may have copied the target again.
         check()
         merge_rows(

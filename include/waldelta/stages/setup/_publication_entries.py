@@ -46,7 +46,7 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
     after = _entries(connection, job)
     for name, state in job.ledger.table_states().items():
         was, now_are = before.get(name, frozenset()), after.get(name, frozenset())
-        if state.status != SYNCED or not now_are or not is_renewed(state.entries, was, now_are):
+        if state.status != SYNCED or not now_are or not is_replaced(state.entries, was, now_are):
             continue
         # Of a slot that begins another life, all tables are copied anew; a run that is at work on
         # this one looks for itself.
@@ -57,7 +57,9 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
             )
 
 
-def is_renewed(held: list[str], was: frozenset[Membership], now_are: frozenset[Membership]) -> bool:
+def is_replaced(
+    held: list[str], was: frozenset[Membership], now_are: frozenset[Membership]
+) -> bool:
     """Whether what is recorded held until setup put something else in its place, so that this may
     be recorded; pure.
 

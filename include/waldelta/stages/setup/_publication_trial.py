@@ -35,7 +35,7 @@ Connection = psycopg.Connection[Any]
 TRIAL_S = 20
 
 
-def judge_younger(
+def judge_newer(
     primary: Connection,
     conn: Connection,
     job: Job,
@@ -62,7 +62,7 @@ def judge_younger(
         yield from _judge_existing(primary, conn, job)
 
 
-def read_younger(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:
+def read_newer(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:
     """Those of these publications that may be newer than the slot, or were altered since it was
     made.
     """
@@ -72,7 +72,7 @@ def read_younger(conn: Connection, slot: str, publications: Sequence[str]) -> li
 
 def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator[Finding]:
     source = job.pipeline.source
-    names = read_younger(conn, source.slot, source.publication_names)
+    names = read_newer(conn, source.slot, source.publication_names)
     if not names:
         return
     if (found := _try(job, names)) is not None:

@@ -42,7 +42,7 @@ def _begun_or_ended(done: Sequence[SlotMove]) -> list[SlotMove]:
     return [move for move in done if move.event != "promoted"]
 
 
-def made_here(moves: Sequence[SlotMove]) -> bool:
+def was_created_by_pipeline(moves: Sequence[SlotMove]) -> bool:
     """Whether the slot's present life began with its creation by this pipeline."""
     return next(
         (
@@ -101,7 +101,7 @@ def end_life(conn: Connection, job: Job) -> bool:
     moves = _begun_or_ended(done)
     if not moves or moves[-1].event == "dropped":
         return False
-    if made_here(moves) and (found := read_slot(conn, name)) is not None:
+    if was_created_by_pipeline(moves) and (found := read_slot(conn, name)) is not None:
         check_ours(found)
         dropped = beyond(job, found) is None and drop_slot(conn, name)
     fault_point("setup.dropped")
@@ -124,7 +124,7 @@ def slot_that_stays(
             f"it stands beyond {furthest}, the furthest this pipeline ever moved it, so it may be"
             " somebody else's"
         )
-    elif moves and not made_here(moves):
+    elif moves and not was_created_by_pipeline(moves):
         why = (
             "it existed before setup, or the lake's bookkeeping was lost and setup took it for"
             " another's"

@@ -25,7 +25,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
+class SlotWithoutPipeline:
     """A slot that no pipeline file names, and the publications whose marks name it (without what
     they publish).
 
@@ -63,9 +63,9 @@ class Orphan:
         )
 
 
-def find_orphans(
+def find_slots_without_pipeline(
     conn: Connection, named: Collection[str], slot_conn: Connection | None = None
-) -> list[Orphan]:
+) -> list[SlotWithoutPipeline]:
     """The slots that pgoutput feeds from this database and that aren't among those ``named`` by
     pipeline files.
 
@@ -77,7 +77,7 @@ def find_orphans(
     marks = [
         (p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None
     ]
-    found: list[Orphan] = []
+    found: list[SlotWithoutPipeline] = []
     for server in _servers(conn, slot_conn):
         names = [
             name
@@ -85,15 +85,17 @@ def find_orphans(
             if name not in kept.union(named)
         ]
         found += [
-            _orphan(slot, marks) for name in names if (slot := read_slot(server, name)) is not None
+            _slot_without_pipeline(slot, marks)
+            for name in names
+            if (slot := read_slot(server, name)) is not None
         ]
     return found
 
 
-def drop_orphans(
+def drop_slots_without_pipeline(
     conn: Connection,
     conninfo: str,
-    orphans: Iterable[Orphan],
+    orphans: Iterable[SlotWithoutPipeline],
     chosen: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
@@ -157,10 +159,12 @@ def _servers(conn: Connection, slot_conn: Connection | None) -> list[Connection]
     return [conn] if slot_conn is None or slot_conn is conn else [conn, slot_conn]
 
 
-def _orphan(slot: SlotState, marks: Sequence[tuple[PublicationState, Mark]]) -> Orphan:
+def _slot_without_pipeline(
+    slot: SlotState, marks: Sequence[tuple[PublicationState, Mark]]
+) -> SlotWithoutPipeline:
     of_it = [(publication, mark) for publication, mark in marks if mark.slot == slot.name]
     pipeline = of_it[0][1].pipeline if of_it else None
-    return Orphan(slot, pipeline, tuple(publication for publication, _ in of_it))
+    return SlotWithoutPipeline(slot, pipeline, tuple(publication for publication, _ in of_it))
 
 
 _SLOTS = """

@@ -26,7 +26,7 @@ from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import check_health, check_ours, read_slot
 from waldelta.slot.standby import slot_position
-from waldelta.stages.setup._slot_setup import beyond, made_here, slot_life
+from waldelta.stages.setup._slot_setup import beyond, slot_life, was_created_by_pipeline
 from waldelta.stages.setup.preflight.target_filters import Translate, resolvable
 from waldelta.stages.setup.setup import carry_out
 
@@ -122,7 +122,7 @@ def _check_droppable(connection: Connection, job: Job) -> None:
     if slot is None:
         return
     check_ours(slot)
-    if not made_here(moves) or slot.system_identifier != moves[-1].system_identifier:
+    if not was_created_by_pipeline(moves) or slot.system_identifier != moves[-1].system_identifier:
         raise SlotForeign(
             f"slot {name!r} can't be used any more, but it wasn't made by this pipeline: once"
             f" nobody else needs it, drop it (select pg_drop_replication_slot('{name}')) and run"

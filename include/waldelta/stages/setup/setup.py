@@ -21,20 +21,20 @@ import tenacity
 from waldelta.config.pipeline_file import Publication
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
-from waldelta.findings import Finding, gathered, problem, warning
+from waldelta.findings import Finding, merged, problem, warning
 from waldelta.grants import sql_name
 from waldelta.lake.storage import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_removed
-from waldelta.postgres.lock_waits import BARRED, limited, lock_holders
+from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.slot import PLUGIN, SlotState, read_slot
-from waldelta.slot.standby import left_on_primary
+from waldelta.slot.standby import remaining_on_primary
 from waldelta.stages.setup._publication_entries import entries_kept
-from waldelta.stages.setup._publication_trial import judge_younger, read_younger
+from waldelta.stages.setup._publication_trial import judge_newer, read_newer
 from waldelta.stages.setup._slot_setup import (
     beyond,
     check_same_server,
@@ -117,7 +117,7 @@ class SetupPlan:
         """The findings with one for all that the role lacks; ``for_dba``: without what the plan's
         SQL takes care of.
         """
-        return gathered(self.findings, self.role, for_dba=for_dba)
+        return merged(self.findings, self.role, for_dba=for_dba)
 
     @property
     def is_empty(self) -> bool:
@@ -232,7 +232,9 @@ def plan_setup(
         # Sizes and filters are read under their tables' locks, and whoever carries the plan out
         # keeps runs from landing meanwhile.
         plan = partial(_plan_setup, conn, slot_conn, job, translate, renew=renew)
-        return _with_lock_retry(conn, plan, partial(lock_holders, conn, BARRED, waiting=True))
+        return _with_lock_retry(
+            conn, plan, partial(lock_holders, conn, EXCLUSIVE_MODES, waiting=True)
+        )
 
 
 def _plan_setup(
@@ -261,7 +263,7 @@ def _plan_setup(
     for state in managed:
         changes = plan_publications([state], actual)
         findings += privileges_needed(state, actual.get(state.name), facts, bool(changes))
-    findings += judge_younger(conn, slot_conn, job, managed, facts)
+    findings += judge_newer(conn, slot_conn, job, managed, facts)
     findings += judge_standby(conn, slot_conn, job, facts)
     fed: list[str] = []
     if not facts.server.in_recovery and facts.server.version >= MIN_VERSION:
@@ -269,7 +271,7 @@ def _plan_setup(
         findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
         fed = planned.describe()
         if not renew:  # a lost slot is made anew whatever is to be checked
-            findings += judge_suites(pipeline, planned.feeds)
+            findings += judge_suites(pipeline, planned.sources)
     findings += _forgotten(job, actual)
     scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
     if not renew and not scripted:
@@ -366,7 +368,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
         left = read_slot(slot_conn, slot)
         furthest = beyond(job, left) if left is not None else None
         stays = slot_that_stays(left, moves, furthest) + copy_that_stays(slot_conn, slot)
-        return dropped + stays + left_on_primary(conn, slot_conn, slot)
+        return dropped + stays + remaining_on_primary(conn, slot_conn, slot)
 
 
 def run_statements(
@@ -484,7 +486,7 @@ def _is_scripted(
         m is not None and (m.pipeline, m.slot) == (job.pipeline.pipeline, slot.name) for m in marks
     )
     is_unread = slot.plugin == PLUGIN and slot.in_this_database and not slot.decoded
-    return bool(names) and is_named and is_unread and not read_younger(conn, slot.name, names)
+    return bool(names) and is_named and is_unread and not read_newer(conn, slot.name, names)
 
 
 def _forgotten(job: Job, actual: Mapping[str, PublicationState]) -> Iterable[Finding]:

@@ -17,7 +17,7 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder
 
 
 @dataclass
-class HeldSnapshot:
+class CopySnapshot:
     """A snapshot that is held since ``began``; ``beside`` is what goes on on the holder's
     connection as long. ``bill`` is told at the end.
     """

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from waldelta.background import beside
+from waldelta.background import run_concurrently
 from waldelta.errors import WaldeltaError
 from waldelta.postgres.catalog import TableId
 from waldelta.quantities import counted
@@ -35,7 +35,7 @@ def progress(
             started = max([started, *(task + 1 for task in active)])
             log.info("table=%s %s", table_id, describe_progress(tasks, started, active))
 
-    with beside(watch, f"progress {table_id}"):
+    with run_concurrently(watch, f"progress {table_id}"):
         yield
 
 

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 # Memory holds so much of what was read until it is a row group.
 ROW_GROUP_BYTES = 32 << 20
-_TOLD = pa.schema(
+_WRITTEN = pa.schema(
     [
         ("path", pa.string()),
         ("size", pa.int64()),
@@ -154,7 +154,7 @@ def copy_files(
     prefix = new_prefix()
     try:
         told = run(
-            tasks, _TOLD, lambda number: _write(uri, options, schema, prefix, reader(number))
+            tasks, _WRITTEN, lambda number: _write(uri, options, schema, prefix, reader(number))
         )
     except WaldeltaError:
         discard(uri, options, prefix)
@@ -198,10 +198,10 @@ def _write(
                 verbatim = 0
                 while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
                     file.write(group.select(schema.names).cast(schema))
-                    verbatim += _verbatim(group)
+                    verbatim += _raw_rows(group)
                     group = next(groups, None)
                 told.append({"rows": file.rows, "verbatim": verbatim, **file.close()})
-    return pa.Table.from_pylist(told, _TOLD)
+    return pa.Table.from_pylist(told, _WRITTEN)
 
 
 def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -222,7 +222,7 @@ def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             yield table.slice(begin, ROWS_PER_FILE)
 
 
-def _verbatim(rows: pa.Table) -> int:
+def _raw_rows(rows: pa.Table) -> int:
     return len(rows) - rows[RAW].null_count if RAW in rows.column_names else 0
 
 

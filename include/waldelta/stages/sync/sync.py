@@ -48,10 +48,10 @@ from waldelta.lake.ledger.records import (
 )
 from waldelta.lake.storage import check_writable
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
-from waldelta.pipeline.drift.catalog_state import read_present_tables, stored
+from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.pipeline.targets.lifecycle import Due, due, lives
+from waldelta.pipeline.targets.lifecycle import RequiredAction, lives, requiring
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import Target, read_target, read_unbarred
 from waldelta.pipeline.task_errors import first_line
@@ -71,15 +71,15 @@ from waldelta.snapshot.exported_snapshot import (
     reader_name,
 )
 from waldelta.snapshot.publication_version import (
-    Settled,
-    check_settled,
+    PublicationVersion,
+    check_version,
     read_version,
     read_version_as_of,
-    settle,
-    settle_again,
+    wait_for_version,
+    wait_for_version_again,
 )
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
-from waldelta.stages.sync._copy_snapshot import HeldSnapshot
+from waldelta.stages.sync._copy_snapshot import CopySnapshot
 from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
@@ -172,7 +172,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         if insists and refused:  # before anything is changed
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
-        settled = settle(
+        settled = wait_for_version(
             connection, job.pipeline.source.publication_names, old_transactions_timeout_s
         )
     allowed = [target for target in wanted if str(target.id) not in refused]
@@ -260,7 +260,7 @@ def sync_table(
     job: Job,
     table_id: TableId,
     attempt: Attempt,
-    settled: Settled,
+    settled: PublicationVersion,
     former: Former | None = None,
 ) -> tuple[SyncResult, Target]:
     """Copy what feeds one target from one snapshot of its own and replace the target with it, in
@@ -281,8 +281,8 @@ def sync_table(
         ) as holder,
     ):
         taken_at = read_clock(holder.connection)
-        check_settled(holder, settled)
-        fed, storage = fed_as_of(holder, job, table_id)
+        check_version(holder, settled)
+        fed, storage = source_as_of(holder, job, table_id)
         table = fed.table
         membership = read_version_as_of(holder, settled, table.relation_ids)
         options, where = target.types_of(str(table_id)), _target_filter(job, fed)
@@ -320,7 +320,7 @@ def sync_table(
         fault_point("sync.planned")
         with ExitStack() as beside:
             beside.enter_context(progress(holder, table_id, tasks))
-            held = HeldSnapshot(job, holder, began, beside)
+            held = CopySnapshot(job, holder, began, beside)
             rows = CopyRows(
                 table_id,
                 copy,
@@ -378,7 +378,11 @@ def sync_table(
 
 
 def _sync_locked(
-    spark: SparkSession, job: Job, order: Order, ledger_lock: threading.Lock, settled: Settled
+    spark: SparkSession,
+    job: Job,
+    order: Order,
+    ledger_lock: threading.Lock,
+    settled: PublicationVersion,
 ) -> SyncResult | None:
     """Copy a table as its next generation under its target's lock, starting again when its snapshot
     is lost.
@@ -434,7 +438,7 @@ def _copy(
     job: Job,
     order: Order,
     generation: int,
-    settled: Settled,
+    settled: PublicationVersion,
     lock: AdvisoryLock,
 ) -> tuple[SyncResult, Target]:
     for attempt in _attempts(str(order.table_id)):
@@ -443,7 +447,7 @@ def _copy(
             number = attempt.retry_state.attempt_number
             if number > 1:
                 with job.connect("sync") as connection:
-                    settled = settle_again(connection, settled)
+                    settled = wait_for_version_again(connection, settled)
             copied = sync_table(
                 spark, job, order.table_id, Attempt(generation, number), settled, order.former
             )
@@ -573,7 +577,7 @@ def _choose(
     if insists:
         return chosen
     standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
-    fine = {found.table_name for found in due(standings, Due.FEED)}
+    fine = {found.table_name for found in requiring(standings, RequiredAction.FEED)}
     return [target for target in chosen if str(target.id) not in fine]
 
 
@@ -584,13 +588,13 @@ def _named(names: Iterable[str]) -> set[TableId]:
         raise ConfigError(str(err)) from None
 
 
-def fed_as_of(
+def source_as_of(
     holder: SnapshotHolder, job: Job, table_id: TableId
 ) -> tuple[Target, StorageState | None]:
     """The target, and how the rows that feed it are stored, as the snapshot sees them."""
     try:
         target = read_target(holder.connection, job.pipeline, table_id)
-        present = read_present_tables(
+        present = read_catalog_tables(
             holder.connection, [target.table.oid] if target is not None else []
         )
     except psycopg.Error as err:

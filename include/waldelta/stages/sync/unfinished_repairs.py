@@ -35,8 +35,8 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import identity_of, life_of
-from waldelta.pipeline.targets.lifecycle import Due, Standing, read_standings
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.lifecycle import RequiredAction, TableLifecycle, read_standings
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 
@@ -155,8 +155,8 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
 
 
 def end_killed_repairs(
-    spark: SparkSession, job: Job, published: Mapping[str, Feed]
-) -> tuple[list[Standing], dict[str, TargetCut]]:
+    spark: SparkSession, job: Job, published: Mapping[str, TargetSource]
+) -> tuple[list[TableLifecycle], dict[str, TargetCut]]:
     """Where every table stands, once the repairs that were killed have been ended; and what those
     did that had committed.
 
@@ -183,9 +183,13 @@ def end_killed_repairs(
     return (read_standings(job, published) if ended else standings), cuts
 
 
-def _was_killed(found: Standing, state: TableState) -> bool:
+def _was_killed(found: TableLifecycle, state: TableState) -> bool:
     # A copy's first row has no snapshot yet.
-    return found.due in (Due.COPY, Due.BROKEN) and state.status == COPYING and bool(state.snapshot)
+    return (
+        found.action in (RequiredAction.COPY, RequiredAction.BROKEN)
+        and state.status == COPYING
+        and bool(state.snapshot)
+    )
 
 
 def _check_same_timeline(job: Job, begun: TableState) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def count_verbatim(spark: SparkSession, job: Job, table: str, version: int) -> int:
+def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> int:
     """Rows of a target's version with something in ``_wd_raw``: reads that column alone, which is
     nearly always null.
     """

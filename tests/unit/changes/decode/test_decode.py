@@ -18,7 +18,12 @@ from waldelta.lake.changelog.change_log import landmarks
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.changelog.transaction_counts import COLUMNS, PreparedRows, Tally, Transactions
+from waldelta.lake.changelog.transaction_counts import (
+    COLUMNS,
+    PreparedRows,
+    TransactionCounts,
+    Transactions,
+)
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve
 from waldelta.postgres.type_catalog import PgType
@@ -243,7 +248,7 @@ def test_a_malformed_message_is_named_with_its_place():
 
 
 def tally(log):
-    counted = Tally(1, landmarks(log))
+    counted = TransactionCounts(1, landmarks(log))
     for part in log.select(COLUMNS).to_batches(max_chunksize=2):
         counted.add(part)
     return counted.landed()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.seeds import chosen_seed
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE, EventShape, event_schema
-from waldelta.changes.decode.row_states import Truncation, Unfolding, unfold
+from waldelta.changes.decode.row_states import Truncation, Unfolding, row_versions
 from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
 
 TS = pa.timestamp("us", tz="UTC")
@@ -130,7 +130,7 @@ def follow_each_other_in_time(rows):
 
 def unfolded(table, unfolding, since=0):
     events = pa.Table.from_pylist(table.events[since:], SCHEMA)
-    return unfold(events, SHAPE, unfolding).to_pylist()
+    return row_versions(events, SHAPE, unfolding).to_pylist()
 
 
 @pytest.mark.parametrize("ranges", [1, 3])
@@ -263,5 +263,5 @@ def test_no_state_ends_before_it_began(name):
 @pytest.mark.parametrize("name", CASES)
 def test_states(name):
     events, unfolding, expected = CASES[name]
-    rows = unfold(pa.Table.from_pylist(events, SCHEMA), SHAPE, unfolding).to_pylist()
+    rows = row_versions(pa.Table.from_pylist(events, SCHEMA), SHAPE, unfolding).to_pylist()
     assert sorted((row["action"], row["lsn"]) for row in rows) == expected

@@ -20,7 +20,7 @@ from tests.unit.changes.decode.test_collapse import (
 )
 from waldelta.changes.decode.collapse import EventShape, collapse
 from waldelta.changes.merge import by_driver as module
-from waldelta.changes.merge.by_driver import merge_here
+from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.changes.merge.commits import read_commit
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.errors import LockHeld
@@ -94,7 +94,7 @@ def fine() -> None:
 def merged(job, events, batch=1, **options) -> CommitTag | None:
     net = net_of(events)
     staged = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    return merge_here(job, plan(**options), net, replace(tag(batch), counts=staged), fine)
+    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), fine)
 
 
 def held(job) -> dict:
@@ -251,9 +251,11 @@ def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job):
         6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
     )
     write(job, with_raw)
-    assert merge_here(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), fine) is None
+    assert merge_in_driver(job, plan(), net_of([("U", 1, 1, "b", "~")]), tag(), fine) is None
     assert (
-        merge_here(job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), fine)
+        merge_in_driver(
+            job, plan(), net_of([("U", 1, 1, "b", "B")], [("the `v`", "y")]), tag(), fine
+        )
         is not None
     )
     assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
@@ -266,7 +268,7 @@ def test_whoever_may_not_write_any_more_does_not(job):
         raise LockHeld("by another run")
 
     with pytest.raises(LockHeld):
-        merge_here(job, plan(), net_of([("I", None, 4, "d", "D")]), tag(), taken)
+        merge_in_driver(job, plan(), net_of([("I", None, 4, "d", "D")]), tag(), taken)
     assert held(job) == {}
 
 

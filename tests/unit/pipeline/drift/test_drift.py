@@ -16,11 +16,11 @@ from waldelta.lake.ledger.records import (
     StorageState,
     TableState,
 )
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.repair_plan import obstacle
 from waldelta.pipeline.targets.target_filter import to_text
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.postgres.type_catalog import PgType
@@ -206,7 +206,7 @@ def test_find_drift(file, held, now, reason, mends):
     """What the pipeline file changed is mended, what others changed is told, unless the file says
     otherwise.
     """
-    drift = find_drift(file, held, now, PresentTable())
+    drift = find_drift(file, held, now, CatalogTable())
     if reason is None:
         assert drift is None
         return
@@ -219,7 +219,7 @@ def test_a_partition_made_as_one_is_no_drift():
     """It was born empty, so all of its rows were sent; one that was attached is told, and that
     alone.
     """
-    present = PresentTable(
+    present = CatalogTable(
         storage=StorageState([FileState(oid, oid) for oid in (10, 11, 12)]),
         attached={12: "public.t_12"},
     )
@@ -227,7 +227,7 @@ def test_a_partition_made_as_one_is_no_drift():
     assert drift.reasons == ("partition public.t_12 came; rows that it had before were not sent",)
     assert (drift.repair.attached, drift.repair.detached) == ({12}, frozenset())
     assert find_drift(pipeline(), state(leaves=[10]), table(leaves=[10, 11]), present) is None
-    late = Feed(TableId("public", "t"), frozenset({10, 11}), late=frozenset({11}))
+    late = TargetSource(TableId("public", "t"), frozenset({10, 11}), late=frozenset({11}))
     assert (
         "t_11 came"
         in find_drift(
@@ -239,12 +239,12 @@ def test_a_partition_made_as_one_is_no_drift():
 def test_partitions_that_were_told_are_mended_once_the_file_says_so():
     """What was only told is remembered for it."""
     held = replace(state(leaves=[10, 11]), unmended_leaves=[11])
-    told = find_drift(pipeline(drift="repair"), held, table(leaves=[10, 11]), PresentTable())
+    told = find_drift(pipeline(drift="repair"), held, table(leaves=[10, 11]), CatalogTable())
     assert (told.reasons, told.mends) == (
         ("1 partition came or went earlier, and that was told, but not mended",),
         True,
     )
-    assert find_drift(pipeline(), held, table(leaves=[10, 11]), PresentTable()) is None
+    assert find_drift(pipeline(), held, table(leaves=[10, 11]), CatalogTable()) is None
 
 
 def member(entry="table 1", publication=1, **said):
@@ -322,12 +322,12 @@ def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
     """It is told in every run from then on; what is new but explained is recorded."""
     dba, present = pipeline(manage=False), replace(table(**now), entries=frozenset(entries))
     texts = then if any(isinstance(entry, str) for entry in then) else to_texts(then)
-    found = find_drift(dba, replace(state(), entries=texts), present, PresentTable())
+    found = find_drift(dba, replace(state(), entries=texts), present, CatalogTable())
     if reason is None:
         assert found is None or (found.reasons, found.state.entries) == ((), to_texts(entries))
         return
     assert re.search(reason, "; ".join(found.reasons))
-    again = find_drift(dba, found.state, present, PresentTable())
+    again = find_drift(dba, found.state, present, CatalogTable())
     assert (again.reasons, again.is_new) == (found.reasons, False)
 
 
@@ -428,7 +428,7 @@ def test_what_look_after_look_tells(first, looks, told, evolves):
     """That all is as it was again doesn't bring what was sent to nobody; whether the target's
     columns followed or not.
     """
-    present = PresentTable(storage=StorageState([], [AttributeState(n, 1) for n in (1, 2, 3)]))
+    present = CatalogTable(storage=StorageState([], [AttributeState(n, 1) for n in (1, 2, 3)]))
     held, found = replace(state(WITH_V, publishes=EVERY), entries=to_texts(first)), []
     for look in looks:
         drift = find_drift(pipeline(manage=False), held, look, present)
@@ -457,7 +457,7 @@ def test_what_was_not_sent_meanwhile_is_mended_by_a_copy(row_filter):
     )
     entries = frozenset({member("table 2", row_filter=row_filter, is_apart=True)})
     present = replace(table(row_filter=row_filter), entries=entries, publishes=frozenset(EVERY))
-    found = find_drift(pipeline(drift="repair"), held, present, PresentTable())
+    found = find_drift(pipeline(drift="repair"), held, present, CatalogTable())
     assert (found.mends, "filter changed before" in obstacle(found.repair)) == (True, True)
 
 
@@ -471,23 +471,23 @@ def test_a_renamed_column_is_no_drift():
         pipeline(),
         held,
         table(now, row_filter="((b > 1) AND (id <> ALL (ARRAY[1, 2])))"),
-        PresentTable(),
+        CatalogTable(),
     )
     assert (drift.reasons, drift.mends, drift.state.row_filter[:8]) == ((), False, "((b > 1)")
     assert find_drift(
         pipeline(),
         held,
         table(now, row_filter="((b > 2) AND (id <> ALL (ARRAY[1, 2])))"),
-        PresentTable(),
+        CatalogTable(),
     ).mends
 
 
 def test_filters_since_the_copy_are_recorded_once():
     """Each filter that was in force is kept: rows that any of them let in may be in the target."""
     dba, held = pipeline(manage=False), state(row_filter="(a > 1)")
-    first = find_drift(dba, held, table(row_filter="(a > 2)"), PresentTable())
+    first = find_drift(dba, held, table(row_filter="(a > 2)"), CatalogTable())
     assert (first.is_new, first.state.later_filters) == (True, ["(a > 2)"])
-    again = find_drift(dba, first.state, table(row_filter="(a > 2)"), PresentTable())
+    again = find_drift(dba, first.state, table(row_filter="(a > 2)"), CatalogTable())
     assert (again.is_new, len(again.reasons)) == (False, 1)
-    back = find_drift(dba, first.state, table(row_filter="(a > 1)"), PresentTable())
+    back = find_drift(dba, first.state, table(row_filter="(a > 1)"), CatalogTable())
     assert (back.is_new, back.state.later_filters) == (True, ["(a > 2)", "(a > 1)"])

@@ -9,7 +9,7 @@ import pytest
 from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.ledger.records import ColumnState, TableState, now
 from waldelta.pgoutput.relation import Relation, RelationColumn
-from waldelta.pipeline.drift.catalog_state import PresentColumn, PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
 from waldelta.pipeline.drift.schema_evolution import (
     check_key,
     keeps_values,
@@ -44,8 +44,8 @@ def _type(name):
 def present(**columns):
     """name=attnum, or (attnum, missing, unsure, last dropped) as far as they matter."""
     given = {name: c if isinstance(c, tuple) else (c,) for name, c in columns.items()}
-    return PresentTable(
-        {name: PresentColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()}
+    return CatalogTable(
+        {name: CatalogColumn(*c, *(None, False)[len(c) - 1 :]) for name, c in given.items()}
     )
 
 

@@ -19,7 +19,7 @@ from waldelta.errors import StateError
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
 from waldelta.lake.storage import rooted, sync_commits
-from waldelta.pipeline.targets.external_commits import look, looked_upto
+from waldelta.pipeline.targets.external_commits import check_log, checked_upto
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
 OURS = '{"waldelta": {"verb": "apply"}}'
@@ -75,7 +75,7 @@ CASES = {
 @pytest.mark.parametrize("act, told", CASES.values(), ids=CASES)
 def test_commits_of_others_that_change_data_are_found(uri, act, told):
     act(uri)
-    seen = look(DeltaLog(uri), 1, DeltaTable(uri).version())
+    seen = check_log(DeltaLog(uri), 1, DeltaTable(uri).version())
     assert [commit.operation for commit in seen.commits] == told
     assert all(
         "delta-rs" in commit.by and now() - commit.at < timedelta(minutes=1)
@@ -89,7 +89,7 @@ def test_our_own_commits_say_how_far_was_looked(uri):
     write_deltalake(uri, ROWS, mode="append")
     ours = '{"waldelta": {"verb": "apply", "looked": 2}}'
     write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours(ours))
-    assert [commit.version for commit in look(DeltaLog(uri), 1, 4).commits] == [3]
+    assert [commit.version for commit in check_log(DeltaLog(uri), 1, 4).commits] == [3]
 
 
 def commit_of(uri, folder, path):
@@ -153,12 +153,12 @@ def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong)
     syncing.join(20)
     assert done == [None]
     if wrong is None:
-        assert [commit.version for commit in look(DeltaLog(uri), 1, 2).commits] == [2]
+        assert [commit.version for commit in check_log(DeltaLog(uri), 1, 2).commits] == [2]
     else:
         with pytest.raises(
             StateError, match=f"version 2 .WRITE by x.* {wrong}: .* run the initial sync"
         ) as refused:
-            look(DeltaLog(uri), 1, 2)
+            check_log(DeltaLog(uri), 1, 2)
         assert "secret" not in str(refused.value)
 
 
@@ -166,14 +166,14 @@ def test_a_log_that_does_not_reach_back_is_told(uri, tmp_path):
     for _ in range(3):
         write_deltalake(uri, ROWS, mode="append")
     (tmp_path / "lake/t/_delta_log" / f"{3:020d}.json").unlink()
-    seen = look(DeltaLog(uri), 1, 4)
+    seen = check_log(DeltaLog(uri), 1, 4)
     assert ([commit.version for commit in seen.commits], seen.lacks) == ([4], 3)
 
 
 def test_a_vacuum_says_what_it_kept(uri):
     DeltaTable(uri).optimize.compact()
     vacuum(uri)
-    kept = now() - look(DeltaLog(uri), 1, DeltaTable(uri).version()).vacuumed
+    kept = now() - check_log(DeltaLog(uri), 1, DeltaTable(uri).version()).vacuumed
     assert timedelta(0) <= kept < timedelta(minutes=1)
 
 
@@ -186,7 +186,7 @@ def test_what_was_looked_through(lake):
     states = {
         case: TableState(now(), "r", "t", case[0], "synced", version=case[1]) for case in cases
     }
-    assert {case: looked_upto(cut, state) for case, state in states.items()} == cases
+    assert {case: checked_upto(cut, state) for case, state in states.items()} == cases
 
 
 @pytest.mark.parametrize(

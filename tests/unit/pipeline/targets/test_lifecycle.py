@@ -12,23 +12,23 @@ from tests.support.pipelines import pipeline_file
 from waldelta.lake.ledger.records import SlotMove, TableState
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import (
-    Due,
     Life,
-    Standing,
+    RequiredAction,
+    TableLifecycle,
+    lifecycle_of,
     lives,
     read_standings,
     record_removed,
-    standing,
 )
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.postgres.catalog import TableId
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def plain(**oids: int) -> dict[str, Feed]:
+def plain(**oids: int) -> dict[str, TargetSource]:
     return {
-        f"public.{name}": Feed(TableId("public", name), frozenset([oid]))
+        f"public.{name}": TargetSource(TableId("public", name), frozenset([oid]))
         for name, oid in oids.items()
     }
 
@@ -40,9 +40,9 @@ RECREATED = plain(t=8)
 SWAPPED = plain(t=8, old_t=7)
 # Another target takes what was this one, or its place; leaves of partitioned table 1; table 7 under
 # another name.
-FED_TO_ANOTHER = {"public.part": Feed(TableId("public", "t"), frozenset([7]))}
-GATHERED = {"public.t": Feed(TableId("public", "t"), frozenset([8, 9]), root_id=1)}
-FROM_OTHER = {"public.t": Feed(TableId("public", "other"), frozenset([7]))}
+FED_TO_ANOTHER = {"public.part": TargetSource(TableId("public", "t"), frozenset([7]))}
+GATHERED = {"public.t": TargetSource(TableId("public", "t"), frozenset([8, 9]), root_id=1)}
+FROM_OTHER = {"public.t": TargetSource(TableId("public", "other"), frozenset([7]))}
 
 
 def state(status: str, reason: str | None = None, generation: int = 1, **fed: Any) -> TableState:
@@ -67,90 +67,126 @@ ANEW = "other tables feed it than those that it was copied from"
 # What is published, the table's life, whether a run is at work on its copy, the policy for what the
 # stream doesn't tell.
 CASES = {
-    "published, unknown": (HERE, None, False, "evolve", (Due.FIRST, NEVER, None)),
-    "copied": (HERE, life("synced"), False, "evolve", (Due.FEED, "", None)),
-    "copied, then renamed": (RENAMED, life("synced"), False, "evolve", (Due.FEED, "", None)),
+    "published, unknown": (HERE, None, False, "evolve", (RequiredAction.FIRST, NEVER, None)),
+    "copied": (HERE, life("synced"), False, "evolve", (RequiredAction.FEED, "", None)),
+    "copied, then renamed": (
+        RENAMED,
+        life("synced"),
+        False,
+        "evolve",
+        (RequiredAction.FEED, "", None),
+    ),
     "copied, then another table took its name": (
         SWAPPED,
         life("synced"),
         False,
         "evolve",
-        (Due.COPY, TAKEN, None),
+        (RequiredAction.COPY, TAKEN, None),
     ),
     "copied, then another table took its name, by hand only": (
         SWAPPED,
         life("synced"),
         False,
         "fail",
-        (Due.BROKEN, TAKEN, None),
+        (RequiredAction.BROKEN, TAKEN, None),
     ),
-    "copied, then made anew": (RECREATED, life("synced"), False, "evolve", (Due.COPY, AGAIN, None)),
+    "copied, then made anew": (
+        RECREATED,
+        life("synced"),
+        False,
+        "evolve",
+        (RequiredAction.COPY, AGAIN, None),
+    ),
     "copied, then made anew, by hand only": (
         RECREATED,
         life("synced"),
         False,
         "fail",
-        (Due.BROKEN, AGAIN, None),
+        (RequiredAction.BROKEN, AGAIN, None),
     ),
-    "copied, then left": (ELSEWHERE, life("synced"), False, "evolve", (Due.REMOVED, AWAY, None)),
-    "marked": (HERE, life("needs_sync", "why"), False, "evolve", (Due.COPY, "why", None)),
+    "copied, then left": (
+        ELSEWHERE,
+        life("synced"),
+        False,
+        "evolve",
+        (RequiredAction.REMOVED, AWAY, None),
+    ),
+    "marked": (
+        HERE,
+        life("needs_sync", "why"),
+        False,
+        "evolve",
+        (RequiredAction.COPY, "why", None),
+    ),
     "marked, by hand only": (
         HERE,
         life("needs_sync", "why"),
         False,
         "ignore",
-        (Due.BROKEN, "why", None),
+        (RequiredAction.BROKEN, "why", None),
     ),
     "marked, then left": (
         ELSEWHERE,
         life("needs_sync", "why"),
         False,
         "evolve",
-        (Due.REMOVED, AWAY, None),
+        (RequiredAction.REMOVED, AWAY, None),
     ),
-    "left": (ELSEWHERE, life("removed", "gone"), False, "evolve", (Due.REMOVED, AWAY, None)),
-    "returned": (HERE, life("removed", "gone"), False, "evolve", (Due.FIRST, RETURNED, None)),
+    "left": (
+        ELSEWHERE,
+        life("removed", "gone"),
+        False,
+        "evolve",
+        (RequiredAction.REMOVED, AWAY, None),
+    ),
+    "returned": (
+        HERE,
+        life("removed", "gone"),
+        False,
+        "evolve",
+        (RequiredAction.FIRST, RETURNED, None),
+    ),
     "first copy running": (
         HERE,
         life("copying", copied=False),
         True,
         "evolve",
-        (Due.WAIT, NEVER, None),
+        (RequiredAction.WAIT, NEVER, None),
     ),
     "first copy killed": (
         HERE,
         life("copying", copied=False),
         False,
         "fail",
-        (Due.COPY, NEVER, "was killed"),
+        (RequiredAction.COPY, NEVER, "was killed"),
     ),
     "first copy killed again": (
         HERE,
         life("copying", copied=False, attempts=3),
         False,
         "evolve",
-        (Due.BROKEN, NEVER, "was killed, to be tried again after 2026-01-01 12:10 UTC"),
+        (RequiredAction.BROKEN, NEVER, "was killed, to be tried again after 2026-01-01 12:10 UTC"),
     ),
     "first copy killed again, a while ago": (
         HERE,
         life("copying", copied=False, attempts=2),
         False,
         "evolve",
-        (Due.COPY, NEVER, "was killed"),
+        (RequiredAction.COPY, NEVER, "was killed"),
     ),
     "first copy killed, running again": (
         HERE,
         life("copying", copied=False, attempts=3),
         True,
         "evolve",
-        (Due.WAIT, NEVER, None),
+        (RequiredAction.WAIT, NEVER, None),
     ),
     "first copy failed by what goes away": (
         HERE,
         life("failed", "TableBusy: locked", copied=False),
         False,
         "evolve",
-        (Due.COPY, NEVER, "failed (TableBusy: locked)"),
+        (RequiredAction.COPY, NEVER, "failed (TableBusy: locked)"),
     ),
     "first copy failed by what goes away, again": (
         HERE,
@@ -158,7 +194,7 @@ CASES = {
         False,
         "evolve",
         (
-            Due.BROKEN,
+            RequiredAction.BROKEN,
             NEVER,
             "failed (TableBusy: locked), to be tried again after 2026-01-01 18:00 UTC",
         ),
@@ -168,101 +204,119 @@ CASES = {
         life("failed", "ConfigError: no key", copied=False),
         False,
         "evolve",
-        (Due.BROKEN, NEVER, "failed (ConfigError: no key)"),
+        (RequiredAction.BROKEN, NEVER, "failed (ConfigError: no key)"),
     ),
     "first copy failed": (
         HERE,
         life("failed", "full", copied=False),
         False,
         "evolve",
-        (Due.COPY, NEVER, "failed (full)"),
+        (RequiredAction.COPY, NEVER, "failed (full)"),
     ),
     "first copy failed, then left": (
         ELSEWHERE,
         life("failed", "full", copied=False),
         False,
         "evolve",
-        (Due.REMOVED, AWAY, None),
+        (RequiredAction.REMOVED, AWAY, None),
     ),
-    "copied again": (HERE, life("copying", "why"), True, "evolve", (Due.WAIT, "why", None)),
+    "copied again": (
+        HERE,
+        life("copying", "why"),
+        True,
+        "evolve",
+        (RequiredAction.WAIT, "why", None),
+    ),
     "copied again, killed": (
         HERE,
         life("copying", "why"),
         False,
         "evolve",
-        (Due.COPY, "why", "was killed"),
+        (RequiredAction.COPY, "why", "was killed"),
     ),
     "copied again, killed, by hand only": (
         HERE,
         life("copying", "why"),
         False,
         "fail",
-        (Due.BROKEN, "why", "was killed"),
+        (RequiredAction.BROKEN, "why", "was killed"),
     ),
     "copied again, failed": (
         HERE,
         life("failed", "full"),
         False,
         "evolve",
-        (Due.COPY, "", "failed (full)"),
+        (RequiredAction.COPY, "", "failed (full)"),
     ),
     "copied again, failed, by hand only": (
         HERE,
         life("failed", "full"),
         False,
         "fail",
-        (Due.BROKEN, "", "failed (full)"),
+        (RequiredAction.BROKEN, "", "failed (full)"),
     ),
     "copied, then it feeds others alone": (
         FED_TO_ANOTHER,
         life("synced"),
         False,
         "evolve",
-        (Due.REMOVED, AWAY, None),
+        (RequiredAction.REMOVED, AWAY, None),
     ),
-    "copied, then gathered": (GATHERED, life("synced"), False, "evolve", (Due.COPY, ANEW, None)),
-    "gathered": (GATHERED, life("synced", root_id=1), False, "evolve", (Due.FEED, "", None)),
+    "copied, then gathered": (
+        GATHERED,
+        life("synced"),
+        False,
+        "evolve",
+        (RequiredAction.COPY, ANEW, None),
+    ),
+    "gathered": (
+        GATHERED,
+        life("synced", root_id=1),
+        False,
+        "evolve",
+        (RequiredAction.FEED, "", None),
+    ),
     "gathered, then another root": (
         GATHERED,
         life("synced", root_id=2),
         False,
         "evolve",
-        (Due.COPY, ANEW, None),
+        (RequiredAction.COPY, ANEW, None),
     ),
     "gathered, then published by its root": (
         RECREATED,
         life("synced", root_id=1),
         False,
         "evolve",
-        (Due.COPY, ANEW, None),
+        (RequiredAction.COPY, ANEW, None),
     ),
     "gathered, then no leaves": (
         HERE | ELSEWHERE,
         life("synced", root_id=1),
         False,
         "evolve",
-        (Due.COPY, ANEW, None),
+        (RequiredAction.COPY, ANEW, None),
     ),
     "gathered, then away": (
         ELSEWHERE,
         life("synced", root_id=1),
         False,
         "evolve",
-        (Due.REMOVED, AWAY, None),
+        (RequiredAction.REMOVED, AWAY, None),
     ),
     "fed by another table": (
         FROM_OTHER,
         life("synced", fed_by="public.other"),
         False,
         "evolve",
-        (Due.FEED, "", None),
+        (RequiredAction.FEED, "", None),
     ),
     "fed by another table, then not": (
         RENAMED,
         life("synced", fed_by="public.other"),
         False,
         "evolve",
-        (Due.REMOVED, AWAY, None),
+        (RequiredAction.REMOVED, AWAY, None),
     ),
 }
 
@@ -270,9 +324,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_where_a_table_stands(case):
     published, held, running, policy, (due, reason, failed) = CASES[case]
-    expected = Standing("public.t", due, held.state if held else None, reason, failed)
+    expected = TableLifecycle("public.t", due, held.state if held else None, reason, failed)
     assert (
-        standing(
+        lifecycle_of(
             "public.t",
             published,
             held,

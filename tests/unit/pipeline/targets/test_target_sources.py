@@ -12,7 +12,12 @@ from waldelta.config.pipeline_file import TargetTable
 from waldelta.lake.ledger.records import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift.partitions import with_leaves
-from waldelta.pipeline.targets.target_sources import Feed, differing, feeds, gather
+from waldelta.pipeline.targets.target_sources import (
+    TargetSource,
+    differing,
+    merge_partitions,
+    target_sources,
+)
 from waldelta.postgres.catalog import (
     Column,
     Leaf,
@@ -134,7 +139,7 @@ CASES = {
 def test_what_feeds_targets(case):
     relations, entries, expected = CASES[case]
     file = {f"public.{n}": TargetTable.model_validate(entry) for n, entry in entries.items()}
-    found = feeds(file, relations, ROOT, BELOW)
+    found = target_sources(file, relations, ROOT, BELOW)
     told = {n: (set(f.relation_ids), f.source.name, f.root_id, f.where) for n, f in found.items()}
     assert told == {
         f"public.{n}": (*want, *[None] * (4 - len(want))) for n, want in expected.items()
@@ -202,7 +207,7 @@ GATHERED = {
 @pytest.mark.parametrize("case", GATHERED)
 def test_leaves_as_one_table(case):
     root, leaves, columns, key = GATHERED[case]
-    table = gather(root, leaves)
+    table = merge_partitions(root, leaves)
     assert tuple(c.name for c in table.columns) == columns
     assert table.key_columns == key
     assert table.relation_ids == tuple(of.oid for of in leaves)
@@ -242,7 +247,7 @@ def test_leaves_that_were_published_late():
         PublishedRelation(name("p_1"), 11, "r", (1,), True),
         PublishedRelation(name("p_2"), 12, "r", (1,)),
     ]
-    assert feeds({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})[
+    assert target_sources({"public.p": TargetTable(partition_root=True)}, listed, ROOT, {})[
         "public.p"
     ].late == {11}
 
@@ -251,7 +256,8 @@ def test_leaves_that_were_published_late():
 def test_leaves_that_join(case):
     root, held, fed, expected = JOINED[case]
     now = {
-        f"public.{n}": Feed(name(n), frozenset(oids), root_id) for n, (oids, root_id) in fed.items()
+        f"public.{n}": TargetSource(name(n), frozenset(oids), root_id)
+        for n, (oids, root_id) in fed.items()
     }
     state = TableState(
         datetime(2026, 1, 1, tzinfo=UTC),

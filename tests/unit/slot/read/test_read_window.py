@@ -10,14 +10,14 @@ from tests.support.pipelines import pipeline_file
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.pipeline.job import Job
-from waldelta.slot.read.read_window import Bite, Bites
+from waldelta.slot.read.read_window import ReadWindow, ReadWindows
 
 FILE = (512, 600)
 
 
 def bite(size):
     window_mb, timeout_s = size
-    return Bite(int(window_mb * (1 << 20)), timeout_s)
+    return ReadWindow(int(window_mb * (1 << 20)), timeout_s)
 
 
 def size_of(one):
@@ -79,7 +79,7 @@ def test_what_the_next_run_begins_with(was, then):
 def run(lake):
     """Bites of one more run."""
     file = pipeline_file(lake, "s", batch={"wal_window_mb": 64, "statement_timeout_s": 600})
-    return lambda: Bites(Job(file, "", "r"))
+    return lambda: ReadWindows(Job(file, "", "r"))
 
 
 def test_runs_go_on_where_the_last_one_was(run):

@@ -18,7 +18,7 @@ from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
 from waldelta.stages.apply._publish_cut import is_published
-from waldelta.stages.apply._steps import plan_steps, told_steps
+from waldelta.stages.apply._steps import plan_steps, reported_steps
 from waldelta.stages.apply.outcome import Applied, isolated
 
 
@@ -55,7 +55,7 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     again.
     """
     merged = []
-    monkeypatch.setattr(merge_module, "merge_here", lambda *_: None)
+    monkeypatch.setattr(merge_module, "merge_in_driver", lambda *_: None)
     monkeypatch.setattr(merge_module, "_merge", lambda *_: merged.append(1))
 
     def taken() -> None:
@@ -116,9 +116,9 @@ def test_tasks_divide_rows_and_bytes(rows, bytes_, tasks):
 def test_a_step_ends_with_what_is_left(caplog):
     """One line after each step but the last; a single step says nothing."""
     caplog.set_level(logging.INFO)
-    assert list(told_steps({1: 40}, [1])) == [1]
+    assert list(reported_steps({1: 40}, [1])) == [1]
     assert caplog.messages == []
-    assert list(told_steps({1: 40, 2: 50, 3: 20, 4: 500}, [2, 3, 4])) == [2, 3, 4]
+    assert list(reported_steps({1: 40, 2: 50, 3: 20, 4: 500}, [2, 3, 4])) == [2, 3, 4]
     assert [message.partition(", about")[0] for message in caplog.messages] == [
         "step 1 of 3 applied, up to batch 2: 520 messages left",
         "step 2 of 3 applied, up to batch 3: 500 messages left",

@@ -20,7 +20,7 @@ from waldelta.stages.check._incremental import (
     At,
     Known,
     changed_since,
-    is_settled,
+    is_unchanged_since_full_check,
     met_at,
     suite_of,
 )
@@ -111,7 +111,9 @@ def test_settled(tmp_path):
     DeltaTable(uri).optimize.compact()
 
     def settled(at, plan=PLAN, **row):
-        return is_settled(known(target, whole=True, **row), At(target, at), plan, DeltaLog(uri))
+        return is_unchanged_since_full_check(
+            known(target, whole=True, **row), At(target, at), plan, DeltaLog(uri)
+        )
 
     assert (settled(1, version=1), settled(2, version=1), settled(1, version=2)) == (
         True,
@@ -120,7 +122,9 @@ def test_settled(tmp_path):
     )
     assert (settled(2, version=0), settled(0, version=1)) == (False, False)
     assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
-    assert not is_settled(known(target, version=1), At(target, 1), PLAN, DeltaLog(uri))
+    assert not is_unchanged_since_full_check(
+        known(target, version=1), At(target, 1), PLAN, DeltaLog(uri)
+    )
 
 
 def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
@@ -166,7 +170,9 @@ def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind,
     commit(uri, "sync")
     plan = SuitePlan("public.t", (PlannedExpectation(kind, kwargs, "critical", "own", "m"),))
     assert (
-        is_settled(known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri))
+        is_unchanged_since_full_check(
+            known(target, plan=plan, whole=True), At(target, 0), plan, DeltaLog(uri)
+        )
         is expected
     )
 

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.stages.check._quick_check import outcomes_here, quick_profile
+from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile
 from waldelta.stages.check.constraints.check_constraints import CheckConstraint
 from waldelta.stages.check.constraints.declared_types import DeclaredType
 from waldelta.stages.check.quick_targets import is_little
@@ -74,7 +74,9 @@ def looked(tmp_path, rows, rules=None, own=None, columns=COLUMNS):
         str(tmp_path),
         pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA),
     )
-    return outcomes_here(DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules))
+    return outcomes_in_driver(
+        DeltaTable(str(tmp_path)), plan_suite(state(columns), HELD, own, rules)
+    )
 
 
 @pytest.mark.parametrize(

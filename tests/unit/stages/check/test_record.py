@@ -8,7 +8,11 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, newest_versions, told_unknown
+from waldelta.lake.ledger.expectation_results import (
+    ALL_VALUES_KNOWN,
+    newest_versions,
+    recorded_unknown,
+)
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import TableState, now
@@ -77,10 +81,10 @@ def told(lake):
 @pytest.mark.parametrize(
     ("counted", "left", "expected"),
     [
-        (2, 2, ("check", False, told_unknown(2))),
-        (2, 1, ("check", False, told_unknown(1))),
-        (2, 0, ("check", True, told_unknown(0))),
-        (0, 1, ("check", False, told_unknown(1))),
+        (2, 2, ("check", False, recorded_unknown(2))),
+        (2, 1, ("check", False, recorded_unknown(1))),
+        (2, 0, ("check", True, recorded_unknown(0))),
+        (0, 1, ("check", False, recorded_unknown(1))),
     ],
 )
 def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
@@ -116,9 +120,9 @@ def test_who_tells_between_anothers_count_and_its_entry_has_the_last_word(lake, 
     def late(*entry):
         monkeypatch.setattr(quarantined, "append_expectation_results", append)
         Quarantine(lake).add([lacking("1", DISCARDED)])
-        quarantined.keep_unknown_told(ledger, "discard", {"public.t": None})
+        quarantined.record_unknown(ledger, "discard", {"public.t": None})
         append(*entry)
 
     monkeypatch.setattr(quarantined, "append_expectation_results", late)
-    quarantined.keep_unknown_told(ledger, "repair", {"public.t": None})
-    assert told(lake) == ("repair", False, told_unknown(1))
+    quarantined.record_unknown(ledger, "repair", {"public.t": None})
+    assert told(lake) == ("repair", False, recorded_unknown(1))

@@ -17,7 +17,7 @@ from waldelta.lake.ledger.records import (
     TableState,
 )
 from waldelta.lsn import Lsn
-from waldelta.pipeline.targets.target_sources import Feed, Target
+from waldelta.pipeline.targets.target_sources import Target, TargetSource
 from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
 from waldelta.postgres.type_catalog import PgType
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
@@ -58,7 +58,7 @@ FORMER = replace(
     key_columns=["a"],
     columns=[ColumnState("a", 23, -1, "integer", "int", not_null=True, attnum=1)],
 )
-PLAIN = Target(ID, Feed(ID, frozenset({7})), TABLE)
+PLAIN = Target(ID, TargetSource(ID, frozenset({7})), TABLE)
 ATTRIBUTES = StorageState(attributes=[AttributeState(n, 1, False, 0) for n in (1, 2, 3)])
 
 
@@ -75,7 +75,7 @@ CASES = [
     ("its own name isn't told", PLAIN, COPIED, pipeline(), {"fed_by": None, "root_id": None}),
     (
         "what it gathers is",
-        replace(PLAIN, feed=Feed(TableId("public", "parts"), frozenset({7}), root_id=6)),
+        replace(PLAIN, feed=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
         COPIED,
         pipeline(),
         {"fed_by": "public.parts", "root_id": 6},

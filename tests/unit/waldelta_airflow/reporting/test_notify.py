@@ -22,7 +22,7 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.remedies import REMEDIES
-from waldelta.stages.land.idle_check import Look
+from waldelta.stages.land.idle_check import IdleCheck
 from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.launchers.job_result import JobResult, named_failures
 from waldelta_airflow.reporting.notify import describe_failure
@@ -178,8 +178,8 @@ def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, j
     """
     dag, kept = dags_with("[SlotError]")["shop_cdc"], {}
     monkeypatch.setattr(
-        "waldelta.stages.land.idle_check.look",
-        lambda _: Look(True, "changes", 0, critical=("it is lost soon",)),
+        "waldelta.stages.land.idle_check.check_idle",
+        lambda _: IdleCheck(True, "changes", 0, critical=("it is lost soon",)),
     )
     job.does(
         result={
@@ -202,7 +202,7 @@ def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, j
     assert Noted.sent == [f"shop SlotCritical: it is lost soon | {REMEDIES['SlotCritical']}"]
     kept.clear()
     assert [run("land"), run("slot_has_changes")] == [1, 0]
-    monkeypatch.setattr("waldelta_airflow.settings.TELL_CRITICAL_AGAIN", timedelta(0))
+    monkeypatch.setattr("waldelta_airflow.settings.NOTIFY_CRITICAL_AGAIN", timedelta(0))
     assert [run("slot_has_changes"), run("land")] == [1, 1]
     monkeypatch.setattr(Noted, "notify", lambda *_: 1 / 0)
     assert [run("slot_has_changes"), run("land")] == [0, 0]

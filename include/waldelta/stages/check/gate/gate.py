@@ -9,8 +9,8 @@ whoever applies a range judges it by the files as they are then, and what is tol
 what that commit left out.
 
 Rows that are read again (a retry, a reconciliation's repair) are judged as the source has them now:
-of those in quarantine, judge_reread() says which stay there. They bring along what waits for their
-table: of that all passes, or nothing is changed.
+of those in quarantine, judge_complete_rows() says which stay there. They bring along what waits for
+their table: of that all passes, or nothing is changed.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class StillFails:
     reason: str
 
 
-def judge_reread(
+def judge_complete_rows(
     job: Job,
     gate: TableGate,
     copy: TableCopy,
@@ -515,7 +515,7 @@ def _judge_as_a_whole(
 
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item
-        asked = _looked_at(columns.names, item.kwargs)
+        asked = _used_columns(columns.names, item.kwargs)
         planned = PlannedExpectation(
             item.type,
             dict(item.kwargs),
@@ -550,7 +550,7 @@ def _judge_as_a_whole(
             verdict.why = "can't be evaluated"
 
 
-def _looked_at(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
+def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
     """Those of the columns that an expectation may look at by its arguments; None for any.
 
     A text that is a column's name counts as that column, even where it is a value: too many columns

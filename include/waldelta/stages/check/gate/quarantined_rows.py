@@ -19,8 +19,8 @@ from waldelta.lake.ledger.expectation_results import (
     VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
-    told_last,
-    told_unknown,
+    last_recorded,
+    recorded_unknown,
 )
 from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.quarantine import (
@@ -35,7 +35,7 @@ from waldelta.lake.ledger.records import TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import (
     as_json,
     decided,
@@ -43,7 +43,7 @@ from waldelta.pipeline.targets.unreadable_messages import (
     open_messages,
 )
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
-from waldelta.stages.check.gate.verdicts import tell_let_in, told_later
+from waldelta.stages.check.gate.verdicts import record_let_in, record_or_warn
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[di
     where they weren't kept. Messages that can't be read follow, of all tables or of these. Raises
     ConfigError for a table that isn't a target: an empty answer would read as all well.
     """
-    rows = [_told(row) for row in _open_rows(job, _states(job, tables))]
+    rows = [_listed(row) for row in _open_rows(job, _states(job, tables))]
     messages = open_messages(job.ledger, job.pipeline.source.slot)
     return rows + [as_json(one) for one in messages if tables is None or one.is_about(tables)]
 
@@ -123,7 +123,7 @@ def discard_quarantined(
                 [*settled, *discarded], check
             )
         if discarded:
-            tell_anew(job, {row.table_name for row in discarded})
+            record_current(job, {row.table_name for row in discarded})
     acknowledged = [
         as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason)))
         for one in messages
@@ -157,7 +157,7 @@ def rows_to_accept(
     return [row for row in found if row.id in rows]
 
 
-def tell_anew(job: Job, tables: Collection[str]) -> None:
+def record_current(job: Job, tables: Collection[str]) -> None:
     """Enter what a check would find now of rows that lack values, of tables that one has told of,
     and which gates keep no row out any more.
 
@@ -166,17 +166,17 @@ def tell_anew(job: Job, tables: Collection[str]) -> None:
     The work is done by then: where it can't be entered, a warning in the log says so, and the
     tables' next check tells.
     """
-    with told_later("what lacks values now", tables):
-        _tell_unknown(job, tables)
-    tell_let_in(job, tables)
+    with record_or_warn("what lacks values now", tables):
+        _record_unknown(job, tables)
+    record_let_in(job, tables)
 
 
-def _tell_unknown(job: Job, tables: Collection[str]) -> None:
-    told = told_last(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
-    keep_unknown_told(job.ledger, job.run_id, told)
+def _record_unknown(job: Job, tables: Collection[str]) -> None:
+    told = last_recorded(job.pipeline.target.root, ALL_VALUES_KNOWN, tables, job.storage_options)
+    record_unknown(job.ledger, job.run_id, told)
 
 
-def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
+def record_unknown(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
     """Enter how many rows of these tables lack values, where that isn't what was told of them last
     (``told``).
 
@@ -185,14 +185,14 @@ def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None
     """
     root, options, told = ledger.root, ledger.storage_options, dict(told)
     while told:
-        held = held_generations(ledger)
+        held = target_generations(ledger)
         counts = Quarantine(root, options).unknown_counts(
             {name: held[name] for name in told if name in held}
         )
         found = {
             name: counts.get(name, 0)
             for name in sorted(told)
-            if told[name] != told_unknown(counts.get(name, 0))
+            if told[name] != recorded_unknown(counts.get(name, 0))
         }
         if not found:
             break
@@ -207,14 +207,14 @@ def keep_unknown_told(ledger: Ledger, run_id: str, told: Mapping[str, str | None
                 "warning",
                 "pipeline",
                 not rows,
-                told_unknown(rows),
+                recorded_unknown(rows),
                 None,
                 None,
             )
             for name, rows in found.items()
         ]
         append_expectation_results(root, results, options)
-        told |= {name: told_unknown(rows) for name, rows in found.items()}
+        told |= {name: recorded_unknown(rows) for name, rows in found.items()}
 
 
 def current_user() -> str:
@@ -236,7 +236,7 @@ def _states(job: Job, tables: Collection[str] | None) -> dict[str, TableState]:
 
 def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
     generations = {
-        name: held for name, held in held_generations(job.ledger).items() if name in tables
+        name: held for name, held in target_generations(job.ledger).items() if name in tables
     }
     return Quarantine(job.pipeline.target.root, job.storage_options).open_rows(generations)
 
@@ -253,7 +253,7 @@ def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
 
 def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteRow]) -> None:
     """Whoever does a batch again tells anew what it quarantines."""
-    watermarks, held = Watermarks(job, job.slot_identity()), held_generations(job.ledger)
+    watermarks, held = Watermarks(job, job.slot_identity()), target_generations(job.ledger)
     applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
         raise StateError(
@@ -269,7 +269,7 @@ def _state_of(job: Job, table_name: str, generation: int) -> TableState:
     )
 
 
-def _told(row: IncompleteRow) -> dict[str, Any]:
+def _listed(row: IncompleteRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "table": row.table_name,

@@ -24,7 +24,7 @@ from waldelta.changes.decode.collapse import (
     Bools,
     codes_of,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, VERBATIM_ROWS
+from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.stage import Staged
@@ -71,7 +71,7 @@ def set_aside(
     counts.subtract(Counter(of_action.tolist()))
     counts[ACTION_PURGE] += len(gone)
     counts[QUARANTINED_ROWS] += len(rows)
-    counts[VERBATIM_ROWS] -= int(one_array(rows["raw"]).is_valid().sum().as_py() or 0)
+    counts[RAW_ROWS] -= int(one_array(rows["raw"]).is_valid().sum().as_py() or 0)
     left = {name: count for name, count in counts.items() if count}
     absent = unsent(rows, plan)
     told = zip(
@@ -84,14 +84,14 @@ def set_aside(
         ((of_action == ACTION_UPDATE) & ~moved).tolist(),
         strict=True,
     )
-    rest = _here if staged.net is not None else _by_spark
+    rest = _in_driver if staged.net is not None else _by_spark
     return Judged(
         replace(rest(spark, plan, staged, rows, gone), counts=left),
         tuple(AsideRow(*row) for row in told),
     )
 
 
-def _here(
+def _in_driver(
     _: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
 ) -> Staged:
     net = staged.net

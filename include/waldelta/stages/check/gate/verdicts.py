@@ -25,33 +25,33 @@ from waldelta.lake.ledger.expectation_results import (
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import held_generations
+from waldelta.pipeline.targets.lifecycle import target_generations
 
 log = logging.getLogger(__name__)
 
 # How the meanings of their results begin.
 STOP, QUARANTINE = "gate stop: ", "gate quarantine: "
-_HELD_BACK = "what no gate holds back any more"
+_KEPT_BACK = "what no gate holds back any more"
 
 
-def tell_passed(job: Job, table: str) -> None:
+def record_passed(job: Job, table: str) -> None:
     """Enter as met what stopped a table whose changes have left its gate nothing to judge, and
     keeps no row out of it.
     """
-    with told_later(_HELD_BACK, [table]):
+    with record_or_warn(_KEPT_BACK, [table]):
         unmet = _unmet(job, [table])
         _, still = _keeping(job, unmet)
         _enter(job, [row for row in unmet if row not in still])
 
 
-def tell_let_in(job: Job, tables: Collection[str]) -> None:
+def record_let_in(job: Job, tables: Collection[str]) -> None:
     """Enter as met what has kept rows out of these tables, where none of them waits in quarantine
     for it any more.
 
     What stops a table still does: so may ``gate: quarantine`` (too many rows, or it can't be
     evaluated).
     """
-    with told_later(_HELD_BACK, tables):
+    with record_or_warn(_KEPT_BACK, tables):
         once, still = _keeping(job, _unmet(job, tables))
         _enter(job, [row for row in once if row not in still])
 
@@ -83,7 +83,7 @@ def _keeping(
     if not asked:
         return [], []
     reasons = Quarantine(job.pipeline.target.root, job.storage_options).gate_reasons(
-        {row.table_name for row in asked}, held_generations(job.ledger)
+        {row.table_name for row in asked}, target_generations(job.ledger)
     )
     once, still = [], []
     for row in asked:
@@ -116,7 +116,7 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
 
 
 @contextmanager
-def told_later(what: str, tables: Collection[str]) -> Iterator[None]:
+def record_or_warn(what: str, tables: Collection[str]) -> Iterator[None]:
     """The work itself is done: where this can't be entered, a warning in the log says so, and the
     tables' next check tells.
     """

@@ -206,7 +206,7 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
         return _none_found(metrics, "row shares its key", "rows share their key")
 
 
-class _AskedAhead(_TargetExpectation):
+class _MeasuredEarly(_TargetExpectation):
     """What is asked of all rows kept, or of two targets, before Great Expectations looks;
     ``DuplicateKeyRows`` has the answer.
     """
@@ -222,7 +222,7 @@ class _AskedAhead(_TargetExpectation):
         return "$meaning", kwargs
 
 
-class ExpectKeptRowsToHold(_AskedAhead):
+class ExpectKeptRowsToHold(_MeasuredEarly):
     """What a target keeps besides its live rows is consistent in itself."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
@@ -238,7 +238,7 @@ class ExpectKeptRowsToHold(_AskedAhead):
         }
 
 
-class ExpectTargetRowsToReferToRows(_AskedAhead):
+class ExpectTargetRowsToReferToRows(_MeasuredEarly):
     """Every row of a target that refers to another finds it, in both targets as of one cut."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = (

@@ -35,7 +35,7 @@ _EXAMPLES = 5
 _BITS = 32_768
 _BYTES_PER_KEY = 8
 # Here a byte stands for each integer between the least and the most.
-_MOST_BYTES_HERE = 64 << 20
+_MOST_BYTES_IN_DRIVER = 64 << 20
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
 _MOST_RANGES = 100
@@ -189,7 +189,7 @@ class IntegerKey:
             low, high = self._ranges[0][0], self._ranges[-1][1]
             key = ds.field(self._column)
             among = reduce(or_, [(key >= least) & (key <= most) for least, most in self._ranges])
-        if high - low >= min(_MOST_BYTES_HERE, self._rows * _BYTES_PER_KEY):
+        if high - low >= min(_MOST_BYTES_IN_DRIVER, self._rows * _BYTES_PER_KEY):
             return False
         try:
             dataset = self._table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)

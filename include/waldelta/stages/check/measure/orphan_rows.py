@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _EXAMPLES = 5
 
 
-def find_orphans(spark: SparkSession, reference: Reference) -> DuplicateKeys:
+def find_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
     """How many rows refer to none, by Spark: an anti-join of the two; rows with a null in their key
     refer to nothing.
     """
@@ -86,7 +86,7 @@ def _or(left: Column, right: Column) -> Column:
     return left | right
 
 
-def ask_reference(
+def count_rows_without_parent(
     spark: SparkSession, reference: Reference, storage_options: Mapping[str, str] | None = None
 ) -> DuplicateKeys:
     """How many rows refer to none; here where both targets are small and none does, else by Spark.
@@ -94,16 +94,16 @@ def ask_reference(
     Of small ones all rows are judged, whatever has changed.
     """
     try:
-        found = orphans_here(reference, storage_options)
+        found = rows_without_parent_in_driver(reference, storage_options)
         if found == 0:
             return DuplicateKeys(0)
         reference = reference if found is None else replace(reference, since=None)
     except (DeltaError, OSError, pa.ArrowException, KeyError) as err:
         log.info("foreign key %s isn't judged here: %s", reference.name, type(err).__name__)
-    return find_orphans(spark, reference)
+    return find_rows_without_parent(spark, reference)
 
 
-def orphans_here(
+def rows_without_parent_in_driver(
     reference: Reference, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
     """The same of two small mirrors, by Arrow; None when Spark has to look. Raises what delta-rs

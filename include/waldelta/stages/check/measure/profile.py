@@ -50,7 +50,7 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
     return [(column.name, column.spark_type.lower().startswith(_NUMBERS)) for column in columns]
 
 
-def profile_here(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
+def profile_in_driver(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
     """A mirror's profile without Spark; None where its log doesn't tell. Raises what delta-rs and
     Arrow raise.
     """

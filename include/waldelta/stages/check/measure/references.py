@@ -147,12 +147,12 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
     """
     planned = Planned()
     for key in keys:
-        for referring in _fed_by(lake.states, key.table_id):
+        for referring in _targets_of(lake.states, key.table_id):
             complete, partial = _referenced(lake.states, key)
             if not complete and not partial:
                 continue
             other = (complete or partial)[0]
-            told_of = _told_of(lake, referring.table_name, other.table_name)
+            told_of = _described(lake, referring.table_name, other.table_name)
             if told_of is None:
                 continue
             obstacle = key.obstacle or (
@@ -194,7 +194,7 @@ def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
     return replace(reference, since=since)
 
 
-def _fed_by(states: Mapping[str, TableState], relation_id: int) -> list[TableState]:
+def _targets_of(states: Mapping[str, TableState], relation_id: int) -> list[TableState]:
     """The targets that take rows of this relation as a whole: the table itself, or the root whose
     leaves are gathered.
     """
@@ -210,7 +210,7 @@ def _referenced(
     states: Mapping[str, TableState], key: ForeignKey
 ) -> tuple[list[TableState], list[TableState]]:
     """The targets that hold all rows of the referenced table, and those that hold some."""
-    whole = [s for s in _fed_by(states, key.referenced_id) if _why_partial(s, key) is None]
+    whole = [s for s in _targets_of(states, key.referenced_id) if _why_partial(s, key) is None]
     some = {key.referenced_id, *key.leaves}
     partial = [
         s for s in states.values() if s.status == SYNCED and (some & {*s.relation_ids, s.root_id})
@@ -234,7 +234,7 @@ def _why_partial(state: TableState, key: ForeignKey) -> str | None:
     return None
 
 
-def _told_of(lake: Lake, referring: str, referenced: str) -> str | None:
+def _described(lake: Lake, referring: str, referenced: str) -> str | None:
     if referring in lake.changed:
         return referring
     there = lake.changed.get(referenced)
@@ -264,7 +264,7 @@ def _of_targets(
 
 def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> str | None:
     for state, columns in ((referring, key.referring), (other, key.referenced)):
-        if absent := [column.name for column in columns if _held(state, column) is None]:
+        if absent := [column.name for column in columns if _target_column(state, column) is None]:
             return f"{state.table_name} has no column {', '.join(absent)}"
     pairs = zip(_comparisons(key, referring, other), key.referring, key.referenced, strict=True)
     if unlike := [f"{own.name} and {there.name}" for found, own, there in pairs if found is None]:
@@ -324,7 +324,7 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
     return None
 
 
-def _held(state: TableState, column: KeyColumn) -> ColumnState | None:
+def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
     """The target's column; by number too, for a name may be another column's by now."""
     return next(
         (c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None
@@ -332,7 +332,7 @@ def _held(state: TableState, column: KeyColumn) -> ColumnState | None:
 
 
 def _may_be_raw(state: TableState, column: KeyColumn) -> bool:
-    held = _held(state, column)
+    held = _target_column(state, column)
     return held is None or column_type(held.type_name, held.spark_type).may_be_raw
 
 
@@ -340,7 +340,7 @@ def _comparisons(
     key: ForeignKey, referring: TableState, other: TableState
 ) -> Iterator[Comparison | None]:
     for own, there in zip(key.referring, key.referenced, strict=True):
-        left, right = _held(referring, own), _held(other, there)
+        left, right = _target_column(referring, own), _target_column(other, there)
         if left is None or right is None:
             yield None
         else:

@@ -95,7 +95,7 @@ def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
     return name != _SATISFY or is_fixed(str(kwargs.get("condition")))
 
 
-def held_condition(column: str) -> str:
+def value_condition(column: str) -> str:
     """Whether a row has a value of a column: one that its type in the lake can't hold is null
     there, and stands in ``_wd_raw``.
     """
@@ -386,7 +386,7 @@ _MOMENTS = frozenset(
 )
 _SATISFY = "expect_target_rows_to_satisfy"
 _OF_NULLS: dict[str, Callable[[str], str]] = {
-    "expect_column_values_to_not_be_null": held_condition,
+    "expect_column_values_to_not_be_null": value_condition,
     "expect_column_values_to_be_null": null_condition,
 }
 _BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})

@@ -133,7 +133,7 @@ def write_check_pages(
         draft.replace(path)
 
 
-def replace_foreign_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
+def replace_unescaped_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
     """Write the pages again that Great Expectations' own view wrote in earlier versions: it escapes
     no name and no value.
     """
@@ -240,7 +240,7 @@ def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
         if (folder / RESULTS_FOLDER).is_dir():
             context = open_context(folder)
             dropped += drop_old_results(context, folder, pipeline.pipeline, keep)
-            replace_foreign_pages(context, folder, pipeline.pipeline)
+            replace_unescaped_pages(context, folder, pipeline.pipeline)
         if drop_old_pageless(folder, pipeline.pipeline, keep) or dropped:
             _write_index(folder, pipeline)
     return dropped

@@ -112,12 +112,12 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
         table = html.escape(entry.table)
         name = f'<a href="{html.escape(link(entry))}">{table}</a>' if entry.page else table
         yield (
-            f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_told(entry)}</td></tr>"
+            f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_text(entry)}</td></tr>"
         )
         where = ""
 
 
-def _told(entry: ReportEntry) -> str:
+def _text(entry: ReportEntry) -> str:
     if entry.told is not None:
         return html.escape(entry.told)
     missed = [*entry.failures, *(f"{text} (warning)" for text in entry.warnings)]

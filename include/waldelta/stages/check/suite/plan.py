@@ -19,7 +19,7 @@ from waldelta.lake.ledger.expectation_results import (
     IS_FRESH,
     REFERENCES_HOLD,
     VALUES_KNOWN,
-    told_unknown,
+    recorded_unknown,
 )
 from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.metadata_columns import RAW, UNCHANGED
@@ -38,8 +38,8 @@ from waldelta.stages.check.measure.profile import Measured, profiled_columns
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.row_conditions import (
     asks_for_nulls,
-    held_condition,
     null_condition,
+    value_condition,
     with_raw,
 )
 from waldelta.stages.check.suite._declared_limits import limits
@@ -184,7 +184,7 @@ def _not_null(
             f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
         )
         if column_type(column.type_name, column.spark_type).may_be_raw:
-            yield from _held_somewhere(column, held, meaning, left_out)
+            yield from _has_value(column, held, meaning, left_out)
         elif _nameable(column.name):
             kwargs = {"column": _gx_name(column.name)}
             yield PlannedExpectation(
@@ -202,7 +202,7 @@ def _not_null(
             )
 
 
-def _held_somewhere(
+def _has_value(
     column: ColumnState, held: Sequence[str], meaning: str, left_out: list[str]
 ) -> Iterator[PlannedExpectation]:
     """Not null, where NaN, infinity or BC dates are null in their column and stand in
@@ -214,7 +214,7 @@ def _held_somewhere(
             " can't hold"
         )
         return
-    kwargs = _satisfy(held_condition(column.name), meaning)
+    kwargs = _satisfy(value_condition(column.name), meaning)
     yield PlannedExpectation(
         ROWS_SATISFY, kwargs, "critical", "catalog", meaning, suffices=column.name
     )
@@ -320,7 +320,7 @@ def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpecta
 def _all_values_known(state: TableState, rows: int | None) -> Iterator[PlannedExpectation]:
     # A changelog has its rows all the same, and says which values they lack.
     if rows is not None and state.kept_as != CHANGELOG:
-        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": told_unknown(rows)}
+        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": recorded_unknown(rows)}
         yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", VALUES_KNOWN)
 
 
@@ -371,17 +371,17 @@ def _filters_hold(
         text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
         meaning = f"publication's row filter holds: {text}"
         read = partial(published_filter, text)
-        yield from _filter_holds(
+        yield from _meets_filter(
             state, held, ("row filter", read, meaning, "publication"), left_out
         )
     if (own := filter_of(state)) is not None:
         meaning = f"target's filter holds: {own.text}"
-        yield from _filter_holds(
+        yield from _meets_filter(
             state, held, ("target's filter", lambda: own, meaning, "pipeline"), left_out
         )
 
 
-def _filter_holds(
+def _meets_filter(
     state: TableState,
     held: Sequence[str],
     told: tuple[str, Callable[[], RowFilter], str, Origin],

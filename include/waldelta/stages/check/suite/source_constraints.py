@@ -47,7 +47,7 @@ _NOT_LANDED = (
     " run that lands checks it"
 )
 # The verbs that judge targets beside the runs that land.
-_BESIDE_RUNS = ("validate", "maintain", "quarantine")
+_CONCURRENT_JOBS = ("validate", "maintain", "quarantine")
 
 
 def read_rules(
@@ -118,7 +118,7 @@ def _lag(
     commit that they lack.
     """
     wanted = job.pipeline.quality.freshness
-    looks = result.verb in _BESIDE_RUNS
+    looks = result.verb in _CONCURRENT_JOBS
     if result.verb != "consume" and not looks:
         return None
     at = now()
@@ -209,7 +209,7 @@ def _with_references(
     reread = [name for name, table in result.tables.items() if table.reread]
     cut = job.ledger.last_cut()
     # A run knows what it has left its targets at.
-    ahead = _ahead(job, related, cut) if result.verb in _BESIDE_RUNS else ()
+    ahead = _beyond_cut(job, related, cut) if result.verb in _CONCURRENT_JOBS else ()
     lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that came to the source from elsewhere aren't read (options.origin)"
@@ -227,7 +227,7 @@ def _with_references(
     return told
 
 
-def _ahead(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
+def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
     """The targets that have got batches behind the cut, since others haven't; one that can't be
     read is told by its own check.
     """

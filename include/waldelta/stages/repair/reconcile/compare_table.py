@@ -32,7 +32,7 @@ from deltalake import DeltaTable
 from waldelta.arrow import one_array
 from waldelta.changes.decode.decode import typed_key
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.batch_range import BatchRanges
 from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.quarantine import Quarantine
@@ -81,7 +81,7 @@ MOST_ROWS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Feeding:
+class ComparedTarget:
     """A target as the snapshot sees what feeds it; it held everything up to ``batch`` at
     ``version`` before that was taken.
     """
@@ -132,7 +132,7 @@ def needs_spark(job: Job, table_name: str) -> bool:
     return read_small(job, uri_of(job, table_name)) is None
 
 
-def why_not_compared(job: Job, feeding: Feeding) -> str | None:
+def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     """Why a comparison would mean nothing; None when it means something."""
     state, table = feeding.state, feeding.fed.table
     own = job.pipeline.target.tables.get(state.table_name)
@@ -147,21 +147,23 @@ def why_not_compared(job: Job, feeding: Feeding) -> str | None:
         )
     if sorted(state.key_columns) != sorted(table.key_columns):
         return "its key on the source isn't its target's: let a run follow that first"
-    if gone := set(state.key_columns) & set(_left_out(state, _copy(job, feeding, None))):
+    if gone := set(state.key_columns) & set(_uncompared_columns(state, _copy(job, feeding, None))):
         return (
             f"its key column {min(gone)} isn't its target's any more: let a run follow that first"
         )
     return None
 
 
-def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feeding) -> Found:
+def compare(
+    spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: ComparedTarget
+) -> Found:
     """Compare one table; everything that the snapshot sees has landed. Raises NeedsSync for one
     that can't be compared now.
     """
     began, state = time.monotonic(), feeding.state
     copy = _copy(job, feeding, holder)
-    raw, rows = job.pipeline.target.metadata_columns, _rows_held(job, state)
-    left_out = _left_out(state, copy)
+    raw, rows = job.pipeline.target.metadata_columns, _estimated_rows(job, state)
+    left_out = _uncompared_columns(state, copy)
     columns = tuple(column for column in copy.columns if column[0] not in left_out)
     encoding = holder.connection.info.parameter_status("server_encoding") or ""
     plan = drawn(
@@ -236,7 +238,7 @@ def compare(spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: Feed
     return Found(row, frozenset(one.key for one in found.rows))
 
 
-def _rows_held(job: Job, state: TableState) -> int:
+def _estimated_rows(job: Job, state: TableState) -> int:
     """About how many rows the target has, by its files' statistics; those that are marked as gone
     count.
     """
@@ -254,7 +256,7 @@ def _timed(source: SourceSide) -> tuple[Sums, float]:
     return source.sums(), time.monotonic() - began
 
 
-def _copy(job: Job, feeding: Feeding, holder: SnapshotHolder | None) -> TableCopy:
+def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> TableCopy:
     """What a copy of the table would read, as the snapshot sees it."""
     state, table = feeding.state, feeding.fed.table
     options = job.pipeline.target.types_of(state.table_name)
@@ -266,7 +268,7 @@ def _copy(job: Job, feeding: Feeding, holder: SnapshotHolder | None) -> TableCop
     return plan_copy(table, holder.snapshot_id, files, None, options, own)
 
 
-def _left_out(state: TableState, copy: TableCopy) -> list[str]:
+def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
     """Columns that only one side has, or has as another type, and those that both can't make the
     same text of.
     """
@@ -278,7 +280,7 @@ def _left_out(state: TableState, copy: TableCopy) -> list[str]:
 
 
 def _source(
-    job: Job, holder: SnapshotHolder, feeding: Feeding, copy: TableCopy, plan: Fingerprint
+    job: Job, holder: SnapshotHolder, feeding: ComparedTarget, copy: TableCopy, plan: Fingerprint
 ) -> SourceSide:
     state, table = feeding.state, feeding.fed.table
     leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
@@ -297,7 +299,11 @@ def _source(
 
 
 def _set_aside(
-    spark: SparkSession, job: Job, feeding: Feeding, plan: Fingerprint, ranges: Sequence[_Range]
+    spark: SparkSession,
+    job: Job,
+    feeding: ComparedTarget,
+    plan: Fingerprint,
+    ranges: Sequence[_Range],
 ) -> _Aside:
     """The keys that were changed between the two positions, and those of rows that the target is
     known to lack.
@@ -346,7 +352,7 @@ def _touched(
         remove_folder(folder)
 
 
-def _lacking(job: Job, feeding: Feeding, plan: Fingerprint) -> tuple[_Keys, _Keys]:
+def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Keys, _Keys]:
     """The keys of rows that the target is known to have as they were before, and to lack, when it
     had applied its batch.
     """
@@ -370,7 +376,7 @@ def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
     return hash_keys(typed, plan), texts
 
 
-def _between(job: Job, holder: SnapshotHolder, feeding: Feeding) -> list[_Range]:
+def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[_Range]:
     """The ranges of batches that only one side may hold, with the state whose snapshot says which
     of their transactions count.
     """
@@ -390,9 +396,9 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     if last <= after:
         return 0
     identity = job.slot_identity()
-    stretch = Stretches(job.change_log(identity), job.landed_sizes(identity, after, last)).between(
-        after, last
-    )
+    stretch = BatchRanges(
+        job.change_log(identity), job.landed_sizes(identity, after, last)
+    ).between(after, last)
     truncated = last_truncates(stretch.stream, state, Snapshot.parse(state.snapshot))
     return stretch.count(state) + len(truncated)
 

@@ -17,11 +17,11 @@ from waldelta.changes.decode.decode import DecodePlan, decode, typed_key
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
 from waldelta.changes.stage.read_changes import read_row_changes
 from waldelta.errors import NeedsSync
-from waldelta.lake.changelog.batch_range import Stretches
+from waldelta.lake.changelog.batch_range import BatchRanges
 from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import write_parquet
-from waldelta.pipeline.drift.catalog_state import read_present
+from waldelta.pipeline.drift.catalog_state import read_catalog_state
 from waldelta.pipeline.job import Job
 from waldelta.postgres.type_catalog import read_types
 from waldelta.spark.arrow_schema import ddl
@@ -45,9 +45,9 @@ def stage_changed(
         return 0
     identity, target = job.slot_identity(), job.pipeline.target
     change_log = job.change_log(identity)
-    stretch = Stretches(change_log, job.landed_sizes(identity, after, last)).between(after, last)
+    stretch = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(after, last)
     with job.connect("repair") as connection:
-        present = read_present(connection, [state])[state.table_name]
+        present = read_catalog_state(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan: TargetPlan = plan_target(
             partial(read_types, connection), stretch, state, present, policy, options

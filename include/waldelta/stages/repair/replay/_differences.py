@@ -18,7 +18,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from waldelta.changes.decode.counts import VERBATIM_ROWS
+from waldelta.changes.decode.counts import RAW_ROWS
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.statements import merged_raw, of_leaves
@@ -79,7 +79,7 @@ def write_differences(  # noqa: PLR0913 - what is compared with what, by what, a
         )
     counts = {row["action"]: row["rows"] for row in by_action}
     if verbatim := sum(row["verbatim"] for row in by_action):
-        counts[VERBATIM_ROWS] = verbatim
+        counts[RAW_ROWS] = verbatim
     return Staged(folder, parquet(folder), counts, any(row["incomplete"] for row in by_action))
 
 

@@ -14,17 +14,17 @@ import psycopg
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
 from waldelta.changes.decode.target_plan import (
     TargetPlan,
-    as_fed,
+    as_merged_partition,
     bringing_rows,
     check_prepared,
     plan_decode,
 )
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.lake.changelog.batch_range import Stretch
+from waldelta.lake.changelog.batch_range import BatchRange
 from waldelta.lake.changelog.commit_order import last_truncates
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import SYNCED, TableState
-from waldelta.pipeline.drift.catalog_state import PresentTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
 from waldelta.pipeline.job import Job
@@ -55,9 +55,9 @@ class ReplayPlan:
 def plan_replay(
     connection: psycopg.Connection[Any],
     job: Job,
-    stretch: Stretch,
+    stretch: BatchRange,
     state: TableState,
-    present: PresentTable,
+    present: CatalogTable,
     upto: int,
 ) -> ReplayPlan:
     """Read what the log says of one target since the first batch to be replayed.
@@ -131,7 +131,7 @@ def _as_they_are(
     held = [row.columns for row in history]
     positions = []
     for version in versions:
-        relation = as_fed(version.relation, state)
+        relation = as_merged_partition(version.relation, state)
         places = (
             place_columns_by_history(state, held, relation)
             if follows
@@ -149,7 +149,7 @@ def _as_they_are(
     return Evolution(columns, tuple(state.key_columns), (), tuple(positions))
 
 
-def _check_leaves(stretch: Stretch, state: TableState, history: Sequence[TableState]) -> None:
+def _check_leaves(stretch: BatchRange, state: TableState, history: Sequence[TableState]) -> None:
     stream, snapshot = stretch.stream, Snapshot.parse(state.snapshot)
     doubtful = sorted(doubtful_leaves(state, history))
     truncated = last_truncates(stream, replace(state, relation_ids=doubtful), snapshot)

@@ -115,7 +115,7 @@ def read_span(job: Job) -> Span:
     change_log.whole_sizes(
         {b: of for b, of in consumed.items() if of.lsn > start}, 0, max(consumed, default=0)
     )
-    return plan_span(kept, told_by_cuts(change_log.reach(life.batch or 0), ledger.batches()))
+    return plan_span(kept, range_by_cuts(change_log.reach(life.batch or 0), ledger.batches()))
 
 
 def falls_into(run: Run, start: datetime, end: datetime) -> bool:
@@ -160,7 +160,7 @@ def segments(runs: Iterable[Run]) -> list[Segment]:
     ]
 
 
-def told_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
+def range_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
     """What the log holds; it begins where the last batch that was dropped ended, as long as that
     one's cut is kept.
 

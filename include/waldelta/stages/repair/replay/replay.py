@@ -37,21 +37,26 @@ from waldelta.changes.stage.stage import Staged
 from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_range import Stretch, Stretches
+from waldelta.lake.changelog.batch_range import BatchRange, BatchRanges
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.quarantine import DISCARDED, IncompleteRow, Quarantine
 from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import write_parquet
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
-from waldelta.pipeline.drift.catalog_state import PresentTable, read_present
+from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import Due, Standing, read_published, read_standings
+from waldelta.pipeline.targets.lifecycle import (
+    RequiredAction,
+    TableLifecycle,
+    read_published,
+    read_standings,
+)
 from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
-from waldelta.stages.apply.complete_rows import reread
+from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
 from waldelta.stages.repair.replay._derive_states import settle
 from waldelta.stages.repair.replay._differences import write_differences
@@ -107,7 +112,7 @@ class _Run:
     job: Job
     span: Span
     held: Watermarks
-    stretches: Stretches
+    stretches: BatchRanges
     quarantine: Quarantine
     gates: Mapping[str, TableGate] = field(default_factory=dict)
 
@@ -147,28 +152,30 @@ def replay(
     sizes = change_log.sizes(job.first_batch(), change_log.last_batch() or span.upto)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     run = _Run(
-        spark, job, span, Watermarks(job, identity), Stretches(change_log, sizes), quarantine
+        spark, job, span, Watermarks(job, identity), BatchRanges(change_log, sizes), quarantine
     )
     # Kept beside those that end at the targets' watermarks.
-    touched = Stretches(change_log, sizes).between(span.after, span.upto)
+    touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
     with job.connect("replay") as connection:
         standings = read_standings(job, read_published(connection, job))
-        states = [s.state for s in standings if s.due == Due.FEED and s.state is not None]
-        present = read_present(connection, states)
+        states = [
+            s.state for s in standings if s.action == RequiredAction.FEED and s.state is not None
+        ]
+        present = read_catalog_state(connection, states)
     run = replace(run, gates=read_gates(job, states))
     for standing in standings:
         if (
-            standing.due != Due.FEED
+            standing.action != RequiredAction.FEED
             and _is_chosen(standing.table_name, tables)
-            and _is_left_out(touched, standing)
+            and _is_not_replayed(touched, standing)
         ):
             done.warnings.append(f"{standing.table_name} isn't replayed: {standing.why}")
     for state in states:
         name = state.table_name
         if not _is_chosen(name, tables):
             continue
-        done.warnings += _told_before(touched, state)
+        done.warnings += _older_than_copy(touched, state)
         if not _concerns(touched, state) or _keeps(state, done):
             continue
         try:
@@ -205,18 +212,18 @@ def _is_chosen(name: str, tables: Collection[str] | None) -> bool:
     return tables is None or name in tables
 
 
-def _is_left_out(touched: Stretch, standing: Standing) -> bool:
+def _is_not_replayed(touched: BatchRange, standing: TableLifecycle) -> bool:
     """Whether the range has anything for a table that gets no changes now."""
     state = standing.state
     return state is not None and bool(state.snapshot) and _concerns(touched, state)
 
 
-def _concerns(touched: Stretch, state: TableState) -> bool:
+def _concerns(touched: BatchRange, state: TableState) -> bool:
     """Whether the range has anything for a target that its copy doesn't hold."""
     return touched.count(state) > 0 or touched.stream.has_truncates()
 
 
-def _told_before(touched: Stretch, state: TableState) -> list[str]:
+def _older_than_copy(touched: BatchRange, state: TableState) -> list[str]:
     """Changes that the copy holds: what the log says of them is older than the target's rows."""
     rows = touched.rows_of(state)
     if rows is not None:
@@ -234,7 +241,7 @@ def _told_before(touched: Stretch, state: TableState) -> list[str]:
     ]
 
 
-def _replay_locked(run: _Run, state: TableState, present: PresentTable, done: Replayed) -> None:
+def _replay_locked(run: _Run, state: TableState, present: CatalogTable, done: Replayed) -> None:
     began = time.monotonic()
     for attempt in _patiently():
         with attempt, target_lock(run.job, state.table_name) as lock:
@@ -269,7 +276,7 @@ def _patiently() -> tenacity.Retrying:
 def _replay_target(
     run: _Run,
     state: TableState,
-    present: PresentTable,
+    present: CatalogTable,
     watermark: int,
     told: tuple[AdvisoryLock, Replayed],
 ) -> tuple[TargetCut | None, int]:
@@ -330,10 +337,10 @@ def _mend_by_key(
     changes = write_differences(
         run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but
     )
-    done.warnings += _told_skipped(state, changes)
+    done.warnings += _skipped_warning(state, changes)
     judged = judge_of(run.spark, job, plan.target, run.gates)
     filled: list[IncompleteRow] = []
-    changes = reread(
+    changes = complete_rows(
         job,
         change_log,
         plan.target,
@@ -394,7 +401,7 @@ def _commit(
     return read_commit(job, state, tag)
 
 
-def _told_skipped(state: TableState, changes: Staged) -> list[str]:
+def _skipped_warning(state: TableState, changes: Staged) -> list[str]:
     if not (skipped := changes.counts.get(ACTION_SKIP)):
         return []
     why = "not in the target, and rightly so where what is published changed"

@@ -19,7 +19,7 @@ from waldelta.errors import (
 )
 from waldelta.findings import Finding, problem, warning
 from waldelta.pipeline.job import Job
-from waldelta.slot.standby import left_on_primary, slot_position
+from waldelta.slot.standby import remaining_on_primary, slot_position
 from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts
 
 Connection = psycopg.Connection[Any]
@@ -67,7 +67,8 @@ def judge_standby(
             f" pg_log_standby_snapshot() to {facts.server.role} (docs/privileges.md)"
         )
     yield from (
-        warning(text) for text in left_on_primary(primary, connection, job.pipeline.source.slot)
+        warning(text)
+        for text in remaining_on_primary(primary, connection, job.pipeline.source.slot)
     )
 
 

@@ -17,7 +17,7 @@ from waldelta.findings import Finding, lacking, problem
 from waldelta.grants import Grant, sql_name
 from waldelta.lake.ledger.records import ColumnState
 from waldelta.pipeline.targets.target_filter import column_states, unpublished
-from waldelta.pipeline.targets.target_sources import Feed
+from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.postgres.catalog import (
     Leaf,
     Relation,
@@ -64,12 +64,12 @@ def judge_wheres(
     """
     findings: list[Finding] = []
     for name in sorted(pipeline.target.tables):
-        where, feed = pipeline.target.where_of(name), planned.feeds.get(name)
+        where, feed = pipeline.target.where_of(name), planned.sources.get(name)
         try:
             if (
                 feed is None
                 and where is not None
-                and not _is_told(pipeline.target.tables[name], name, planned)
+                and not _is_reported(pipeline.target.tables[name], name, planned)
             ):
                 raise ConfigError(_why_unfed(conn, name, planned))
             if feed is not None and feed.where is not None:
@@ -85,7 +85,7 @@ def judge_wheres(
     return findings
 
 
-def _needed(conn: Connection, feed: Feed) -> list[Grant]:
+def _needed(conn: Connection, feed: TargetSource) -> list[Grant]:
     """What lacks to analyse a filter; the grants on published tables are another finding's."""
     ((may_make_temporary,),) = conn.execute(
         "select has_database_privilege(current_database(), 'temporary')"
@@ -105,7 +105,7 @@ def _needed(conn: Connection, feed: Feed) -> list[Grant]:
     )
 
 
-def _is_told(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
+def _is_reported(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
     """Whether a finding about what feeds the target says already why nothing does."""
     return entry.source is not None or entry.partition_root or name in planned.published
 
@@ -134,7 +134,9 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
     return "no publication of this pipeline publishes the table: check its name"
 
 
-def _filtered(conn: Connection, name: str, feed: Feed, planned: PlannedTargets) -> _Filtered:
+def _filtered(
+    conn: Connection, name: str, feed: TargetSource, planned: PlannedTargets
+) -> _Filtered:
     fed = planned.fed(name)
     relation = fed[0].relation if feed.root_id is None else read_relations(conn, [feed.root_id])[0]
     leaves = read_leaves(conn, [part.relation.oid for part in fed])

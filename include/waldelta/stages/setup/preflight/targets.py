@@ -18,7 +18,12 @@ from waldelta.config.target_mode import check_key
 from waldelta.errors import ModeRefused
 from waldelta.findings import Finding, problem
 from waldelta.metadata_columns import RELID
-from waldelta.pipeline.targets.target_sources import Feed, feeds, gathered_roots, sources
+from waldelta.pipeline.targets.target_sources import (
+    TargetSource,
+    merged_roots,
+    sources,
+    target_sources,
+)
 from waldelta.postgres.catalog import (
     Partition,
     PublishedRelation,
@@ -55,12 +60,12 @@ class PlannedTargets:
     """What will be published, by name, and what of it will feed each target."""
 
     published: Mapping[str, Planned]
-    feeds: Mapping[str, Feed]
+    sources: Mapping[str, TargetSource]
     findings: tuple[Finding, ...] = ()
 
     def fed(self, target: str) -> list[Planned]:
         """The relations that feed a target."""
-        oids = self.feeds[target].relation_ids
+        oids = self.sources[target].relation_ids
         return [planned for planned in self.published.values() if planned.relation.oid in oids]
 
     def describe(self) -> list[str]:
@@ -68,7 +73,7 @@ class PlannedTargets:
         targets.
         """
         lines = []
-        for name, feed in sorted(self.feeds.items()):
+        for name, feed in sorted(self.sources.items()):
             through = f" where {feed.where}".replace("\n", " ") if feed.where else ""
             if feed.root_id is not None:
                 lines.append(
@@ -77,11 +82,11 @@ class PlannedTargets:
                 )
             elif not feed.is_plain(name):
                 lines.append(f"{name} is fed by {feed.source}{through}")
-        feeding = {str(feed.source) for feed in self.feeds.values()}
+        feeding = {str(feed.source) for feed in self.sources.values()}
         lines += [
             f"{name} is no target itself: it only feeds others (to keep it as one, write {name}:"
             " {} under target.tables)"
-            for name in sorted(feeding - self.feeds.keys())
+            for name in sorted(feeding - self.sources.keys())
         ]
         return lines
 
@@ -92,7 +97,7 @@ def plan_targets(
     """What feeds each target after set-up, and what is wrong with that."""
     entries = pipeline.target.tables
     published = _published(conn, in_force, facts)
-    wanted = [TableId.parse(name) for name in [*gathered_roots(entries), *sources(entries)]]
+    wanted = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
     there = read_partitions(conn, wanted) if wanted else {}
     named = {
         str(relation.id): relation
@@ -103,19 +108,19 @@ def plan_targets(
         for p in published.values()
     ]
     roots = {table: partition.oid for table, partition in there.items()}
-    planned = PlannedTargets(published, feeds(entries, short, roots, there))
+    planned = PlannedTargets(published, target_sources(entries, short, roots, there))
     findings: list[Finding] = []
-    for name in gathered_roots(entries):
-        findings += _judge_gathered(name, named.get(name), entries, planned)
+    for name in merged_roots(entries):
+        findings += _judge_merged(name, named.get(name), entries, planned)
     for name, source in sources(entries).items():
-        findings += _judge_fed(name, source, there, entries, planned)
+        findings += _judge_source(name, source, there, entries, planned)
     findings += judge_modes(entries, planned)
-    return PlannedTargets(published, planned.feeds, tuple(findings))
+    return PlannedTargets(published, planned.sources, tuple(findings))
 
 
 def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> Iterator[Finding]:
     """Targets whose mode tells rows apart by a key that they haven't."""
-    for name in sorted(entries.keys() & planned.feeds.keys()):
+    for name in sorted(entries.keys() & planned.sources.keys()):
         try:
             for table in planned.fed(name):
                 check_key(entries[name].mode, name, sorted(table.key))
@@ -167,7 +172,7 @@ def _published(
     return dict(sorted(roots.items()))
 
 
-def _judge_gathered(
+def _judge_merged(
     name: str, root: Relation | None, entries: Mapping[str, TargetTable], planned: PlannedTargets
 ) -> Iterator[Finding]:
     where = f"target.tables.{name}.partition_root"
@@ -186,7 +191,7 @@ def _judge_gathered(
             " come as its own: remove partition_root, or set publish_via_partition_root: false"
         )
         return
-    if name not in planned.feeds:
+    if name not in planned.sources:
         yield problem(
             f"{where}: no publication of this pipeline publishes a partition of it: publish {name}"
         )
@@ -216,7 +221,7 @@ def _judge_leaves(
     leaves = planned.fed(name)
     for what, of, remedy in _COMMON:
         if len({of(leaf) for leaf in leaves}) > 1:
-            listed = "; ".join(f"{p.relation.id}: {_told(of(p))}" for p in leaves)
+            listed = "; ".join(f"{p.relation.id}: {_finding(of(p))}" for p in leaves)
             yield problem(f"{where}: its partitions have different {what} ({listed}): {remedy}")
     if own := sorted(str(p.relation.id) for p in leaves if str(p.relation.id) in entries):
         yield problem(
@@ -225,7 +230,7 @@ def _judge_leaves(
     oids = {p.relation.oid for p in leaves}
     others = [
         n
-        for n, f in planned.feeds.items()
+        for n, f in planned.sources.items()
         if n != name and f.root_id is not None and f.relation_ids & oids
     ]
     if others:
@@ -239,11 +244,11 @@ def _judge_leaves(
         )
 
 
-def _told(value: frozenset[Any]) -> str:
+def _finding(value: frozenset[Any]) -> str:
     return ", ".join(sorted(str(item) for item in value if item is not None)) or "none"
 
 
-def _judge_fed(
+def _judge_source(
     name: str,
     source: str,
     there: Mapping[TableId, Partition],
@@ -254,11 +259,11 @@ def _judge_fed(
     found, partition = planned.published.get(source), there.get(TableId.parse(name))
     gathered = {
         str(p.relation.id)
-        for n in gathered_roots(entries)
-        if n in planned.feeds
+        for n in merged_roots(entries)
+        if n in planned.sources
         for p in planned.fed(n)
     }
-    if source in gathered or source in gathered_roots(entries):
+    if source in gathered or source in merged_roots(entries):
         yield problem(
             f"{where}: {source} is gathered by partition_root: give the filter to a table that is"
             " published"

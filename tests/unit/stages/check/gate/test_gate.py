@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.stages.check.gate.gate import TableGate, _looked_at, judge
+from waldelta.stages.check.gate.gate import TableGate, _used_columns, judge
 
 
 def test_a_target_that_keeps_more_than_a_mirror_has_no_gate():
@@ -86,4 +86,4 @@ ARGUMENTS = [
 )
 def test_columns_are_looked_for_in_arguments_of_any_depth(kwargs, expected):
     """By their names, and in conditions; what can't be told counts as any column."""
-    assert _looked_at(["id", "v", "note", "a.b"], kwargs) == expected
+    assert _used_columns(["id", "v", "note", "a.b"], kwargs) == expected

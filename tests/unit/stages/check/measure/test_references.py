@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
 from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn
-from waldelta.stages.check.measure.orphan_rows import orphans_here
+from waldelta.stages.check.measure.orphan_rows import rows_without_parent_in_driver
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     Changed,
@@ -310,7 +310,10 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
     own = pa.Table.from_pylist([dict(zip(small.names, row, strict=True)) for row in rows], small)
     write_deltalake(str(tmp_path / "c"), own)
     sides = [Side(name, str(tmp_path / name), 0, ("x", "y", "z")) for name in "cp"]
-    assert orphans_here(Reference("fk", *sides, comparisons, "c", whole=whole)) == orphans
+    assert (
+        rows_without_parent_in_driver(Reference("fk", *sides, comparisons, "c", whole=whole))
+        == orphans
+    )
 
 
 def test_targets_that_are_not_small(tmp_path, monkeypatch):
@@ -318,4 +321,4 @@ def test_targets_that_are_not_small(tmp_path, monkeypatch):
     write_deltalake(str(tmp_path), pa.table({"x": [1, 2]}))
     monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 1)
     side = Side("t", str(tmp_path), 0, ("x",))
-    assert orphans_here(Reference("fk", side, side, ("same",), "t")) is None
+    assert rows_without_parent_in_driver(Reference("fk", side, side, ("same",), "t")) is None

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile, Profiles
-from waldelta.stages.check.measure.profile import profile_by_values, profile_here
+from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
 from waldelta.stages.check.suite.plan import departures, is_judged, plan_suite
 from waldelta.stages.check.suite.profile_drift import bounds_of, find_departures
 
@@ -189,7 +189,7 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
             [dict(zip(schema.names, row, strict=True)) for row in rows], schema
         )
         write_deltalake(str(tmp_path), part, mode="append")
-    rows, (n, f, s, none) = profile_here(
+    rows, (n, f, s, none) = profile_in_driver(
         DeltaTable(str(tmp_path)), [("n", True), ("f", True), ("s", False), ("none", True)]
     )
     assert rows == 3

@@ -32,9 +32,9 @@ from waldelta.stages.repair.replay.interval import (
     place_columns_by_history,
     place_columns_by_name,
     plan_span,
+    range_by_cuts,
     read_span,
     segments,
-    told_by_cuts,
 )
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -137,7 +137,8 @@ def test_where_the_log_begins(case):
     """
     reach, cuts, expected = CUTS[case]
     assert (
-        told_by_cuts(reach, [BatchCut(NOON, "r", *cut, None) for cut in cuts]).begins_at == expected
+        range_by_cuts(reach, [BatchCut(NOON, "r", *cut, None) for cut in cuts]).begins_at
+        == expected
     )
 
 
