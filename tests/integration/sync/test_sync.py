@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark import TaskContext
 
-import spark_jobs
+import waldelta.stages.sync
 import waldelta.stages.sync.sync as sync_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.interrupted_copy import before_rows
@@ -565,16 +565,16 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
         if kind != "equal":
             database.execute("update t set v = 'c' where id = 2")
     where = {
-        "files": "copy_files._commit",
-        "diff": "snapshot_diff.merge_rows",
-        "kept": "copy_states.states_statement",
-        "equal": "snapshot_diff.commit_equal",
+        "files": "_write_files._commit",
+        "diff": "_snapshot_diff.merge_rows",
+        "kept": "_write_states.states_statement",
+        "equal": "_snapshot_diff.commit_equal",
     }[kind]
     holders = (
         f"select pid from pg_stat_activity where application_name = 'waldelta snapshot {lake.slot}"
         " public.t' and datname = current_database()"
     )
-    commits, real = [], operator.attrgetter(where)(spark_jobs)
+    commits, real = [], operator.attrgetter(where)(waldelta.stages.sync)
 
     def commit(*given, **options):
         wait_until(lambda: not database.execute(holders), timeout_s=20)
@@ -583,7 +583,7 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
         commits.append(where)
         return real(*given, **options)
 
-    monkeypatch.setattr(f"spark_jobs.{where}", commit)
+    monkeypatch.setattr(f"waldelta.stages.sync.{where}", commit)
     (result,) = lake.sync("public.t", by_diff=kind in ("diff", "equal"))
     assert (commits, result.attempts, result.rows) == ([where], 1, 2)
     assert 0 < result.bill.snapshot_seconds < result.seconds
