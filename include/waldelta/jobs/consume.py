@@ -82,7 +82,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     So SlotUnreadable, which landing met: no table gets what was committed behind that.
     """
     from waldelta.stages.apply.apply import apply
-    from waldelta.stages.repair.recopy import resync_targets
+    from waldelta.stages.repair.resync_targets import resync_targets
 
     result.told_applied = False  # an earlier attempt's word
     with breaks_recorded(job):

@@ -289,7 +289,7 @@ class Pipeline:
         """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``,
         on what was dropped of them.
         """
-        from waldelta.stages.setup.orphan_slots import (
+        from waldelta.stages.setup.slots_without_pipeline import (
             drop_slots_without_pipeline,
             find_slots_without_pipeline,
         )

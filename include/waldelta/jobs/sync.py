@@ -36,8 +36,8 @@ def run_sync(
     """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for
     it), then check them.
     """
+    from waldelta.stages.sync.raw_count import count_raw_rows
     from waldelta.stages.sync.sync import sync
-    from waldelta.stages.sync.verbatim_count import count_raw_rows
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         copied, failed = copied_tables(lambda: sync(spark, job, tables, reason, only_due=only_due))

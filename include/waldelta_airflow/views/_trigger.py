@@ -31,7 +31,7 @@ class Button:
     may_unpause: bool
 
     @property
-    def is_asked_under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         """Whether the run that was asked for is among those under way."""
         return any(run.run_id == self.asked for run in self.dag.under_way)
 

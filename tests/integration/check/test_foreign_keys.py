@@ -22,11 +22,11 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.foreign_keys import read_foreign_keys
-from waldelta.stages.check.measure.orphan_rows import (
+from waldelta.stages.check.measure.references import Reference, Side, _comparison
+from waldelta.stages.check.measure.rows_without_parent import (
     find_rows_without_parent,
     rows_without_parent_in_driver,
 )
-from waldelta.stages.check.measure.references import Reference, Side, _comparison
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -186,8 +186,8 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
     shop.run(f"python -m spark_jobs maintain {FILE}")
     assert rows() == [(1, 11), (2, 20), (3, 30)]
     shop.run(f"python -m spark_jobs teardown {FILE}")
-    # tests/integration/slot/test_orphans.py and test_unreadable_messages.py have the situations
-    # that these two are for.
+    # tests/integration/slot/test_slots_without_pipeline.py and test_unreadable_messages.py have the
+    # situations that these two are for.
     assert named_commands() - shop.ran == {("teardown", "--drop"), ("quarantine", "--skip")}
     assert database.execute(
         "select slot_name::text from pg_replication_slots where database = current_database()"

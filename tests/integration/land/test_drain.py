@@ -187,7 +187,7 @@ def test_a_statement_timeout_means_a_smaller_bite(spark, database, wide, monkeyp
         drained = drain(spark, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
-    assert wide.ledger.last_bite().window_bytes in (8 << 20, 16 << 20, None)
+    assert wide.ledger.last_window().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
 
 
@@ -203,7 +203,7 @@ def test_an_answer_that_has_no_room_means_a_smaller_bite(
     assert asked[:3] == [16, 8, 4]
     assert asked[3] <= 8  # none wider in that run, however soon it is answered
     assert caplog.text.count("temporary file size exceeds") == 2
-    assert wide.ledger.last_bite().window_bytes == 4 << 20
+    assert wide.ledger.last_window().window_bytes == 4 << 20
 
 
 def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake, monkeypatch):
@@ -228,7 +228,7 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(spark, da
     database.execute(f"alter database {database.name} set temp_file_limit = '1MB'")
     with pytest.raises(BiteTooLarge):
         drain(spark, job)
-    assert job.ledger.last_bite().window_bytes == 8 << 20
+    assert job.ledger.last_window().window_bytes == 8 << 20
     database.execute(f"alter database {database.name} reset temp_file_limit")
     assert drain(spark, job).changes == 0
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
@@ -288,7 +288,7 @@ def test_a_slot_that_is_stuck_names_who_holds_it(spark, database, lake, monkeypa
         )
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
     assert drain(spark, job).changes == 1
-    assert job.ledger.last_bite().window_bytes is None
+    assert job.ledger.last_window().window_bytes is None
 
 
 def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 import pytest
 from deltalake import DeltaTable
 
-from tests.integration.apply.test_reread import wait_until
+from tests.integration.apply.test_complete_rows import wait_until
 from tests.oracles.scenario import Both, Scenario, running
 from tests.support.fixtures.postgres import new_database
 from waldelta.pipeline.run_result import RunFailed

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
-from tests.integration.apply.test_reread import wait_until
+from tests.integration.apply.test_complete_rows import wait_until
 from tests.integration.types.test_values import values  # noqa: F401 - a fixture
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.postgres import AT_HAND, new_database

@@ -35,7 +35,7 @@ from waldelta.postgres.connection import connect
 from waldelta.slot.slot import read_slot
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup.orphan_slots import find_slots_without_pipeline
+from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -34,7 +34,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.connection import connect
 from waldelta.slot.standby import committed_upto, slot_position
 from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup.orphan_slots import (
+from waldelta.stages.setup.slots_without_pipeline import (
     drop_slots_without_pipeline,
     find_slots_without_pipeline,
 )

@@ -103,10 +103,10 @@ class DecodePlan:
     def event_schema(self) -> pa.Schema:
         """The Arrow schema of events: every value as text."""
         schema = event_schema(self.shape, [pa.binary()] * len(self.names))
-        return schema.append(pa.field(XID, pa.int64())) if self._tells_changes else schema
+        return schema.append(pa.field(XID, pa.int64())) if self._sends_changes else schema
 
     @property
-    def _tells_changes(self) -> bool:
+    def _sends_changes(self) -> bool:
         return self.unfolding is not None and self.unfolding.mode == CHANGELOG
 
     @property

@@ -86,7 +86,7 @@ class TargetPlan:
     split: RowMessages | None = None
 
     @property
-    def is_emptied(self) -> bool:
+    def is_truncated(self) -> bool:
         """Whether all rows that the target had are gone; of one that gathers leaves only those of
         truncated ones are.
         """

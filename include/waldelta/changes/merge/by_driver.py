@@ -65,7 +65,7 @@ def merge_in_driver(
         return None
     written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
     return commit_in_driver(
-        job, plan.state.table_name, NetChanges(net, written, plan.is_emptied), tag, check
+        job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, check
     )
 
 
@@ -77,7 +77,7 @@ class NetChanges:
 
     rows: pa.Table
     written: Written
-    is_emptied: bool = False
+    is_truncated: bool = False
 
     @classmethod
     def whole(
@@ -111,7 +111,7 @@ def _merge(
     net, written = changes.rows, changes.written
     if not has_columns(table, written):
         return None
-    held = arrow_schema(table).empty_table() if changes.is_emptied else _read(table)
+    held = arrow_schema(table).empty_table() if changes.is_truncated else _read(table)
     if held is None:
         return None
     of_row = match(held, net, written)
@@ -121,7 +121,7 @@ def _merge(
         return None
     tag = replace(tag, counts=tag.counts | merge.counts)
     adds_only = not (
-        changes.is_emptied or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
+        changes.is_truncated or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()

@@ -182,7 +182,7 @@ def _begun(
     # A path of more than a name is of a partitioned table, or of a clone's.
     if not is_whole or any("/" in path or "%" in path for path in told["path"].to_pylist()):
         return None
-    return _Merge(run, target, net, told, emptied=plan.is_emptied)
+    return _Merge(run, target, net, told, emptied=plan.is_truncated)
 
 
 def _files(told: pa.Table) -> list[_File]:

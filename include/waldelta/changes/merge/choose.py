@@ -122,9 +122,9 @@ def _merge(
         statement = rewrite_statement(
             uri, source, columns, metadata_columns=keep_metadata, truncated=cut
         )
-    elif plan.is_emptied or not plan.decode.shape.key:
+    elif plan.is_truncated or not plan.decode.shape.key:
         statement = insert_statement(
-            uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_emptied
+            uri, source, names, metadata_columns=keep_metadata, overwrite=plan.is_truncated
         )
     else:
         statement = merge_statement(

@@ -231,7 +231,7 @@ class ChangeLog(RowMessages):
                 found[piece.batch] = found.get(piece.batch, 0) + piece.bytes
         return found
 
-    def held_by(self, snapshot: Snapshot, after_batch: int) -> int:
+    def visible_upto(self, snapshot: Snapshot, after_batch: int) -> int:
         """The last batch up to which a snapshot sees every transaction after ``after_batch``, from
         file statistics alone.
 
@@ -359,7 +359,7 @@ class ChangeLog(RowMessages):
             segments = resolve(known, after_batch, upto_batch)
             batches = sorted({part.batch for part in segments.older})
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
-        skipped = [*((place, place) for place in sorted(self._skipped)), *self._stretches(left_out)]
+        skipped = [*((place, place) for place in sorted(self._skipped)), *self._ranges(left_out)]
         rows = self._relations_at(self._skipped) if self._skipped else set()
         return Stream(
             timeline,
@@ -376,7 +376,7 @@ class ChangeLog(RowMessages):
             order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None
         )
 
-    def _stretches(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _ranges(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
         """Where the changes of transactions that weren't streamed stand; one transaction's lie
         together.
         """

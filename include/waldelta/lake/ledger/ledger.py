@@ -225,7 +225,7 @@ class Ledger:
         """The single moves of this life of the slot, oldest first."""
         return self._read(SlotMove, _of_life(slot, incarnation) & ~_OF_LIVES)
 
-    def last_bite(self) -> KeptWindow | None:
+    def last_window(self) -> KeptWindow | None:
         """The newest row on bites; None when the server always managed those of the pipeline
         file.
         """
@@ -265,7 +265,7 @@ class Ledger:
         )
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
-    def is_told(self, cut: BatchCut) -> bool:
+    def is_reported(self, cut: BatchCut) -> bool:
         """Whether a run has told what it applied since the first cut of that batch was made: a
         later one, or the one that made it.
         """

@@ -77,7 +77,7 @@ def _judged(
         replace(file, relfilenode=held[file.oid].relfilenode) if file.oid in held else file
         for file in now.files
     ]
-    emptied = frozenset(leaf for leaf, is_emptied in found.items() if is_emptied)
+    emptied = frozenset(leaf for leaf, is_truncated in found.items() if is_truncated)
     first = min(
         (there_now.xid for there_now in written.values() if there_now is not None), default=0
     )

@@ -140,7 +140,7 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     recorded = state.storage.as_of if state.storage is not None else 0
     if not recorded:
         return False
-    begin = change_log.held_by(Snapshot(recorded, recorded), job.first_batch())
+    begin = change_log.visible_upto(Snapshot(recorded, recorded), job.first_batch())
     found = change_log.first_truncate(begin, after, state.relation_ids)
     return found is not None and bool(
         last_truncates(change_log.stream(found - 1, after), state, snapshot, since_xid=recorded)

@@ -59,7 +59,7 @@ class Watch:
     told: list[str] = field(default_factory=list)
     _looked: dict[str, int] = field(default_factory=dict)
 
-    def looked_upto(self, state: TableState) -> int | None:
+    def checked_upto(self, state: TableState) -> int | None:
         """The target's version up to which nothing is left to tell; None when nobody has ever
         looked.
         """
@@ -72,7 +72,7 @@ class Watch:
         Raises StateError when the target is another table than the one that was copied, LockHeld,
         LateWriter.
         """
-        after = self.looked_upto(state)
+        after = self.checked_upto(state)
         if after is not None and version < after:
             raise StateError(
                 f"{state.table_name}: its target {uri_of(self.job, state.table_name)} is another"

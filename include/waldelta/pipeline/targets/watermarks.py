@@ -82,7 +82,7 @@ class Watermarks:
         applied = max(committed, self._in_cut(state), self.floor)
         if applied > self.floor or not state.snapshot:
             return applied
-        return self._job.change_log(self.identity).held_by(
+        return self._job.change_log(self.identity).visible_upto(
             Snapshot.parse(state.snapshot), self.floor
         )
 

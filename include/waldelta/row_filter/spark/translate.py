@@ -19,7 +19,7 @@ from waldelta.row_filter.analyzed_filter import RowFilter
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.spark._functions import BUILT, FIELDS, TEMPLATES, UNITS
-from waldelta.row_filter.spark._verbatim import (
+from waldelta.row_filter.spark._raw_values import (
     INFINITE,
     RAW_FUNCTIONS,
     as_timestamp,

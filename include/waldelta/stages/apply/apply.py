@@ -147,7 +147,7 @@ class Pace:
     goes_on: Callable[[], None] = lambda: None
 
     @property
-    def is_meanwhile(self) -> bool:
+    def is_concurrent(self) -> bool:
         """Whether more is landing, so that some steps are all there are."""
         return self.steps is not None
 
@@ -176,10 +176,10 @@ def _feed(
             _look(run, state, run.held.versions[state.table_name], applied)
         ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
         is_all = fed.is_all and (
-            not pace.is_meanwhile or _is_behind_copies(change_log, ends, states, applied)
+            not pace.is_concurrent or _is_behind_copies(change_log, ends, states, applied)
         )
         untold = dict(fed.mended)
-        if is_all or not pace.is_meanwhile:  # else there is no cut, and who follows tells
+        if is_all or not pace.is_concurrent:  # else there is no cut, and who follows tells
             known = [state for state in states if state.table_name in watermarks]
             untold |= unreported(job, identity, known, cut, applied)
         for upto in reported_steps(sizes, ends or [last] * bool(untold)):
@@ -355,7 +355,7 @@ def _apply_target(
 
 def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> TargetCut:
     job, state, batches, target = run.job, plan.state, plan.batches, run.job.pipeline.target
-    looked = run.watch.looked_upto(state)
+    looked = run.watch.checked_upto(state)
     tag = CommitTag(
         apply_app_id(run.held.identity, state),
         batches[1],

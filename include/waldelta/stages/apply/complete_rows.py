@@ -124,11 +124,11 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     still = {key: row for key, row in watched.items() if key not in emptied}
     work.resolve(still, partial(_messages, quarantine, plan, after))
     # Behind what is told of rows that made room for them.
-    work.tell_moved(moved, _applied(quarantine, plan, after, moved.keys()) if moved else ())
+    work.record_moved(moved, _applied(quarantine, plan, after, moved.keys()) if moved else ())
     for rows in _chunks(staged, plan):
         work.complete(rows)
     judged = Judged(work.completed()) if judge is None else judge(work.completed())
-    work.tell_aside(judged.aside)
+    work.record_aside(judged.aside)
     work.keep_messages()
     if filled is not None:
         latest = latest_rows(work.told)
@@ -240,7 +240,7 @@ class _Work:
             return replace(self.staged, counts=counts)
         return replace(self.staged, source=self._source(), counts=counts, net=None)
 
-    def tell_moved(self, moved: Mapping[str, str], rows: Sequence[IncompleteRow]) -> None:
+    def record_moved(self, moved: Mapping[str, str], rows: Sequence[IncompleteRow]) -> None:
         """Tell of discarded ``rows`` that they are so at another key: no decision of anybody's, as
         it has no ``by``.
         """
@@ -263,7 +263,7 @@ class _Work:
                 )
             )
 
-    def tell_aside(self, rows: Sequence[AsideRow]) -> None:
+    def record_aside(self, rows: Sequence[AsideRow]) -> None:
         """Tell of the rows that the gate set aside."""
         self.told += [
             self.row(

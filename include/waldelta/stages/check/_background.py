@@ -27,9 +27,9 @@ from waldelta.stages.check.measure.duplicate_keys import (
     find_duplicate_keys,
 )
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
-from waldelta.stages.check.measure.orphan_rows import count_rows_without_parent
 from waldelta.stages.check.measure.profile import Measured, profile_by_values
 from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
 from waldelta.stages.check.suite.plan import AS_BEFORE, SuitePlan
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def measure_references(
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
     """Have the server look for rows that refer to none."""
     return {
-        reference.asked_by: background.submit(
+        reference.lookup_key: background.submit(
             count_rows_without_parent, spark, reference, storage_options
         )
         for reference in references

@@ -29,7 +29,6 @@ from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.quantities import counted
 from waldelta.stages.check.measure.columns import column_differences, listed
-from waldelta.stages.check.measure.orphan_rows import rows_without_parent_in_driver
 from waldelta.stages.check.measure.profile import Measured, profile_in_driver
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.measure.row_conditions import (
@@ -38,6 +37,7 @@ from waldelta.stages.check.measure.row_conditions import (
     is_of_row_alone,
     row_condition,
 )
+from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
 from waldelta.stages.check.suite.plan import (
     AS_BEFORE,
     COLUMNS_MATCH,

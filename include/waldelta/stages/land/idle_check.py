@@ -269,7 +269,7 @@ def _has_unreported(job: Job) -> bool:
     forgotten, a run that finds nothing to tell is the next one that has told.
     """
     cut = job.ledger.last_cut()
-    return cut is not None and not job.ledger.is_told(cut)
+    return cut is not None and not job.ledger.is_reported(cut)
 
 
 def _drifted(

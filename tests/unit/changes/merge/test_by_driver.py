@@ -76,7 +76,7 @@ def plan(*, truncated=False, leaves=(), shape: EventShape = SHAPE):
     decode = SimpleNamespace(shape=shape, names=NAMES, gathers=bool(leaves))
     return SimpleNamespace(
         truncated=truncated,
-        is_emptied=truncated and not leaves,
+        is_truncated=truncated and not leaves,
         truncated_leaves=leaves,
         decode=decode,
         state=state,

@@ -722,4 +722,4 @@ def test_whether_a_cut_is_told(tmp_path, runs, told):
         row = run(run_id, NOON + timedelta(minutes=minutes))
         ledger.append(replace(row, applied=applied, result=result))
     ledger.append(replace(run("maintain", NOON + DAY, "maintain"), applied=None))
-    assert ledger.is_told(ledger.last_cut()) == told
+    assert ledger.is_reported(ledger.last_cut()) == told

@@ -88,7 +88,7 @@ def test_runs_go_on_where_the_last_one_was(run):
     """
     first = run()
     first.answered(1, is_whole=True)
-    assert first._job.ledger.last_bite() is None
+    assert first._job.ledger.last_window() is None
     first.timed_out()
     first.timed_out()
     assert (
@@ -102,7 +102,7 @@ def test_runs_go_on_where_the_last_one_was(run):
     for then in (32, 64, 64):
         second.answered(100, is_whole=True)
         assert size_of(second.next) == (then, 600)
-    assert second._job.ledger.last_bite().window_bytes is None
+    assert second._job.ledger.last_window().window_bytes is None
     assert size_of(run().next) == (64, 600)
 
 

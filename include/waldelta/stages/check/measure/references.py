@@ -82,7 +82,7 @@ class Reference:
     since: int | None = None
 
     @property
-    def asked_by(self) -> tuple[str, str, str]:
+    def lookup_key(self) -> tuple[str, str, str]:
         """What the answer is asked for by."""
         return FOREIGN_KEY, self.referring.table, self.name
 

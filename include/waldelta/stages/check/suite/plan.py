@@ -313,7 +313,7 @@ def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpecta
     # A warning: triggers that enforce a key can be switched off on the source, which stays
     # "validated" all the same.
     for reference in references:
-        kwargs = {"columns": list(reference.asked_by), "meaning": reference.meaning}
+        kwargs = {"columns": list(reference.lookup_key), "meaning": reference.meaning}
         yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
 
 

@@ -384,7 +384,7 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
     ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
     # Decoded isn't visible: a commit that waits for a synchronous standby.
     of_snapshot = replace(state, snapshot=holder.snapshot)
-    held = change_log.held_by(Snapshot.parse(holder.snapshot), job.first_batch())
+    held = change_log.visible_upto(Snapshot.parse(holder.snapshot), job.first_batch())
     if held < feeding.batch:
         ranges.append((of_snapshot, (held, feeding.batch)))
     return ranges

@@ -43,7 +43,9 @@ _SOURCE, _DESTINATION = "s", "d"
 _KEY, _MOVED = "k", "moved"
 
 
-def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str) -> int:
+def derive_states(
+    spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folder: str
+) -> int:
     """Write the final states as Parquet into ``folder``; returns how many there are.
 
     With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else
@@ -56,7 +58,7 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
     keys = [f"{_KEY}{k}" for k in range(len(decode_plan.shape.key))]
     for k, key in enumerate(keys):
         events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
-    if plan.is_emptied:
+    if plan.is_truncated:
         events = events.withColumn(_MOVED, F.lit(moves))
     else:
         events = events.join(
@@ -73,14 +75,14 @@ def settle(spark: SparkSession, change_log: ChangeLog, replay: ReplayPlan, folde
 
 
 def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def settle_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def derive_part(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         batches = list(parts)
         if batches:
             events = pa.Table.from_batches(batches).cast(plan.event_schema)
             states = collapse_events(events, plan, fold=final_states)
             yield from states.to_batches(max_chunksize=rows_at_once(states))
 
-    return settle_part
+    return derive_part
 
 
 def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> DataFrame:

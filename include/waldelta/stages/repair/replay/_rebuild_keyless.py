@@ -37,7 +37,7 @@ def batches_since_copy(
     to it.
     """
     first = job.first_batch()
-    after = min(change_log.held_by(Snapshot.parse(state.snapshot), first), watermark)
+    after = min(change_log.visible_upto(Snapshot.parse(state.snapshot), first), watermark)
     lowest = change_log.lowest_batch()
     if lowest is None or lowest > after + 1:
         raise SchemaChanged(
@@ -65,7 +65,7 @@ def write_rows(
     staged = stage(spark, change_log, plan, f"{folder}-net")
     version = (
         "limit 0"
-        if plan.is_emptied
+        if plan.is_truncated
         else f"version as of {_version_of_copy(job, plan.state, target):d}"
     )
     base, cut = f"{path(target)} {version}", plan.truncated_leaves

@@ -58,7 +58,7 @@ from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
-from waldelta.stages.repair.replay._derive_states import settle
+from waldelta.stages.repair.replay._derive_states import derive_states
 from waldelta.stages.repair.replay._differences import write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay
 from waldelta.stages.repair.replay._rebuild_keyless import (
@@ -332,7 +332,7 @@ def _mend_by_key(
     job, state, decode, (lock, done) = run.job, plan.target.state, plan.target.decode, told
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
-    keys = settle(run.spark, change_log, plan, f"{folder}-states")
+    keys = derive_states(run.spark, change_log, plan, f"{folder}-states")
     but = _stage_discarded(run, plan.target, f"{folder}-discarded")
     changes = write_differences(
         run.spark, uri, f"{folder}-states", plan, folder, metadata_columns=kept, but=but

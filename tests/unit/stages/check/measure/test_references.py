@@ -13,7 +13,6 @@ from deltalake import write_deltalake
 
 from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
 from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn
-from waldelta.stages.check.measure.orphan_rows import rows_without_parent_in_driver
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     Changed,
@@ -23,6 +22,7 @@ from waldelta.stages.check.measure.references import (
     plan_references,
     touched,
 )
+from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = ["insert", "update", "delete", "truncate"]
@@ -252,7 +252,7 @@ def test_what_is_judged(known, key, told_of):
     assert list(planned.references) == ([told_of] if told_of else [])
     for (reference,) in planned.references.values():
         assert (reference.referring.version, reference.referenced.version) == (4, 7)
-        assert reference.asked_by == (FOREIGN_KEY, CHILD, "fk")
+        assert reference.lookup_key == (FOREIGN_KEY, CHILD, "fk")
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
     behind = (
         fail
         if fails_in == "read_fed"
-        else lambda *args: real(*args) if args[-1].is_meanwhile else fail()
+        else lambda *args: real(*args) if args[-1].is_concurrent else fail()
     )
     with monkeypatch.context() as patched:
         patched.setattr(apply_module, fails_in, behind)
