@@ -3,10 +3,10 @@ one or two seconds.
 
 ``python -m waldelta.cli.fork_server SOCKET``, on a machine that runs Airflow's tasks, beside a warm
 Spark Connect server: then Python's imports are most of what is left of a small run. The tasks find
-it by WALDELTA_FORK_SERVER (waldelta_airflow.job_process is the other side) and start a process of
-their own where there is none. It is Python's own idea of a fork server (multiprocessing.forkserver)
-for whole jobs: each is a child in a group of its own, with the environment, folder and output of
-whoever asked.
+it by WALDELTA_FORK_SERVER (waldelta_airflow.launchers.forked_job is the other side) and start a
+process of their own where there is none. It is Python's own idea of a fork server
+(multiprocessing.forkserver) for whole jobs: each is a child in a group of its own, with the
+environment, folder and output of whoever asked.
 
 The socket is the owner's alone, and the server answers no other user. A job ends with the task that
 asked for it. A server whose code was replaced on disk starts itself anew, so that no job runs old

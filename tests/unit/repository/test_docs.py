@@ -81,6 +81,41 @@ def test_make_targets_exist(page):
     assert named - targets == set()
 
 
+DOTTED = re.compile(
+    r"(?<![\w./\"-])(?:waldelta_airflow|waldelta|spark_jobs)(?:\.(?!__)[A-Za-z_]\w*)+(?![\w/])"
+)
+MODULES = {
+    ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+    for base, folder in (("include", "include"), (".", "spark_jobs"))
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    for base in [ROOT / base]
+}
+# Packages, also those without a file of their own, and what metrics' names begin with.
+NOT_MODULES = re.compile(r"waldelta\.(shop|generation|open)\b")
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a package or module, or what such a one defines."""
+    parts = name.split(".")
+    for number in range(len(parts), 0, -1):
+        module = ".".join(parts[:number])
+        if module in MODULES:
+            text = MODULES[module].read_text()
+            return number == len(parts) or re.search(rf"\b{parts[number]}\b", text) is not None
+    return False
+
+
+@pytest.mark.parametrize(
+    "path", [*PAGES, *MODULES.values()], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_modules_that_are_named_exist(path):
+    """In the pages, and in docstrings, comments and strings of the code."""
+    if path.name == "CHANGELOG.md":
+        return
+    named = {name for name in DOTTED.findall(path.read_text()) if not NOT_MODULES.match(name)}
+    assert sorted(name for name in named if not is_there(name)) == []
+
+
 @each_page
 def test_verbs_exist(page):
     """`python -m spark_jobs verb` names a verb, or stands for one."""
