@@ -25,7 +25,7 @@ from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import target_uri
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.pipeline.targets.target_sources import Target, read_target
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, read_target
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.exported_snapshot import (
     Chunk,
@@ -183,7 +183,9 @@ def _some_keys(rows: DataFrame, columns: Sequence[str], names: Sequence[str]) ->
     return tuple(row[0] for row in found.collect())
 
 
-def _fed_as_of(holder: SnapshotHolder, pipeline: PipelineFile, table_id: TableId) -> Target:
+def _fed_as_of(
+    holder: SnapshotHolder, pipeline: PipelineFile, table_id: TableId
+) -> ReplicatedTarget:
     target = read_target(holder.connection, pipeline, table_id)
     if target is not None:
         return target

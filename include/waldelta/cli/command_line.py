@@ -258,9 +258,11 @@ def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
                 spark, job, options.row or (), options.tables, options.by, options.reason
             )
         return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
-    from waldelta.jobs.reconcile import Order, run_reconcile
+    from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 
-    order = Order.of(options.tables, repair=options.repair, by=options.by, reason=options.reason)
+    order = ReconcileRequest.of(
+        options.tables, repair=options.repair, by=options.by, reason=options.reason
+    )
     return lambda spark, job: run_reconcile(spark, job, order, options.stage)
 
 

@@ -161,10 +161,12 @@ class Pipeline:
         With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else
         the user of this process.
         """
-        from waldelta.jobs.reconcile import Order, run_reconcile
+        from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 
         return run_reconcile(
-            spark, self.job(run_id), Order.of(tables, repair=repair, by=by, reason=reason)
+            spark,
+            self.job(run_id),
+            ReconcileRequest.of(tables, repair=repair, by=by, reason=reason),
         )
 
     def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:

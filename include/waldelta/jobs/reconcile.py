@@ -68,7 +68,7 @@ _BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "8192")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReconcileRequest:
     """What is asked for; ``by`` asks for it, ``reason`` goes into the ledger with what is
     repaired.
     """
@@ -86,7 +86,7 @@ class Order:
         repair: bool = False,
         by: str | None = None,
         reason: str | None = None,
-    ) -> Order:
+    ) -> ReconcileRequest:
         """As people give it: by default by the user of this process."""
         return cls(
             None if tables is None else frozenset(tables),
@@ -102,7 +102,7 @@ class _Work:
 
     spark: SparkSession
     job: Job
-    order: Order
+    order: ReconcileRequest
     result: RunResult
     found: dict[str, Reconciliation] = field(default_factory=dict)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class _Work:
 
 
 def run_reconcile(
-    spark: SparkSession, job: Job, order: Order, only: Collection[str] | None = None
+    spark: SparkSession, job: Job, order: ReconcileRequest, only: Collection[str] | None = None
 ) -> RunResult:
     """Compare targets with the source; with ``repair`` the rows that differ are read again, and put
     right.
@@ -230,7 +230,9 @@ def _batches(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_BATCH_ROWS[0], before)
 
 
-def _chosen(standings: Sequence[TableLifecycle], order: Order) -> Iterator[TableLifecycle]:
+def _chosen(
+    standings: Sequence[TableLifecycle], order: ReconcileRequest
+) -> Iterator[TableLifecycle]:
     known = {found.table_name: found for found in standings}
     asked = order.tables or frozenset()
     unknown = sorted(asked - known.keys())

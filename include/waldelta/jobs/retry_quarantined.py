@@ -24,7 +24,7 @@ from waldelta.pipeline.drift.partitions import of_partition
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.pipeline.targets.lifecycle import RequiredAction, states
-from waldelta.pipeline.targets.target_sources import Target, read_unbarred
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, read_unbarred
 from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
@@ -163,7 +163,7 @@ def _read_again(
     spark: SparkSession,
     job: Job,
     result: RunResult,
-    table: tuple[TableState, CatalogTable, Target | None],
+    table: tuple[TableState, CatalogTable, ReplicatedTarget | None],
     again: Again,
 ) -> tuple[int, int]:
     """Returns how many rows are in quarantine no more, and how many still are."""

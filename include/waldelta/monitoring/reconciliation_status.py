@@ -26,7 +26,7 @@ from waldelta.monitoring.table_freshness import copied_at
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LastEqual:
     """When a target was found to equal its source in all columns, or repaired, and at which
     version.
     """
@@ -56,7 +56,7 @@ class Compared:
     oldest: datetime | None = None
     again: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    answers: Mapping[str, LastEqual] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -121,7 +121,7 @@ def read_compared(
         oldest=min((answers[name]["at"] for name in equal), default=None),
         again=tuple(sorted(attempts)),
         broken=tuple(sorted(name for name, row in latest.items() if row["status"] == NOT_ANSWERED)),
-        answers={name: Answer(row["at"], row["version"]) for name, row in whole.items()},
+        answers={name: LastEqual(row["at"], row["version"]) for name, row in whole.items()},
     )
 
 

@@ -47,7 +47,7 @@ class Operations:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class WindowChanges:
     """What the runs of a window did to a table; ``at`` is when the latest change was committed on
     the source, or else recorded.
 
@@ -79,7 +79,7 @@ class TableLine:
     rows_copied: int
     copied_at: datetime
     complete_upto: datetime | None
-    changed: Changed | None = None
+    changed: WindowChanges | None = None
     in_quarantine: int = 0
     check: Check | None = None
     kind: str = (
@@ -87,7 +87,7 @@ class TableLine:
     )
 
 
-def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, Changed]:
+def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, WindowChanges]:
     """What the runs since then did to targets, by table: what they consumed, replayed and repaired;
     tables left alone are left out.
 
@@ -106,7 +106,7 @@ def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, Changed
         [*sums, *lasts, ("committed_at", "max")]
     )
     return {
-        row["table_name"]: Changed(
+        row["table_name"]: WindowChanges(
             row["committed_at_max"],
             row["verb_last"],
             row["run_id_last"],
@@ -260,7 +260,7 @@ def replicated_tables(lake: Bookkeeping) -> list[str]:
 def read_tables(
     lake: Bookkeeping,
     runs: Iterable[RunLine],
-    changed: Mapping[str, Changed],
+    changed: Mapping[str, WindowChanges],
     checks: Mapping[str, Check],
     looked: datetime | None = None,
     latest: Iterable[CopyState] | None = None,
@@ -342,7 +342,7 @@ def _not_applied(lake: Bookkeeping, run: RunLine) -> list[str]:
     return [str(name) for name in (result or {}).get("not_applied") or ()]
 
 
-def total(changed: Iterable[Changed]) -> Operations:
+def total(changed: Iterable[WindowChanges]) -> Operations:
     """What was done to all tables together."""
     done = Operations()
     for of in changed:

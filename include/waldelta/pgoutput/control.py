@@ -10,7 +10,7 @@ import numpy as np
 
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.commit_time import unix_us
-from waldelta.pgoutput.wire import Reader
+from waldelta.pgoutput.wire import MessageReader
 
 # Those that decide which rows count, and when; Begin and Commit aren't among them, because plain
 # rows count anyway.
@@ -54,7 +54,7 @@ def read_control(data: bytes) -> Control:
     kind = chr(data[0]) if data else ""
     if kind not in NAMES:
         raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
-    reader = Reader(data, NAMES[kind], kind)
+    reader = MessageReader(data, NAMES[kind], kind)
     found = _READERS[kind](reader)
     reader.finish()
     return found
@@ -73,25 +73,25 @@ def read_begin(data: bytes) -> Control:
     """Read the first message of a transaction that comes as a whole: Begin, or Begin Prepare."""
     if data[:1] != b"B":
         return read_control(data)
-    reader = Reader(data, "Begin", "B")
+    reader = MessageReader(data, "Begin", "B")
     lsn, at = reader.integer(8, "final_lsn"), _time(reader, "commit_ts")
     xid = reader.integer(4, "xid")
     reader.finish()
     return Control("B", xid, lsn=lsn, at_us=at)
 
 
-def _stream_start(reader: Reader) -> Control:
+def _stream_start(reader: MessageReader) -> Control:
     xid, first = reader.integer(4, "xid"), reader.integer(1, "first_segment")
     if first > 1:
         raise reader.error("first_segment", reader.position - 1, f"neither 0 nor 1 but {first}")
     return Control("S", xid, is_first=bool(first))
 
 
-def _stream_stop(_: Reader) -> Control:
+def _stream_stop(_: MessageReader) -> Control:
     return Control("E")
 
 
-def _stream_abort(reader: Reader) -> Control:
+def _stream_abort(reader: MessageReader) -> Control:
     xid, subxid = reader.integer(4, "xid"), reader.integer(4, "subxid")
     if reader.position == len(reader.data):
         return Control("A", xid, subxid)
@@ -101,33 +101,33 @@ def _stream_abort(reader: Reader) -> Control:
     )
 
 
-def _stream_commit(reader: Reader) -> Control:
+def _stream_commit(reader: MessageReader) -> Control:
     xid = reader.integer(4, "xid")
     _no_flags(reader)
     lsn, end = reader.integer(8, "commit_lsn"), reader.integer(8, "end_lsn")
     return Control("c", xid, lsn=lsn, end_lsn=end, at_us=_time(reader, "commit_ts"))
 
 
-def _begin_prepare(reader: Reader) -> Control:
+def _begin_prepare(reader: MessageReader) -> Control:
     return _prepared(reader, "b")
 
 
-def _prepare(reader: Reader) -> Control:
+def _prepare(reader: MessageReader) -> Control:
     _no_flags(reader)
     return _prepared(reader, "P")
 
 
-def _stream_prepare(reader: Reader) -> Control:
+def _stream_prepare(reader: MessageReader) -> Control:
     _no_flags(reader)
     return _prepared(reader, "p")
 
 
-def _commit_prepared(reader: Reader) -> Control:
+def _commit_prepared(reader: MessageReader) -> Control:
     _no_flags(reader)
     return _prepared(reader, "K")
 
 
-def _rollback_prepared(reader: Reader) -> Control:
+def _rollback_prepared(reader: MessageReader) -> Control:
     _no_flags(reader)
     lsn, end = reader.integer(8, "prepare_end_lsn"), reader.integer(8, "end_lsn")
     _time(reader, "prepare_ts")
@@ -137,7 +137,7 @@ def _rollback_prepared(reader: Reader) -> Control:
     )
 
 
-def _prepared(reader: Reader, kind: str) -> Control:
+def _prepared(reader: MessageReader, kind: str) -> Control:
     lsn, end = reader.integer(8, "lsn"), reader.integer(8, "end_lsn")
     at = _time(reader, "ts")
     return Control(
@@ -145,12 +145,12 @@ def _prepared(reader: Reader, kind: str) -> Control:
     )
 
 
-def _no_flags(reader: Reader) -> None:
+def _no_flags(reader: MessageReader) -> None:
     if flags := reader.integer(1, "flags"):
         raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
 
 
-def _time(reader: Reader, field: str) -> int:
+def _time(reader: MessageReader, field: str) -> int:
     return int(unix_us(np.array(reader.integer(8, field, signed=True))))
 
 

@@ -11,9 +11,9 @@ from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import (
     ArrowArray,
     Mask,
+    MessageReader,
     Messages,
     Positions,
-    Reader,
     copy_out,
     i8,
     u1,
@@ -47,7 +47,7 @@ class LogicalMessages:
 
 def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessage:
     """Read a Message message; ``streamed`` as in read_relation()."""
-    reader = Reader(data, "Message", "M")
+    reader = MessageReader(data, "Message", "M")
     if streamed:
         reader.integer(4, "xid")
     flags = reader.integer(1, "flags")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waldelta.pgoutput.wire import Reader
+from waldelta.pgoutput.wire import MessageReader
 
 REPLICA_IDENTITIES = frozenset("dnfi")
 _KEY_FLAG = 1
@@ -38,7 +38,7 @@ def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
     comes first).
     """
     # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
-    reader = Reader(data, "Relation", "R")
+    reader = MessageReader(data, "Relation", "R")
     if streamed:
         reader.integer(4, "xid")
     relation_id = reader.integer(4, "relation_id")
@@ -53,7 +53,7 @@ def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
     return Relation(relation_id, schema, name, identity, columns)
 
 
-def _read_column(reader: Reader, field: str) -> RelationColumn:
+def _read_column(reader: MessageReader, field: str) -> RelationColumn:
     flags = reader.integer(1, f"{field}.flags")
     name = reader.text(f"{field}.name")
     type_oid = reader.integer(4, f"{field}.type_oid")

@@ -19,9 +19,9 @@ from waldelta.pgoutput.wire import (
     ArrowArray,
     Bytes,
     Mask,
+    MessageReader,
     Messages,
     Positions,
-    Reader,
     copy_out,
     u1,
     u2,
@@ -300,7 +300,7 @@ def _explain(messages: Messages, row: int, column_count: int, streamed: bool) ->
         return messages.error(
             row, "kind", int(messages.start[row]), "neither Insert, Update nor Delete"
         )
-    reader = Reader(data, name, chr(data[0]))
+    reader = MessageReader(data, name, chr(data[0]))
     try:
         for _ in range(2 if streamed else 1):
             reader.integer(4, "relation_id")
@@ -311,7 +311,7 @@ def _explain(messages: Messages, row: int, column_count: int, streamed: bool) ->
     return messages.error(row, "row", int(messages.start[row]), "malformed")
 
 
-def _read_tuples(reader: Reader, name: str, column_count: int) -> None:
+def _read_tuples(reader: MessageReader, name: str, column_count: int) -> None:
     allowed = {"Insert": "N", "Update": "KON", "Delete": "KO"}[name]
     marker = chr(reader.integer(1, "tuple"))
     if marker not in allowed:
@@ -323,7 +323,7 @@ def _read_tuples(reader: Reader, name: str, column_count: int) -> None:
         _read_tuple(reader, "new", column_count)
 
 
-def _read_tuple(reader: Reader, which: str, column_count: int) -> None:
+def _read_tuple(reader: MessageReader, which: str, column_count: int) -> None:
     count = reader.integer(2, f"{which}.column_count")
     if count != column_count:
         detail = f"{counted(count, 'column')}, but its Relation message has {column_count}"

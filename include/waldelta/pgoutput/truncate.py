@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waldelta.pgoutput.wire import Reader
+from waldelta.pgoutput.wire import MessageReader
 from waldelta.quantities import counted
 
 _CASCADE, _RESTART_IDENTITY = 1, 2
@@ -21,7 +21,7 @@ class Truncate:
 
 def read_truncate(data: bytes, *, streamed: bool = False) -> Truncate:
     """Read a Truncate message; ``streamed`` as in read_relation()."""
-    reader = Reader(data, "Truncate", "T")
+    reader = MessageReader(data, "Truncate", "T")
     if streamed:
         reader.integer(4, "xid")
     count = reader.integer(4, "relation_count")

@@ -125,7 +125,7 @@ def unsigned(data: bytes, at: int) -> int | None:
     return int.from_bytes(data[at : at + 4], "big") if len(data) >= at + 4 else None
 
 
-class Reader:
+class MessageReader:
     """Reads one message from its first byte to its last; every read checks the message's end."""
 
     def __init__(self, data: bytes, message: str, kind: str) -> None:

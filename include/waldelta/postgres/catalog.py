@@ -53,7 +53,7 @@ class TableId:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column; ``generated`` ones are published by PostgreSQL 18 and later only, and ``virtual``
     ones never.
     """
@@ -133,7 +133,7 @@ class PublishedTable:
     oid: int
     relkind: str
     replica_identity: ReplicaIdentity
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     key_columns: tuple[str, ...]
     primary_key: tuple[str, ...]
     identity_columns: tuple[str, ...]
@@ -188,7 +188,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class CatalogRelation:
     """A relation as the catalogs describe it, published or not; what preflight judges."""
 
     id: TableId
@@ -198,7 +198,7 @@ class Relation:
     replica_identity: ReplicaIdentity
     owned: bool
     extension_owned: bool
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     identity_columns: tuple[str, ...]
     ancestors: tuple[int, ...]
@@ -230,13 +230,13 @@ def read_partitions(
     }
 
 
-def read_relations(conn: Connection, oids: Sequence[int]) -> list[Relation]:
+def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelation]:
     """The relations with these oids; those that don't exist any more are left out."""
     rows = fetch(conn, _RELATIONS, {"oids": list(oids)})
     columns = _read_columns(conn, oids)
     primary, identity = _read_indexes(conn, oids)
     return [
-        Relation(
+        CatalogRelation(
             id=TableId(row.schema, row.name),
             oid=row.oid,
             relkind=row.relkind,
@@ -315,13 +315,15 @@ def _identity(
 
 def _read_columns(
     conn: Connection, oids: Sequence[int], *, with_types: bool = True
-) -> dict[int, list[Column]]:
+) -> dict[int, list[TableColumn]]:
     rows = fetch(conn, _COLUMNS, {"oids": list(oids)})
     types = read_types(conn, {(r.type_oid, r.typmod) for r in rows}) if with_types else {}
-    found: dict[int, list[Column]] = {}
+    found: dict[int, list[TableColumn]] = {}
     for row in rows:
         pg_type = types.get((row.type_oid, row.typmod)) or PgType(row.type_oid, row.typmod, "")
-        column = Column(row.name, row.attnum, pg_type, row.not_null, row.generated, row.virtual)
+        column = TableColumn(
+            row.name, row.attnum, pg_type, row.not_null, row.generated, row.virtual
+        )
         found.setdefault(row.relation_oid, []).append(column)
     return found
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from waldelta.errors import SourceError
 from waldelta.postgres.catalog import (
+    CatalogRelation,
     Connection,
     Leaf,
     PublishedRelation,
     PublishedTable,
-    Relation,
     TableId,
     read_leaves,
     read_relations,
@@ -112,7 +112,9 @@ def _membership(row: Any) -> Membership:
     )  # fmt: skip
 
 
-def _published(relation: Relation, member: _Taken, leaves: tuple[Leaf, ...]) -> PublishedTable:
+def _published(
+    relation: CatalogRelation, member: _Taken, leaves: tuple[Leaf, ...]
+) -> PublishedTable:
     columns = tuple(c for c in relation.columns if c.name in member.column_names)
     filters = sorted({f for f in member.filters if f is not None})
     unfiltered = None in member.filters
@@ -142,7 +144,7 @@ def _published(relation: Relation, member: _Taken, leaves: tuple[Leaf, ...]) -> 
     )
 
 
-def _key_columns(relation: Relation, published: frozenset[str]) -> tuple[str, ...]:
+def _key_columns(relation: CatalogRelation, published: frozenset[str]) -> tuple[str, ...]:
     # Old tuples of UPDATE and DELETE carry the identity index's columns only, so with one the
     # primary key is no help.
     key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key

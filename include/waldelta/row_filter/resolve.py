@@ -16,7 +16,7 @@ from waldelta.row_filter._signatures import COMPARISONS, NAMES, SIGNATURES, Sign
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
 from waldelta.row_filter.parse.parse import parse_analysed
 from waldelta.row_filter.parse.tree import (
-    Array,
+    ArrayExpression,
     Call,
     Case,
     Cast,
@@ -315,7 +315,9 @@ _BY_SYNTAX: dict[type, Callable[[_Resolver, Any], Typed]] = {
     Cast: _Resolver.cast,
     Test: _Resolver.test,
     Quantified: _Resolver.quantified,
-    Array: lambda self, node: self.array(node, [self.node(element) for element in node.elements]),
+    ArrayExpression: lambda self, node: self.array(
+        node, [self.node(element) for element in node.elements]
+    ),
     Case: _Resolver.case,
     Collate: _Resolver.collate,
     Call: _Resolver.call,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from waldelta.errors import FilterNotTranslatable
 from waldelta.row_filter.parse.parse import parse_analysed, walk
 from waldelta.row_filter.parse.tree import (
-    Array,
+    ArrayExpression,
     Call,
     Cast,
     Column,
@@ -140,7 +140,7 @@ def _is_constant(node: Node) -> bool:
             return True
         case Cast(operand, _):
             return _is_constant(operand)
-        case Array(elements):
+        case ArrayExpression(elements):
             return all(map(_is_constant, elements))
         case _:
             return False

@@ -15,7 +15,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
 from waldelta.lake.ledger.records import Release, now
@@ -283,7 +283,9 @@ def retry(made, run_id):
 
 def mend(made, run_id):
     run_reconcile(
-        made.spark, replace(made.job, run_id=run_id), Order.of(["public.t"], repair=True, by="ann")
+        made.spark,
+        replace(made.job, run_id=run_id),
+        ReconcileRequest.of(["public.t"], repair=True, by="ann"),
     )
 
 

@@ -9,7 +9,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.servers.tampering import send_right, send_wrong, tamper_with
 from waldelta.errors import ConfigError, DecodeError
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
@@ -133,7 +133,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     database.execute("insert into t values (20, 'behind'); insert into u values (20, 'behind')")
     assert consume(spark, again(job)).status == "succeeded"
     assert notices(job) == [notice]
-    run_reconcile(spark, again(job), Order.of(repair=True, by="Ann"))
+    run_reconcile(spark, again(job), ReconcileRequest.of(repair=True, by="Ann"))
     assert lacking(spark, job) == []
     if named == ANY_TABLE:
         assert notices(job) == [notice]

@@ -37,7 +37,7 @@ from tests.soak.scene import kill_driver, wait_until
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed, is_long
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import Order, run_reconcile
+from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
@@ -282,10 +282,10 @@ def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
     assert len(whole) == 2, whole
     (left,) = set(names) - set(whole)
     with pytest.raises(RunFailed, match="1 target doesn't hold what the source does"):
-        run_reconcile(spark, replace(made.jobs[left], run_id="look"), Order.of())
+        run_reconcile(spark, replace(made.jobs[left], run_id="look"), ReconcileRequest.of())
     for name, job in made.jobs.items():
-        run_reconcile(spark, replace(job, run_id="mend"), Order.of(repair=True))
-        run_reconcile(spark, replace(job, run_id="compare"), Order.of())
+        run_reconcile(spark, replace(job, run_id="mend"), ReconcileRequest.of(repair=True))
+        run_reconcile(spark, replace(job, run_id="compare"), ReconcileRequest.of())
         assert live(made, name) == source(database.connection, name)
 
 

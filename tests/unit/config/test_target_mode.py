@@ -9,13 +9,13 @@ from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
 from waldelta.pipeline.targets.target_sources import TargetSource
-from waldelta.postgres.catalog import Relation, TableId
-from waldelta.stages.setup.preflight.targets import Planned, PlannedTargets, judge_modes
+from waldelta.postgres.catalog import CatalogRelation, TableId
+from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets, judge_modes
 
 
-def published(name: str, oid: int, key: tuple[str, ...]) -> Planned:
-    return Planned(
-        Relation(TableId("public", name), oid, "r", "p", "d", True, False, (), key, (), ())
+def published(name: str, oid: int, key: tuple[str, ...]) -> PlannedRelation:
+    return PlannedRelation(
+        CatalogRelation(TableId("public", name), oid, "r", "p", "d", True, False, (), key, (), ())
     )
 
 

@@ -27,7 +27,7 @@ from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenColumns:
     """The columns that net changes are written to: those of the source by their names, and ours
     with ``metadata``.
     """
@@ -55,7 +55,7 @@ class Written:
         return [f"b{k}" for k in range(len(self.shape.key))]
 
 
-def match(held: pa.Table, net: pa.Table, written: Written) -> Ints:
+def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
     """For each of the target's rows the net change of its key, -1 for none; of both only key
     columns are needed.
     """
@@ -105,7 +105,7 @@ class MergedRows:
     net: pa.Table
     of_row: Ints
     new: Ints
-    written: Written
+    written: WrittenColumns
 
     @property
     def is_possible(self) -> bool:

@@ -25,7 +25,7 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge._arrow import MergedRows, Written, are_new, match, matched_by
+from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.small_target import is_small
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
@@ -63,7 +63,9 @@ def merge_in_driver(
     """
     if not is_for_arrow(plan, tag):
         return None
-    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    written = WrittenColumns(
+        plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
+    )
     return commit_in_driver(
         job, plan.state.table_name, NetChanges(net, written, plan.is_truncated), tag, check
     )
@@ -76,7 +78,7 @@ class NetChanges:
     """
 
     rows: pa.Table
-    written: Written
+    written: WrittenColumns
     is_truncated: bool = False
 
     @classmethod
@@ -84,7 +86,7 @@ class NetChanges:
         cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool
     ) -> NetChanges:
         """Of rows that are known whole, into these columns and, with ``metadata``, ours."""
-        return cls(rows, Written(names, shape, metadata))
+        return cls(rows, WrittenColumns(names, shape, metadata))
 
 
 def commit_in_driver(
@@ -144,15 +146,17 @@ def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
-def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> Written | None:
+def written_columns(job: Job, plan: TargetPlan, table: DeltaTable) -> WrittenColumns | None:
     """What is written to the table; None when it lacks one of the columns, or asks more of its
     writers than is done here.
     """
-    written = Written(plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns)
+    written = WrittenColumns(
+        plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
+    )
     return written if has_columns(table, written) else None
 
 
-def has_columns(table: DeltaTable, written: Written) -> bool:
+def has_columns(table: DeltaTable, written: WrittenColumns) -> bool:
     """Whether the table has the columns that are written, and asks no more of its writers than is
     done here.
     """

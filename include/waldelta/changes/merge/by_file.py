@@ -26,7 +26,7 @@ from pyarrow.fs import FileSystem
 
 from waldelta.changes.decode.collapse import Ints, net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge._arrow import MergedRows, Written, are_new, match, matched_by
+from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import (
     CHECKPOINT_INTERVAL,
@@ -101,7 +101,7 @@ class _Target:
     uri: str
     storage_options: dict[str, str] | None
     schema: pa.Schema
-    written: Written
+    written: WrittenColumns
     prefix: str
 
     def files(self) -> FileSystem:

@@ -61,7 +61,7 @@ class TargetColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CommitResult:
     """What a commit wrote."""
 
     version: int
@@ -193,7 +193,7 @@ def replace_target(
     frame: DataFrame,
     txn: tuple[str, int],
     metadata: Mapping[str, Any],
-) -> Written:
+) -> CommitResult:
     """Replace the target's content, and its schema when that differs, in one commit; durable when
     it returns.
 
@@ -251,7 +251,7 @@ def write_error(uri: str, err: Exception) -> WaldeltaError:
     return not_written(f"{uri} can't be written ({first_line(err)})", err)
 
 
-def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> Written:
+def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitResult:
     history = spark.sql(f"describe history {path(uri)} limit 20")
     mine = (
         history.where(history.userMetadata == user_metadata)
@@ -262,7 +262,7 @@ def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> Written:
         # Delta skips a repeated txnVersion without a word.
         raise LateWriter(f"{uri}: the commit isn't in the table's history: run the sync again")
     version, metrics = max(mine)[0], max(mine, key=lambda row: row[0])[1]
-    return Written(
+    return CommitResult(
         version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
     )
 

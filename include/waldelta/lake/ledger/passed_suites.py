@@ -24,7 +24,7 @@ _MOST_FILES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class PassedSuite:
     """A target's version all of whose rows meet a suite (by its digest).
 
     ``whole``: every row was looked at; else those that had changed since an earlier version of
@@ -60,28 +60,28 @@ class JudgedSuites:
     """Reads and writes the table of one lake; without a JVM."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
-        uri = bookkeeping_uri(root, Judged.table)
+        uri = bookkeeping_uri(root, PassedSuite.table)
         self._table = LedgerTable(
-            uri, Judged.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
+            uri, PassedSuite.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
         )
 
-    def append(self, rows: Sequence[Judged]) -> None:
+    def append(self, rows: Sequence[PassedSuite]) -> None:
         """Add what one check found, in one commit."""
         if rows:
             self._table.extend([asdict(row) for row in rows])
 
-    def latest(self, tables: Collection[str]) -> dict[str, list[Judged]]:
+    def latest(self, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
         """Of each of these tables the latest row, and the latest of a whole target, the former
         last.
         """
         rows = self._table.scan(
-            Judged.schema.names, chosen=pc.field("table_name").isin(list(tables))
+            PassedSuite.schema.names, chosen=pc.field("table_name").isin(list(tables))
         ).to_pylist()
         newest = {(row["table_name"], part): row for row in rows for part in _parts(row)}
-        found: dict[str, list[Judged]] = {}
+        found: dict[str, list[PassedSuite]] = {}
         for name in {row["table_name"] for row in rows}:
             both = [newest[name, part] for part in (True, False) if (name, part) in newest]
-            found[name] = [Judged(**row) for row in both]
+            found[name] = [PassedSuite(**row) for row in both]
         return found
 
     def prune(self) -> int:

@@ -21,7 +21,7 @@ from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.partition_truncates import replaced_files
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.targets.target_filter import both, filter_of
-from waldelta.pipeline.targets.target_sources import Target, TargetSource
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
 from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
 from waldelta.row_filter.parse.parse import parse_analysed
@@ -31,7 +31,7 @@ EVERYTHING = "true"
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class PublicationDrift:
     """What drifted, in words; the state to record so that it is known; whether it is to be mended.
 
     ``is_new`` is False while nothing has changed since it was recorded. ``repair`` is what it takes
@@ -51,7 +51,7 @@ def find_drift(
     table: PublishedTable,
     present: CatalogTable,
     feed: TargetSource | None = None,
-) -> Drift | None:
+) -> PublicationDrift | None:
     """Compare a copied target with the table as it is published now; None when there is nothing to
     tell or record.
 
@@ -82,11 +82,11 @@ def find_drift(
     if pipeline.target.drift is None:
         managed = {entry.name for entry in pipeline.source.publications if entry.manage}
         mends = bool(own) or (bool(published) and managed.issuperset(table.publications))
-    return Drift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
+    return PublicationDrift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
 def source_as_copied(
-    pipeline: PipelineFile, state: TableState, present: CatalogTable, target: Target
+    pipeline: PipelineFile, state: TableState, present: CatalogTable, target: ReplicatedTarget
 ) -> Repair:
     """What it takes to read rows of a target again that holds what a copy taken now would hold;
     raises NeedsSync for another.

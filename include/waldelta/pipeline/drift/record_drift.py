@@ -18,13 +18,13 @@ from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable
-from waldelta.pipeline.drift.drift import Drift, find_drift
+from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.moving_rows import describe_moving
 from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.pipeline.targets.target_sources import Target, TargetSource, read_targets
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource, read_targets
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def read_published_now(
     feeds: Mapping[str, TargetSource],
     states: Sequence[TableState],
     barred: Collection[int] = (),
-) -> dict[str, Target]:
+) -> dict[str, ReplicatedTarget]:
     """The targets as they are fed now, by name; nothing is asked when nothing was copied.
     ``barred``: see read_targets().
     """
@@ -50,7 +50,7 @@ def check_drift(
     job: Job,
     state: TableState,
     present: CatalogTable,
-    target: Target | None,
+    target: ReplicatedTarget | None,
     drifted: dict[str, Repair],
 ) -> list[str]:
     """What is to be told of a target's drift.
@@ -87,7 +87,7 @@ def check_drift(
     return _describe(job, name, drift) if reasons else []
 
 
-def _describe(job: Job, name: str, drift: Drift) -> list[str]:
+def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
     """What drifted where the target stays as it is, with the way to mend it."""
     reasons = "; ".join(drift.reasons)
     with job.connect("drift") as connection:
@@ -104,7 +104,7 @@ def _describe(job: Job, name: str, drift: Drift) -> list[str]:
     ]
 
 
-def _continue_without_copy(job: Job, state: TableState, drift: Drift) -> list[str]:
+def _continue_without_copy(job: Job, state: TableState, drift: PublicationDrift) -> list[str]:
     """Record a drift of a target that lacks rows on purpose: from here on its changes come by the
     new rules.
 
@@ -147,7 +147,7 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     )
 
 
-def _record(job: Job, state: TableState, drift: Drift) -> None:
+def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
     """Enter what is now known of the drift, so that it is told once."""
     known = drift.state
     with target_lock(job, state.table_name):

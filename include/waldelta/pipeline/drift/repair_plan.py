@@ -25,7 +25,7 @@ from waldelta.postgres.catalog import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter.parse.parse import children, parse_analysed, walk
 from waldelta.row_filter.parse.tree import (
-    Array,
+    ArrayExpression,
     Call,
     Cast,
     Column,
@@ -277,7 +277,7 @@ def _is_plain(node: Node) -> bool:
         case Call() | Quantified():
             name = node.name if isinstance(node, Call) else node.operator
             return name in _PLAIN and all(map(_is_plain, children(node)))
-        case Cast() | Array():
+        case Cast() | ArrayExpression():
             return all(map(_is_plain, children(node)))
     return False
 

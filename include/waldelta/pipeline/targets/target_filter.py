@@ -16,7 +16,7 @@ import psycopg
 from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger.records import ColumnState, TableState
-from waldelta.postgres.catalog import Column, PublishedTable
+from waldelta.postgres.catalog import PublishedTable, TableColumn
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
 from waldelta.types.type_map import column_types
 
@@ -60,7 +60,7 @@ def unpublished(table: str, columns: Sequence[str]) -> str:
 
 
 def column_states(
-    columns: Sequence[Column], key_columns: Sequence[str], options: TypeOptions
+    columns: Sequence[TableColumn], key_columns: Sequence[str], options: TypeOptions
 ) -> list[ColumnState]:
     """Published columns as the ledger records them."""
     types = column_types({c.name: c.type for c in columns}, tuple(key_columns), options)

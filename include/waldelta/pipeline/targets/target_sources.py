@@ -20,11 +20,11 @@ from waldelta.errors import TableBusy
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline.targets.target_filter import both
 from waldelta.postgres.catalog import (
-    Column,
+    CatalogRelation,
     Partition,
     PublishedRelation,
     PublishedTable,
-    Relation,
+    TableColumn,
     TableId,
     read_partitions,
     read_relations,
@@ -75,7 +75,7 @@ class TargetSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReplicatedTarget:
     """A target: its name, what feeds it, and that as one table (columns, key, filter, its leaves)
     as the target takes it.
 
@@ -124,7 +124,7 @@ def read_targets(
     *,
     sizes: bool = True,
     barred: Collection[int] = (),
-) -> list[Target]:
+) -> list[ReplicatedTarget]:
     """The targets that a subscriber with this pipeline file would have, sorted by name; raises as
     read_published_tables().
 
@@ -154,7 +154,7 @@ def read_targets(
 
 def read_unbarred(
     conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
-) -> tuple[dict[str, TargetSource], list[Target], LockedTables]:
+) -> tuple[dict[str, TargetSource], list[ReplicatedTarget], LockedTables]:
     """What feeds each target, the targets, and which tables are locked: nobody is waited for who
     keeps one locked already.
 
@@ -162,7 +162,7 @@ def read_unbarred(
     on.
     """
 
-    def read(barred: frozenset[int]) -> tuple[dict[str, TargetSource], list[Target]]:
+    def read(barred: frozenset[int]) -> tuple[dict[str, TargetSource], list[ReplicatedTarget]]:
         fed = read_target_sources(conn, pipeline, barred)
         return fed, read_targets(conn, pipeline, fed, sizes=sizes, barred=barred)
 
@@ -172,7 +172,7 @@ def read_unbarred(
 
 def read_target(
     conn: Connection, pipeline: PipelineFile, table_id: TableId, *, catalogs: bool = False
-) -> Target | None:
+) -> ReplicatedTarget | None:
     """One of the targets, if there is such a one; nobody who keeps another one's tables locked is
     waited for.
 
@@ -206,7 +206,7 @@ def read_target(
     )
 
 
-def _lockable(target: Target) -> frozenset[int]:
+def _lockable(target: ReplicatedTarget) -> frozenset[int]:
     """What is locked to read which rows it takes, and how many there are."""
     table, leaves = (
         target.table,
@@ -269,7 +269,7 @@ def differing(leaves: Sequence[PublishedTable]) -> str | None:
     return None
 
 
-def merge_partitions(root: Relation, leaves: Sequence[PublishedTable]) -> PublishedTable:
+def merge_partitions(root: CatalogRelation, leaves: Sequence[PublishedTable]) -> PublishedTable:
     """The leaves as one table: the root's columns that all of them publish, after each row's leaf.
 
     The key is the root's primary key when the leaves' rows are found by it, else the leaf with the
@@ -277,7 +277,7 @@ def merge_partitions(root: Relation, leaves: Sequence[PublishedTable]) -> Publis
     """
     names = frozenset.intersection(*(frozenset(c.name for c in leaf.columns) for leaf in leaves))
     columns = [
-        Column(RELID, RELID_ATTNUM, _BIGINT, not_null=True),
+        TableColumn(RELID, RELID_ATTNUM, _BIGINT, not_null=True),
         *(c for c in root.columns if c.name in names),
     ]
     key = (
@@ -361,8 +361,8 @@ def _target(
     table_id: TableId,
     feed: TargetSource,
     tables: Mapping[int, PublishedTable],
-    roots: Mapping[int, Relation],
-) -> Target:
+    roots: Mapping[int, CatalogRelation],
+) -> ReplicatedTarget:
     found = sorted(
         (tables[oid] for oid in feed.relation_ids if oid in tables), key=lambda table: table.id
     )
@@ -371,11 +371,11 @@ def _target(
         own = (
             leaves if partition is None else tuple(leaf for leaf in leaves if leaf.is_of(partition))
         )
-        return Target(table_id, feed, replace(found[0], leaves=own))
+        return ReplicatedTarget(table_id, feed, replace(found[0], leaves=own))
     what = differing(found)
     problem = (
         f"{table_id}: its partitions are published with different {what}: give them the same"
         if what
         else None
     )
-    return Target(table_id, feed, merge_partitions(roots[feed.root_id], found), problem)
+    return ReplicatedTarget(table_id, feed, merge_partitions(roots[feed.root_id], found), problem)

@@ -16,7 +16,7 @@ from sqlglot.errors import SqlglotError
 from waldelta.errors import FilterNotTranslatable
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.parse.tree import (
-    Array,
+    ArrayExpression,
     Call,
     Case,
     Cast,
@@ -77,7 +77,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return node.arguments
         case Quantified():
             return (node.operand, node.array)
-        case Array():
+        case ArrayExpression():
             return node.elements
         case Case():
             pairs = [part for when in node.whens for part in when]
@@ -210,7 +210,7 @@ class _Parser:
         if token.kind == "word" and token.text == "CASE":
             return self.case(token.start)
         if token.kind == "word" and token.text == "ARRAY" and self.is_next("["):
-            return Array(self.listed("[", "]"), token.start)
+            return ArrayExpression(self.listed("[", "]"), token.start)
         if not self.is_next("("):
             if token.text != token.text.lower():
                 self.at -= 1

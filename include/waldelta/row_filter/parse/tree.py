@@ -74,7 +74,7 @@ class Quantified:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class ArrayExpression:
     """``ARRAY[…]``."""
 
     elements: tuple[Node, ...]
@@ -100,4 +100,6 @@ class Collate:
     start: int
 
 
-Node: TypeAlias = Column | Literal | Cast | Call | Test | Quantified | Array | Case | Collate
+Node: TypeAlias = (
+    Column | Literal | Cast | Call | Test | Quantified | ArrayExpression | Case | Collate
+)

@@ -29,7 +29,7 @@ from waldelta.pipeline.targets.lifecycle import (
     requiring,
 )
 from waldelta.pipeline.targets.lifecycle import states as due_states
-from waldelta.pipeline.targets.target_sources import Target, TargetSource
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
 from waldelta.postgres.lock_waits import LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
@@ -126,10 +126,10 @@ class _Source:
 
     states: list[TableState]
     present: dict[str, CatalogTable]
-    targets: dict[str, Target]
+    targets: dict[str, ReplicatedTarget]
     barred: LockedTables
 
-    def target(self, state: TableState) -> Target | None:
+    def target(self, state: TableState) -> ReplicatedTarget | None:
         """A target as it is fed now; raises TableBusy when that couldn't be read."""
         target = self.targets.get(state.table_name)
         if target is not None and target.is_unread:

@@ -70,7 +70,7 @@ from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply._sent_messages import sent_messages
 from waldelta.stages.apply._source_values import Mask, SourceValues, read_values
-from waldelta.stages.check.gate.set_aside import AsideRow, Judged
+from waldelta.stages.check.gate.set_aside import AsideRow, JudgedChanges
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 ROWS_PER_READ = 1000
 
 
-Judge = Callable[[Staged], Judged]
+Judge = Callable[[Staged], JudgedChanges]
 MessagesOf = Callable[[Sequence[str]], Mapping[str, list[SentMessage]]]
 
 
@@ -127,7 +127,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     work.record_moved(moved, _applied(quarantine, plan, after, moved.keys()) if moved else ())
     for rows in _chunks(staged, plan):
         work.complete(rows)
-    judged = Judged(work.completed()) if judge is None else judge(work.completed())
+    judged = JudgedChanges(work.completed()) if judge is None else judge(work.completed())
     work.record_aside(judged.aside)
     work.keep_messages()
     if filled is not None:

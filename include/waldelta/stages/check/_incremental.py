@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from waldelta.config.target_mode import MIRROR
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ON_OTHERS
-from waldelta.lake.ledger.passed_suites import Judged
+from waldelta.lake.ledger.passed_suites import PassedSuite
 from waldelta.lake.ledger.records import BatchCut, TableState
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check.measure.row_conditions import is_of_row_alone, snake
@@ -53,7 +53,7 @@ class Known:
     cut.
     """
 
-    judged: Mapping[str, Sequence[Judged]] = field(default_factory=dict)
+    judged: Mapping[str, Sequence[PassedSuite]] = field(default_factory=dict)
     cut: BatchCut | None = None
 
     def end_of(self, state: TableState, version: int) -> int | None:
@@ -153,5 +153,5 @@ def _is_of_rows(planned: PlannedExpectation) -> bool:
     return is_plain and kind.startswith(_OF_ROWS) and kind != _OF_OTHERS
 
 
-def _fits(found: Judged, at: At, plan: SuitePlan) -> bool:
+def _fits(found: PassedSuite, at: At, plan: SuitePlan) -> bool:
     return (found.generation, found.suite) == (at.state.generation, suite_of(plan))

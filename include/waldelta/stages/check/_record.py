@@ -15,7 +15,7 @@ from waldelta.lake.ledger.expectation_results import (
     newest_versions,
 )
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
+from waldelta.lake.ledger.passed_suites import JudgedSuites, PassedSuite
 from waldelta.lake.ledger.profiles import Profile, Profiles
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.lake.ledger.table import Newest, again_when_late
@@ -112,7 +112,7 @@ def _keep_suites(
 ) -> None:
     known, states = before
     JudgedSuites(ledger.root, ledger.storage_options).append([
-        Judged(
+        PassedSuite(
             at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
             known.end_of(states[v.table], v.version),
         )

@@ -70,7 +70,7 @@ from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.target_sources import Target
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget
 from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy, last_cut, uri_of
 from waldelta.pipeline.task_errors import first_line, named_error
 from waldelta.postgres.catalog import TableId
@@ -420,7 +420,9 @@ def _check_marked(job: Job, state: TableState) -> None:
         raise LateWriter(f"{state.table_name} was synced again meanwhile")
 
 
-def _as_seen(job: Job, drifted: Repair, fed: Target, storage: StorageState | None) -> Repair:
+def _as_seen(
+    job: Job, drifted: Repair, fed: ReplicatedTarget, storage: StorageState | None
+) -> Repair:
     """The drift as the snapshot sees it, which must be the one that was found."""
     table, state = fed.table, drifted.state
     seen = replace(drifted, table=table)

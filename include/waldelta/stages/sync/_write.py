@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from waldelta.changes.merge.commits import take_over_for_copy
 from waldelta.changes.merge.target_table import (
+    CommitResult,
     TargetColumn,
-    Written,
     as_stored,
     replace_target,
     set_deletion_vectors,
@@ -32,7 +32,12 @@ from waldelta.spark.attempts import once
 from waldelta.spark.tasks import Task, run_tasks
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import Reader, copy_files, open_target
-from waldelta.stages.sync._write_states import Commit, Moment, copy_states, prepare_states
+from waldelta.stages.sync._write_states import (
+    CopyCommit,
+    SnapshotMoment,
+    copy_states,
+    prepare_states,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +60,7 @@ class CopyRows:
     reader: Reader
     txn: tuple[str, int]
     metadata: dict[str, Any]
-    moment: Moment
+    moment: SnapshotMoment
     all_read: Callable[[], object]
     # Of a target that keeps more than a mirror: what it holds stays.
     keeps: bool = False
@@ -63,7 +68,7 @@ class CopyRows:
 
 def write_copy(
     spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
-) -> tuple[Written, int | None, RowDiff | str | None]:
+) -> tuple[CommitResult, int | None, RowDiff | str | None]:
     """Put the rows into the target: what was written, how many of them are verbatim if that is
     known, and what differed.
     """
@@ -98,25 +103,25 @@ def write_copy(
     begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
     given = CopiedRows(rows.copy, read, frame, rows.all_read)
     if mode != MIRROR:
-        commit = Commit(rows.moment, rows.txn, rows.metadata, rows.keeps)
+        commit = CopyCommit(rows.moment, rows.txn, rows.metadata, rows.keeps)
         return copy_states(spark, job, begun, given, commit), None, None
     if former is not None:
         diff = mend_target(spark, job, begun, former, given, rows.txn[1])
     if isinstance(diff, RowDiff):
-        return Written(diff.version, diff.compared, 0), None, diff
+        return CommitResult(diff.version, diff.compared, 0), None, diff
     written = replace_target(spark, uri, frame, rows.txn, rows.metadata)
     if marked and not marks:  # only now: there are none left
         set_deletion_vectors(spark, uri, wanted=False)
     return written, None, diff
 
 
-def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Written:
+def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> CommitResult:
     """Leave the target's rows as they are, as a new generation that late writers of earlier ones
     can't commit to.
     """
     take_over_for_copy(spark, job, name, generation)
     version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
-    return Written(version, 0, 0)
+    return CommitResult(version, 0, 0)
 
 
 def _in_frames(reader: Reader) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

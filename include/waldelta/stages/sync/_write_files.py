@@ -25,8 +25,8 @@ from waldelta.changes.merge.by_driver import CHECKPOINT_INTERVAL, arrow_schema, 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     VARIANT,
+    CommitResult,
     TargetColumn,
-    Written,
     needs_mapping,
     write_error,
 )
@@ -69,7 +69,7 @@ class CopiedFiles:
     hold.
     """
 
-    written: Written
+    written: CommitResult
     verbatim: int
 
 
@@ -178,7 +178,7 @@ def copy_files(
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
     )
-    return CopiedFiles(Written(version, rows, size), verbatim)
+    return CopiedFiles(CommitResult(version, rows, size), verbatim)
 
 
 def _write(

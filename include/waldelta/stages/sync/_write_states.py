@@ -33,8 +33,8 @@ from waldelta.changes.merge.statements import CommitTag, tagged, with_variants
 from waldelta.changes.merge.states import ENDS, STATES, Kept, states_statement
 from waldelta.changes.merge.target_table import (
     VARIANT,
+    CommitResult,
     TargetColumn,
-    Written,
     prepare_target,
     replace_target,
     write_error,
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class SnapshotMoment:
     """When a snapshot was taken."""
 
     lsn: Lsn
@@ -84,12 +84,12 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CopyCommit:
     """How a copy is committed: as of which moment, under which transaction and metadata; ``keeps``:
     what the target holds stays.
     """
 
-    moment: Moment
+    moment: SnapshotMoment
     txn: tuple[str, int]
     metadata: Mapping[str, Any]
     keeps: bool
@@ -132,8 +132,8 @@ def prepare_states(
 
 
 def copy_states(
-    spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: Commit
-) -> Written:
+    spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: CopyCommit
+) -> CommitResult:
     """Bring a target to what a snapshot shows, in one commit."""
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
     if not commit.keeps:
@@ -148,7 +148,7 @@ def copy_states(
         raise write_error(uri, err) from None
 
 
-def _first(mode: TargetMode, copy: TableCopy, moment: Moment) -> list[Column]:
+def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[Column]:
     """The columns of the mode in the rows of a first copy."""
     types = mode_columns(
         mode, {name: kind.spark for name, kind in copy.columns if name in copy.key_columns}
@@ -168,8 +168,8 @@ def _add(
     job: Job,
     begun: TableState,
     copied: CopiedRows,
-    commit: Commit,
-) -> Written:
+    commit: CopyCommit,
+) -> CommitResult:
     mode, moment, txn = job.pipeline.target.mode_of(begun.table_name), commit.moment, commit.txn
     copy, table, uri = copied.copy, begun.table_name, uri_of(job, begun.table_name)
     compared = read_untouched(job, begun).version
@@ -197,7 +197,7 @@ def _add(
                 spark, job, begun, CommitTag(*txn, job.run_id, verb="resync"), copy.key_columns[0]
             )
             check_alone(job, done, compared)
-            return Written(done.version, live.count(), 0)
+            return CommitResult(done.version, live.count(), 0)
         names = [name for name, _ in copy.columns]
         variants = [i for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
         kept = Kept(
@@ -222,10 +222,10 @@ def _add(
         check_alone(job, done, compared)
     log.info("table=%s compared with what it keeps: %s", table, counts)
     total = live_rows(spark.read.format("delta").load(uri), mode, copy.key_columns).count()
-    return Written(done.version, total, 0)
+    return CommitResult(done.version, total, 0)
 
 
-def as_states(kept: Kept, source: str, moment: Moment) -> str:
+def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:
     """Differences, as a query of the rows that unfold would make of them, all as of the
     snapshot.
     """

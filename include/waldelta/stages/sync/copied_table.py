@@ -13,7 +13,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.drift.drift import unpublished_columns
 from waldelta.pipeline.source_load import SourceBill
 from waldelta.pipeline.targets.target_filter import column_states
-from waldelta.pipeline.targets.target_sources import Target
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.stages.sync._snapshot_diff import RowDiff
@@ -48,7 +48,7 @@ class SyncResult:
 
 
 def synced_state(
-    begun: TableState, copied: SyncResult, fed: Target, pipeline: PipelineFile
+    begun: TableState, copied: SyncResult, fed: ReplicatedTarget, pipeline: PipelineFile
 ) -> TableState:
     """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as
     the snapshot saw that.

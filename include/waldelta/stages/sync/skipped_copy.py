@@ -17,7 +17,7 @@ from waldelta.lake.storage import files_of, row_count
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import life_of
-from waldelta.pipeline.targets.target_sources import Target
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot.exported_snapshot import SnapshotHolder
 
@@ -48,7 +48,7 @@ class SkippedCopy:
         )
 
 
-def skip_copy(job: Job, target: Target, holder: SnapshotHolder) -> SkippedCopy:
+def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> SkippedCopy:
     """Where a target without a copy begins: where the slot does, or, if it was synced in the slot's
     present life, now.
     """
@@ -63,7 +63,7 @@ def skip_copy(job: Job, target: Target, holder: SnapshotHolder) -> SkippedCopy:
     return SkippedCopy(_SEES_NOTHING, Lsn(since), former)
 
 
-def check_skipped_copy(job: Job, target: Target) -> None:
+def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
     """Raises ConfigError where a sync can't leave the target of a table with ``copy: false`` as it
     is.
     """
@@ -123,7 +123,7 @@ def _former(job: Job, name: str) -> TableState | None:
     return complete[-1] if complete and _is_there(job, name) else None
 
 
-def _is_same_table(former: TableState, target: Target) -> bool:
+def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
     root = target.feed.root_id
     if former.root_id is not None or root is not None:
         return former.root_id == root  # leaves may come and go

@@ -53,7 +53,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.lifecycle import RequiredAction, lives, requiring
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.target_sources import Target, read_target, read_unbarred
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, read_target, read_unbarred
 from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.connection import describe, named_loss
@@ -84,7 +84,7 @@ from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
 from waldelta.stages.sync._write_files import Reader
-from waldelta.stages.sync._write_states import Moment, keeps_rows
+from waldelta.stages.sync._write_states import SnapshotMoment, keeps_rows
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
 from waldelta.stages.sync.skipped_copy import check_skipped_copy, skip_copy
 from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
@@ -114,7 +114,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CopyRequest:
     """A table to be copied, why, and, where its rows are to be compared first, its copy before.
 
     ``known`` is what the ledger said of it when it was chosen. Whoever ``insists`` has it copied
@@ -186,9 +186,9 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     ledger_lock = threading.Lock()
     formers = _formers(job, [str(target.id) for target in allowed], by_diff=by_diff)
 
-    def one(wanted: Target) -> None:
+    def one(wanted: ReplicatedTarget) -> None:
         try:
-            order = Order(
+            order = CopyRequest(
                 wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists
             )
             if (done := _sync_locked(spark, job, order, ledger_lock, settled)) is not None:
@@ -241,7 +241,7 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
 
 
-def _refused(job: Job, wanted: Sequence[Target]) -> dict[str, WaldeltaError]:
+def _refused(job: Job, wanted: Sequence[ReplicatedTarget]) -> dict[str, WaldeltaError]:
     """Why these targets can't be synced as the pipeline file says, by name, for those where it is
     so.
     """
@@ -262,7 +262,7 @@ def sync_table(
     attempt: Attempt,
     settled: PublicationVersion,
     former: Former | None = None,
-) -> tuple[SyncResult, Target]:
+) -> tuple[SyncResult, ReplicatedTarget]:
     """Copy what feeds one target from one snapshot of its own and replace the target with it, in
     one commit.
 
@@ -329,7 +329,7 @@ def sync_table(
                 reader,
                 txn,
                 metadata,
-                Moment(holder.lsn, taken_at),
+                SnapshotMoment(holder.lsn, taken_at),
                 held.end,
                 keeps,
             )
@@ -380,7 +380,7 @@ def sync_table(
 def _sync_locked(
     spark: SparkSession,
     job: Job,
-    order: Order,
+    order: CopyRequest,
     ledger_lock: threading.Lock,
     settled: PublicationVersion,
 ) -> SyncResult | None:
@@ -436,11 +436,11 @@ def _append(
 def _copy(
     spark: SparkSession,
     job: Job,
-    order: Order,
+    order: CopyRequest,
     generation: int,
     settled: PublicationVersion,
     lock: AdvisoryLock,
-) -> tuple[SyncResult, Target]:
+) -> tuple[SyncResult, ReplicatedTarget]:
     for attempt in _attempts(str(order.table_id)):
         with attempt:
             lock.check()
@@ -545,7 +545,7 @@ def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
         )
 
 
-def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]:
+def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[ReplicatedTarget]:
     _check_primary(connection, job)
     # Whose size can't be read now comes last.
     _, targets, _ = read_unbarred(connection, job.pipeline)
@@ -554,12 +554,12 @@ def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[Target]
 
 def _choose(
     spark: SparkSession,
-    targets: Sequence[Target],
+    targets: Sequence[ReplicatedTarget],
     job: Job,
     names: Sequence[str] | None,
     *,
     insists: bool,
-) -> list[Target]:
+) -> list[ReplicatedTarget]:
     """The targets of these names; who doesn't insist on them gets those that are due a copy, of all
     where none is named.
     """
@@ -590,7 +590,7 @@ def _named(names: Iterable[str]) -> set[TableId]:
 
 def source_as_of(
     holder: SnapshotHolder, job: Job, table_id: TableId
-) -> tuple[Target, StorageState | None]:
+) -> tuple[ReplicatedTarget, StorageState | None]:
     """The target, and how the rows that feed it are stored, as the snapshot sees them."""
     try:
         target = read_target(holder.connection, job.pipeline, table_id)
@@ -612,7 +612,7 @@ def source_as_of(
     return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
 
 
-def check_unaltered(job: Job, copied: Target, membership: str) -> None:
+def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None:
     """Chunks name columns; whether these, and what is published, are still the same is asked once,
     when all are read.
 
@@ -641,7 +641,7 @@ def check_unaltered(job: Job, copied: Target, membership: str) -> None:
         )
 
 
-def _target_filter(job: Job, fed: Target) -> RowFilter | None:
+def _target_filter(job: Job, fed: ReplicatedTarget) -> RowFilter | None:
     """Analysed on a connection of its own: the snapshot's may only read. Whether it can be
     translated is asked first.
     """

@@ -21,7 +21,7 @@ from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.repair_plan import obstacle
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import TargetSource
-from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.postgres.catalog import Leaf, PublishedTable, TableColumn, TableId
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.postgres.type_catalog import PgType
 from waldelta.row_filter import RowFilter
@@ -67,7 +67,7 @@ def state(
 
 
 def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
-    listed = tuple(Column(name, attnum, INT, False) for name, attnum in columns)
+    listed = tuple(TableColumn(name, attnum, INT, False) for name, attnum in columns)
     kind = "p" if leaves else "r"
     parts = tuple(Leaf(TableId("public", f"t_{oid}"), oid, oid, 0, 0) for oid in leaves)
     return PublishedTable(

@@ -19,12 +19,12 @@ from waldelta.pipeline.targets.target_sources import (
     target_sources,
 )
 from waldelta.postgres.catalog import (
-    Column,
+    CatalogRelation,
     Leaf,
     Partition,
     PublishedRelation,
     PublishedTable,
-    Relation,
+    TableColumn,
     TableId,
 )
 from waldelta.postgres.type_catalog import PgType
@@ -149,13 +149,13 @@ def test_what_feeds_targets(case):
 INT = PgType(23, -1, "integer")
 
 
-def relation(*columns: str, key: tuple[str, ...] = ()) -> Relation:
-    numbered = tuple(Column(c, n, INT, c in key) for n, c in enumerate(columns, 1))
-    return Relation(name("p"), 1, "p", "p", "d", True, False, numbered, key, (), ())
+def relation(*columns: str, key: tuple[str, ...] = ()) -> CatalogRelation:
+    numbered = tuple(TableColumn(c, n, INT, c in key) for n, c in enumerate(columns, 1))
+    return CatalogRelation(name("p"), 1, "p", "p", "d", True, False, numbered, key, (), ())
 
 
 def leaf(oid: int, *columns: str, key: tuple[str, ...] = (), **told: object) -> PublishedTable:
-    numbered = tuple(Column(c, n, INT, c in key) for n, c in enumerate(columns, 1))
+    numbered = tuple(TableColumn(c, n, INT, c in key) for n, c in enumerate(columns, 1))
     of = Leaf(name(f"p_{oid}"), oid, oid, 1, 8192)
     made = {"row_filter": None, "publishes": frozenset({"insert"}), **told}
     return PublishedTable(

@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
 from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.passed_suites import Judged, JudgedSuites
+from waldelta.lake.ledger.passed_suites import JudgedSuites, PassedSuite
 from waldelta.lake.ledger.records import BatchCut, TargetCut, now
 from waldelta.stages.check._incremental import (
     At,
@@ -46,7 +46,9 @@ def commit(uri, verb=None):
 
 
 def known(target, version=0, plan=PLAN, end_lsn=7, whole=False, generation=1):
-    row = Judged(now(), "r", target.table_name, generation, version, suite_of(plan), whole, end_lsn)
+    row = PassedSuite(
+        now(), "r", target.table_name, generation, version, suite_of(plan), whole, end_lsn
+    )
     return Known({target.table_name: [row]})
 
 
@@ -195,7 +197,9 @@ def test_kept_rows(tmp_path):
     suites = JudgedSuites(f"file://{tmp_path}")
     assert suites.latest(["t"]) == {}
     for version, whole in enumerate([True, True, False, False]):
-        suites.append([Judged(now(), "r", name, 1, version, "s", whole) for name in ("t", "u")])
+        suites.append(
+            [PassedSuite(now(), "r", name, 1, version, "s", whole) for name in ("t", "u")]
+        )
     for dropped in (4, 0):
         assert suites.prune() == dropped
         latest = suites.latest(["t"])

@@ -17,8 +17,8 @@ from waldelta.lake.ledger.records import (
     TableState,
 )
 from waldelta.lsn import Lsn
-from waldelta.pipeline.targets.target_sources import Target, TargetSource
-from waldelta.postgres.catalog import Column, Leaf, PublishedTable, TableId
+from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
+from waldelta.postgres.catalog import Leaf, PublishedTable, TableColumn, TableId
 from waldelta.postgres.type_catalog import PgType
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
 from waldelta.stages.sync.skipped_copy import SkippedCopy
@@ -39,8 +39,8 @@ TABLE = PublishedTable(
     "r",
     "d",
     (
-        Column("id", 1, PgType(23, -1, "integer"), True),
-        Column("n", 3, PgType(1700, -1, "numeric"), False),
+        TableColumn("id", 1, PgType(23, -1, "integer"), True),
+        TableColumn("n", 3, PgType(1700, -1, "numeric"), False),
     ),
     ("id",),
     ("id",),
@@ -58,7 +58,7 @@ FORMER = replace(
     key_columns=["a"],
     columns=[ColumnState("a", 23, -1, "integer", "int", not_null=True, attnum=1)],
 )
-PLAIN = Target(ID, TargetSource(ID, frozenset({7})), TABLE)
+PLAIN = ReplicatedTarget(ID, TargetSource(ID, frozenset({7})), TABLE)
 ATTRIBUTES = StorageState(attributes=[AttributeState(n, 1, False, 0) for n in (1, 2, 3)])
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.stages.check.suite.test_plan import ID, state
 from waldelta.lake.ledger.records import COPYING, SYNCED
 from waldelta.postgres.catalog import TableId
-from waldelta.stages.sync.sync import Order
+from waldelta.stages.sync.sync import CopyRequest
 
 LIFE = "2026-01-01T00:00:00"
 OLD = replace(state([ID]), incarnation=LIFE, status=SYNCED)
@@ -39,4 +39,6 @@ def test_what_another_run_has_done(known, last, insists, done):
     """Asked under the table's lock, of the ledger's row then; a copy of an earlier life lacks what
     the slot doesn't know.
     """
-    assert Order(TableId("public", "t"), None, None, known, insists).is_done(last, LIFE) is done
+    assert (
+        CopyRequest(TableId("public", "t"), None, None, known, insists).is_done(last, LIFE) is done
+    )

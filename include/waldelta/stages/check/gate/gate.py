@@ -42,7 +42,7 @@ from waldelta.pipeline.task_errors import named_error
 from waldelta.quantities import counted
 from waldelta.snapshot.read_table import TableCopy
 from waldelta.stages.check.gate.release import lands_later, released_upto
-from waldelta.stages.check.gate.set_aside import Judged, set_aside
+from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
 from waldelta.stages.check.measure.row_conditions import (
     NO_TEXT,
@@ -143,7 +143,7 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
 
 def judge_of(
     spark: SparkSession, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
-) -> Callable[[Staged], Judged] | None:
+) -> Callable[[Staged], JudgedChanges] | None:
     """What judges the staged changes of a target; None when it has no gate."""
     gate = gates.get(plan.state.table_name)
     return None if gate is None else partial(judge, spark, job, plan, gate)
@@ -151,7 +151,7 @@ def judge_of(
 
 def judge(
     spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
-) -> Judged:
+) -> JudgedChanges:
     """What is to be merged of the staged changes; raises QualityFailed when nothing may,
     ConfigError for a gate that can't be.
     """
@@ -167,7 +167,7 @@ def judge(
     columns = _columns_of(plan)
     verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
-        return Judged(staged)
+        return JudgedChanges(staged)
     frame = _batch_frame(spark, job, plan, staged)
     try:
         judged = _set_aside(
@@ -387,16 +387,16 @@ def _set_aside(
     staged: Staged,
     frame: DataFrame,
     verdicts: list[_Verdict],
-) -> Judged:
+) -> JudgedChanges:
     if not verdicts:
-        return Judged(staged)
+        return JudgedChanges(staged)
     failing = {
         number: _fails(_columns_of(plan), verdict) for number, verdict in enumerate(verdicts)
     }
     anything = reduce(lambda one, other: one | other, failing.values())
     count = _count(gate, frame, verdicts, failing, anything)
     if not count:
-        return Judged(staged)
+        return JudgedChanges(staged)
     if count > MOST_SET_ASIDE:
         raise QualityFailed(
             f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate:"

@@ -51,7 +51,7 @@ class AsideRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedChanges:
     """What is merged once the gate has judged, and what isn't."""
 
     staged: Staged
@@ -60,7 +60,7 @@ class Judged:
 
 def set_aside(
     spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]
-) -> Judged:
+) -> JudgedChanges:
     """Take these rows, of net changes that leave one behind, out of ``staged``; ``reasons`` say
     why, row by row.
     """
@@ -85,7 +85,7 @@ def set_aside(
         strict=True,
     )
     rest = _in_driver if staged.net is not None else _by_spark
-    return Judged(
+    return JudgedChanges(
         replace(rest(spark, plan, staged, rows, gone), counts=left),
         tuple(AsideRow(*row) for row in told),
     )

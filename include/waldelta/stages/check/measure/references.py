@@ -102,7 +102,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedTarget:
     """What a run did to a target, as far as keys are concerned: its version, and whether rows may
     have gone.
     """
@@ -124,28 +124,28 @@ class Lake:
     states: Mapping[str, TableState]
     uris: Mapping[str, str]
     cut: BatchCut | None
-    changed: Mapping[str, Changed]
+    changed: Mapping[str, ChangedTarget]
     lacking: Collection[str] = ()
     reread: Collection[str] = ()
     ahead: Collection[str] = ()
 
 
 @dataclass
-class Planned:
+class PlannedReferences:
     """References by the target that they are told of, and likewise why others can't be judged."""
 
     references: dict[str, list[Reference]] = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
 
-def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> Planned:
+def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences:
     """Which foreign keys are judged of the targets that are checked; pure.
 
     Of one between other targets nothing is said, nor of one to a table that no target takes
     anything of. The referring target's page tells; where only the other one is checked, and may
     have lost rows, that one's does.
     """
-    planned = Planned()
+    planned = PlannedReferences()
     for key in keys:
         for referring in _targets_of(lake.states, key.table_id):
             complete, partial = _referenced(lake.states, key)

@@ -28,7 +28,7 @@ from waldelta.stages.check.constraints.check_constraints import read_check_const
 from waldelta.stages.check.constraints.declared_types import read_declared_types
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
 from waldelta.stages.check.constraints.foreign_keys import ForeignKey, read_foreign_keys
-from waldelta.stages.check.measure.references import Changed, Lake, plan_references, touched
+from waldelta.stages.check.measure.references import ChangedTarget, Lake, plan_references, touched
 from waldelta.stages.check.suite._freshness import Lag, freshness_limits
 from waldelta.stages.check.suite.plan import SourceRules
 
@@ -239,7 +239,7 @@ def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) ->
     return found
 
 
-def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
+def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarget]:
     """What the run did to the targets that are checked; one that it only checks has lost nothing by
     it.
     """
@@ -249,7 +249,7 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, Changed]:
         lost = table is not None and bool(
             table.deleted or table.truncated or table.rows is not None
         )
-        found[name] = Changed(table.version if table is not None else None, lost)
+        found[name] = ChangedTarget(table.version if table is not None else None, lost)
     return found
 
 

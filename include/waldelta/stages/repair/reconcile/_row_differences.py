@@ -27,7 +27,7 @@ class Valued:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class HashedRows:
     """Rows by the hashes of their keys (``k``) and of themselves (``h``), with the texts that name
     them (``t<n>``).
     """
@@ -42,7 +42,7 @@ class Rows:
         )
 
     @classmethod
-    def of(cls, found: Sequence[tuple[Any, ...]], texts: int) -> Rows:
+    def of(cls, found: Sequence[tuple[Any, ...]], texts: int) -> HashedRows:
         """Of tuples."""
         schema = cls.schema(texts)
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
@@ -63,7 +63,7 @@ class Rows:
 
 
 def differing_rows(
-    source: Rows, target: Rows, names: Sequence[str], *, keyed: bool
+    source: HashedRows, target: HashedRows, names: Sequence[str], *, keyed: bool
 ) -> list[RowDifference]:
     """The rows that aren't the same on both sides, in the order of their keys' names; without the
     columns that differ.
@@ -98,13 +98,13 @@ def _of_multisets(odd: pa.Table) -> Iterator[RowDifference]:
         yield RowDifference(MISSING if balance > 0 else EXTRA, "", abs(balance), hash=key)
 
 
-def _counts(rows: Rows) -> pa.Table:
+def _counts(rows: HashedRows) -> pa.Table:
     return (
         rows.table.group_by(_HASHES).aggregate([([], "count_all")]).rename_columns([*_HASHES, "n"])
     )
 
 
-def _total(rows: Rows, hashes: pa.Array[Any]) -> dict[int, int]:
+def _total(rows: HashedRows, hashes: pa.Array[Any]) -> dict[int, int]:
     chosen = rows.table.filter(pc.is_in(rows.table["k"], value_set=hashes))
     counts = chosen.group_by("k").aggregate([([], "count_all")])
     return dict(zip(counts["k"].to_pylist(), counts["count_all"].to_pylist(), strict=True))

@@ -45,7 +45,7 @@ from waldelta.snapshot.read_table import (
 from waldelta.stages.repair.reconcile._canonical import source_text
 from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, hash_as
 from waldelta.stages.repair.reconcile._hash64 import Hashes
-from waldelta.stages.repair.reconcile._row_differences import Rows, Valued
+from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
 from waldelta.types.base import printed
 
 Connection = psycopg.Connection[Any]
@@ -96,14 +96,14 @@ class SourceSide:
                 total.add_sums(np.array(buckets), np.array(rows), exact)
         return total
 
-    def rows(self, buckets: Sequence[int]) -> Rows:
+    def rows(self, buckets: Sequence[int]) -> HashedRows:
         """The rows of these buckets: hashes, and keys as texts."""
         found = [
             row
             for part in self._of_chunks(lambda rows: self._rows_statement(rows, buckets))
             for row in part
         ]
-        return Rows.of(found, len(self.shown))
+        return HashedRows.of(found, len(self.shown))
 
     def hashes(self, texts: Sequence[ArrowArray]) -> tuple[Hashes, Hashes]:
         """Of the rows with these keys (texts by column): the hashes of their keys and of the

@@ -36,7 +36,7 @@ from waldelta.stages.repair.reconcile._fingerprint import (
     in_parts,
 )
 from waldelta.stages.repair.reconcile._hash64 import Hashes
-from waldelta.stages.repair.reconcile._row_differences import Rows, Valued
+from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
 from waldelta.types.pg_text import pg_text
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class TargetSide:
         total.add_sums(buckets, rows, totals.view(np.uint64))
         return total
 
-    def rows(self, buckets: Sequence[int], aside: Hashes) -> Rows:
+    def rows(self, buckets: Sequence[int], aside: Hashes) -> HashedRows:
         """The rows of these buckets but those that are set aside: hashes, and keys as texts."""
         plan, shown, wanted = self.plan, self.shown, np.sort(np.array(buckets, np.int64))
         names = [name for name, _ in plan.columns]
-        places, schema = [names.index(name) for name in shown], Rows.schema(len(shown))
+        places, schema = [names.index(name) for name in shown], HashedRows.schema(len(shown))
 
         def choose(batches: Batches) -> Batches:
             for batch in (part for whole in batches for part in in_parts(whole)):
@@ -102,7 +102,7 @@ class TargetSide:
                 columns = [pa.array(keys[chosen]), pa.array(rows[chosen]), *texts]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
-        return Rows(self._run(choose, schema))
+        return HashedRows(self._run(choose, schema))
 
     def values(self, hashes: Collection[int]) -> dict[int, Valued]:
         """Of the rows with these keys, by the keys' hashes: what each column shows, and its

@@ -63,7 +63,7 @@ from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import DIFFERENT as DIFFERS
 from waldelta.stages.repair.reconcile._row_differences import (
     KINDS,
-    Rows,
+    HashedRows,
     differing_rows,
     with_columns,
 )
@@ -421,7 +421,9 @@ def _drill(
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
     chosen = differing[: max(1, int(np.searchsorted(sizes, MOST_ROWS, side="right")))].tolist()
     held, there = source.rows(chosen), target.rows(chosen, aside.on_both)
-    held = Rows(held.table.filter(pa.array(~is_among(held.table["k"].to_numpy(), aside.hashes))))
+    held = HashedRows(
+        held.table.filter(pa.array(~is_among(held.table["k"].to_numpy(), aside.hashes)))
+    )
     rows = differing_rows(held, there, source.shown, keyed=bool(plan.key))
     if plan.key:
         rows = _with_values(source, target, rows, held)
@@ -429,7 +431,7 @@ def _drill(
 
 
 def _with_values(
-    source: SourceSide, target: TargetSide, rows: list[RowDifference], held: Rows
+    source: SourceSide, target: TargetSide, rows: list[RowDifference], held: HashedRows
 ) -> list[RowDifference]:
     """The first rows with the columns that differ."""
     valued = [one.hash for one in rows if one.kind == DIFFERS][:ROWS_VALUED]

@@ -53,7 +53,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ConsumedWal:
     """A stretch of WAL by the run that consumed it: after ``start`` up to ``end``."""
 
     run: Run
@@ -144,7 +144,7 @@ def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
     ]
 
 
-def segments(runs: Iterable[Run]) -> list[Segment]:
+def segments(runs: Iterable[Run]) -> list[ConsumedWal]:
     """What each entry of the ledger, in their order, consumed: from where the one before ended.
 
     So WAL that a killed run landed without a word belongs to the next one; an entry that ends no
@@ -154,7 +154,7 @@ def segments(runs: Iterable[Run]) -> list[Segment]:
     ends = list(accumulate((run.end_lsn or 0 for run in ended), max))
     starts = [ended[0].start_lsn or 0, *ends[:-1]] if ended else []
     return [
-        Segment(run, *bounds)
+        ConsumedWal(run, *bounds)
         for run, *bounds in zip(ended, starts, ends, strict=True)
         if bounds[0] < bounds[1]
     ]
@@ -170,7 +170,7 @@ def range_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
     return replace(reach, begins_at=max(ends)) if reach.is_cut and ends else reach
 
 
-def plan_span(kept: Sequence[Segment], reach: Reach) -> Span:
+def plan_span(kept: Sequence[ConsumedWal], reach: Reach) -> Span:
     """The batches that hold the WAL of these segments, and of what lies between them; raises
     StateError.
     """

@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from waldelta.config.pipeline_file import Publication
-from waldelta.postgres.catalog import Column, TableId
+from waldelta.postgres.catalog import TableColumn, TableId
 from waldelta.row_filter import parse_row_filter, refused_filter
 
 Connection = psycopg.Connection[Any]
@@ -64,7 +64,7 @@ class PublicationState:
     publishes_generated: bool = False
     filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
 
-    def sends(self, column: Column) -> bool:
+    def sends(self, column: TableColumn) -> bool:
         """Whether a column is sent where no list names it."""
         return not column.generated or (self.publishes_generated and not column.virtual)
 

@@ -13,8 +13,8 @@ from psycopg.rows import namedtuple_row
 
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.postgres.catalog import (
+    CatalogRelation,
     Leaf,
-    Relation,
     TableId,
     read_leaves,
     read_relations,
@@ -70,7 +70,7 @@ class ServerFacts:
 class TableFacts:
     """A wanted table: what it is, its leaves, which columns the role can read."""
 
-    relation: Relation
+    relation: CatalogRelation
     leaves: tuple[Leaf, ...]
     readable: frozenset[str]
     # Whether the role may use the table's schema, without which no column can be read.

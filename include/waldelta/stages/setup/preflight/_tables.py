@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from waldelta.findings import Finding, lacking, problem, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
-from waldelta.postgres.catalog import Leaf, Relation
+from waldelta.postgres.catalog import CatalogRelation, Leaf
 from waldelta.postgres.partition_access import describe_unreadable
 from waldelta.quantities import size
 from waldelta.row_filter.runtime_errors import raising_parts
@@ -108,7 +108,7 @@ def _is_unchanged(
     return covered or table in actual.tables
 
 
-def _unfit(relation: Relation) -> str | None:
+def _unfit(relation: CatalogRelation) -> str | None:
     if relation.relkind not in ("r", "p"):
         return (
             f"it is {_RELKINDS.get(relation.relkind, 'no table')}, which can't be published: name"
@@ -180,7 +180,7 @@ def _reading(
         yield warning(f"{where}: {text}")
 
 
-def _raising(where: str, table: PublicationTable, relation: Relation) -> Iterator[Finding]:
+def _raising(where: str, table: PublicationTable, relation: CatalogRelation) -> Iterator[Finding]:
     """A filter is evaluated while WAL is decoded: what it raises ends every reading of the slot at
     that row.
     """
@@ -217,7 +217,7 @@ class _Identity:
     where: str
     state: PublicationState
     table: PublicationTable
-    relation: Relation
+    relation: CatalogRelation
     leaf: Leaf
     version: int
     # Whether the publication has the table like this already, so that setup changes nothing.

@@ -11,7 +11,7 @@ from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.findings import Finding, problem, warning
 from waldelta.metadata_columns import clashes
-from waldelta.postgres.catalog import Column, Relation
+from waldelta.postgres.catalog import CatalogRelation, TableColumn
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
 from waldelta.stages.setup.facts.source_facts import Facts
 from waldelta.types.type_map import column_types
@@ -123,8 +123,8 @@ def judge_columns(
 
 
 def _published(
-    state: PublicationState, table: PublicationTable, relation: Relation
-) -> list[Column]:
+    state: PublicationState, table: PublicationTable, relation: CatalogRelation
+) -> list[TableColumn]:
     if table.columns is not None:
         return [column for column in relation.columns if column.name in table.columns]
     return [column for column in relation.columns if state.sends(column)]

@@ -19,8 +19,8 @@ from waldelta.lake.ledger.records import ColumnState
 from waldelta.pipeline.targets.target_filter import column_states, unpublished
 from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.postgres.catalog import (
+    CatalogRelation,
     Leaf,
-    Relation,
     TableId,
     read_leaves,
     read_relations,
@@ -47,7 +47,7 @@ class _Filtered:
 
     name: str
     text: str
-    relation: Relation
+    relation: CatalogRelation
     columns: frozenset[str]
     updates: bool
     leaves: tuple[Leaf, ...]

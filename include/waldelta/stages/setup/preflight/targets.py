@@ -25,9 +25,9 @@ from waldelta.pipeline.targets.target_sources import (
     target_sources,
 )
 from waldelta.postgres.catalog import (
+    CatalogRelation,
     Partition,
     PublishedRelation,
-    Relation,
     TableId,
     read_partitions,
     read_relations,
@@ -40,10 +40,10 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedRelation:
     """A relation as the publications in force publish it, taken together."""
 
-    relation: Relation
+    relation: CatalogRelation
     columns: set[str] = field(default_factory=set)
     filters: set[str | None] = field(default_factory=set)
     publishes: set[str] = field(default_factory=set)
@@ -59,11 +59,11 @@ class Planned:
 class PlannedTargets:
     """What will be published, by name, and what of it will feed each target."""
 
-    published: Mapping[str, Planned]
+    published: Mapping[str, PlannedRelation]
     sources: Mapping[str, TargetSource]
     findings: tuple[Finding, ...] = ()
 
-    def fed(self, target: str) -> list[Planned]:
+    def fed(self, target: str) -> list[PlannedRelation]:
         """The relations that feed a target."""
         oids = self.sources[target].relation_ids
         return [planned for planned in self.published.values() if planned.relation.oid in oids]
@@ -130,7 +130,7 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
 
 def _published(
     conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts
-) -> dict[str, Planned]:
+) -> dict[str, PlannedRelation]:
     """By the rules of pg_publication_tables: leaves, or the root of a publication via root, which
     takes in its partitions.
     """
@@ -141,7 +141,7 @@ def _published(
         if found.relation.relkind == "p"
     ]
     by_oid = {relation.oid: relation for relation in read_relations(conn, leaves)} if leaves else {}
-    planned: dict[int, Planned] = {}
+    planned: dict[int, PlannedRelation] = {}
     for state in in_force.values():
         listed = {member.id for member in members(state, facts)}
         for member in members(state, facts):
@@ -156,7 +156,7 @@ def _published(
                     if leaf.relkind == "r" and leaf.id not in listed
                 ]
             for part in parts:
-                of = planned.setdefault(part.oid, Planned(part))
+                of = planned.setdefault(part.oid, PlannedRelation(part))
                 every = [c.name for c in part.columns if state.sends(c)]
                 is_own = part.oid == found.relation.oid
                 of.columns.update(
@@ -173,7 +173,10 @@ def _published(
 
 
 def _judge_merged(
-    name: str, root: Relation | None, entries: Mapping[str, TargetTable], planned: PlannedTargets
+    name: str,
+    root: CatalogRelation | None,
+    entries: Mapping[str, TargetTable],
+    planned: PlannedTargets,
 ) -> Iterator[Finding]:
     where = f"target.tables.{name}.partition_root"
     if root is None:
@@ -200,7 +203,7 @@ def _judge_merged(
 
 
 # What leaves that are gathered must have in common.
-_COMMON: tuple[tuple[str, Callable[[Planned], frozenset[Any]], str], ...] = (
+_COMMON: tuple[tuple[str, Callable[[PlannedRelation], frozenset[Any]], str], ...] = (
     ("column lists", lambda p: frozenset(p.columns), "give them the same"),
     ("row filters", lambda p: frozenset(p.filters), "give them the same, or the target a where"),
     (
@@ -214,7 +217,7 @@ _COMMON: tuple[tuple[str, Callable[[Planned], frozenset[Any]], str], ...] = (
 def _judge_leaves(
     where: str,
     name: str,
-    root: Relation,
+    root: CatalogRelation,
     entries: Mapping[str, TargetTable],
     planned: PlannedTargets,
 ) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, Targ
 from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
-    Changed,
+    ChangedTarget,
     Lake,
     Reference,
     Side,
@@ -69,7 +69,7 @@ def lake(child=None, parent=None, cut=None, changed=None, **known):
         {CHILD: c, PARENT: p},
         uris,
         newest,
-        changed or {CHILD: Changed(4, lost_rows=False)},
+        changed or {CHILD: ChangedTarget(4, lost_rows=False)},
         **known,
     )
 
@@ -150,7 +150,7 @@ REASONS = [
     ),
     (
         "a batch that not all have",
-        lake(changed={CHILD: Changed(5)}),
+        lake(changed={CHILD: ChangedTarget(5)}),
         KEY,
         f"{APART}: public.c has got a batch that not all targets have got",
     ),
@@ -228,13 +228,13 @@ JUDGED = [
     ),
     (
         "a referenced target that lost rows",
-        lake(changed={PARENT: Changed(7, lost_rows=True)}),
+        lake(changed={PARENT: ChangedTarget(7, lost_rows=True)}),
         KEY,
         PARENT,
     ),
     (
         "a referenced target that only won rows",
-        lake(changed={PARENT: Changed(7, lost_rows=False)}),
+        lake(changed={PARENT: ChangedTarget(7, lost_rows=False)}),
         KEY,
         None,
     ),
@@ -262,7 +262,7 @@ def test_what_is_judged(known, key, told_of):
 )
 def test_touched_rows_suffice(lost, since):
     """While the target that is referred to has lost nothing."""
-    known = lake(changed={CHILD: Changed(4, lost_rows=False), PARENT: Changed(7, lost)})
+    known = lake(changed={CHILD: ChangedTarget(4, lost_rows=False), PARENT: ChangedTarget(7, lost)})
     (reference,) = plan_references([KEY], known).references[CHILD]
     assert touched(reference, 60, known).since == since
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from waldelta.stages.repair.reconcile._row_differences import (
-    Rows,
+    HashedRows,
     Valued,
     differing_rows,
     with_columns,
@@ -33,7 +33,7 @@ KEYED = {
 
 @pytest.mark.parametrize("source, target, expected", KEYED.values(), ids=KEYED.keys())
 def test_rows_with_a_key(source, target, expected):
-    found = differing_rows(Rows.of(source, 1), Rows.of(target, 1), ["id"], keyed=True)
+    found = differing_rows(HashedRows.of(source, 1), HashedRows.of(target, 1), ["id"], keyed=True)
     assert [(one.kind, json.loads(one.key)["id"], one.rows) for one in found] == expected
 
 
@@ -47,13 +47,15 @@ MULTISETS = {
 
 @pytest.mark.parametrize("source, target, expected", MULTISETS.values(), ids=MULTISETS.keys())
 def test_rows_without_a_key_are_counted(source, target, expected):
-    found = differing_rows(Rows.of(source, 1), Rows.of(target, 1), ["v"], keyed=False)
+    found = differing_rows(HashedRows.of(source, 1), HashedRows.of(target, 1), ["v"], keyed=False)
     assert [(one.kind, json.loads(one.key)["v"], one.rows) for one in found] == expected
 
 
 def test_columns_that_differ_are_told_with_both_values():
     """As they are compared, not as they are shown; long ones are cut."""
-    (one,) = differing_rows(Rows.of([A], 1), Rows.of([(1, 11, "a")], 1), ["id"], keyed=True)
+    (one,) = differing_rows(
+        HashedRows.of([A], 1), HashedRows.of([(1, 11, "a")], 1), ["id"], keyed=True
+    )
     source = Valued(("a", "1.0", "x" * 300, None), ("a", "1.0", "x" * 300, "n"))
     target = Valued(("a", "1.00", "y", None), ("a", "1.0", "y", "n"))
     told = with_columns(one, ["id", "same", "long", "null"], source, target, 10)
