@@ -107,7 +107,10 @@ def merge_either_way() -> None:
     """
     turns = {
         name: itertools.cycle(goes)
-        for name, goes in {"merge_here": (True, False, False), "merge_files": (True, False)}.items()
+        for name, goes in {
+            "merge_in_driver": (True, False, False),
+            "merge_files": (True, False),
+        }.items()
     }
     for name, mine in turns.items():
         merge = getattr(waldelta.changes.merge.choose, name)

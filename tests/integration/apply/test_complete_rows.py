@@ -381,7 +381,7 @@ def retry_until(moment, spark, job, monkeypatch):
         run_retry(spark, job, by="Ann")
 
 
-@pytest.fixture(params=["merge_rows_here", "merge_rows"], ids=["Arrow", "Spark"])
+@pytest.fixture(params=["merge_rows_in_driver", "merge_rows"], ids=["Arrow", "Spark"])
 def merging(request, monkeypatch):
     """Rows that are read again are staged and merged by Arrow, or by Spark; the name of what merges
     them.
@@ -435,7 +435,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     assert (job.table_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(spark, job, "next").rows
     is_as_before()
-    if merging == "merge_rows_here":
+    if merging == "merge_rows_in_driver":
         assert not merge_rows_in_driver(*late[0])
     else:
         with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):

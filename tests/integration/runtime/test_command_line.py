@@ -53,10 +53,15 @@ ENDINGS = {
         "ConfigError: pipeline file /nowhere.yml can't be read",
     ),
     "wrong usage": (["dance"], "", 2, "invalid choice: 'dance'"),
-    "success": (["status", "x"], "command_line.main = lambda: print('said', end='') or 0", 0, ""),
+    "success": (
+        ["status", "x"],
+        "command_line.main = lambda arguments: print('said', end='') or 0",
+        0,
+        "",
+    ),
     "SIGTERM": (
         ["status", "x"],
-        "command_line.main = lambda: command_line._leave(15, None)",
+        "command_line.main = lambda arguments: command_line._leave(15, None)",
         143,
         "",
     ),
@@ -73,7 +78,12 @@ ENDINGS = {
         1,
         "ERROR ConfigError: WALDELTA_LOG_LEVEL is 'LOUD'",
     ),
-    "a defect": (["status", "x"], "command_line.main = lambda: 1 / 0", 1, "ZeroDivisionError"),
+    "a defect": (
+        ["status", "x"],
+        "command_line.main = lambda arguments: 1 / 0",
+        1,
+        "ZeroDivisionError",
+    ),
 }
 
 
