@@ -328,6 +328,21 @@ def test_keys_that_spark_has_staged_are_read_again_beside_others(
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
+def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(spark, database, lake):
+    """Spark compares arrays, and goes on from what was read again."""
+    database.execute(
+        "create table t (k int[] primary key, n int); create publication p for table t;"
+        "insert into t values ('{1,2}', 1), ('{}', 2), ('{3,null}', 3)"
+    )
+    pipeline = make(database, lake)
+    pipeline.setup()
+    pipeline.sync(spark)
+    target(pipeline).update(updates={"n": "-1"}, predicate="n <> 2")
+    found = reconcile(spark, pipeline, repair=True)["t"]
+    assert (found.status, found.differing, found.repaired) == ("repaired", 2, 2)
+    assert reconcile(spark, pipeline, "after")["t"].status == "equal"
+
+
 def test_the_run_fails_while_a_target_differs(spark, pipeline):
     """The error names the table and what to do; the ledger has the run."""
     target(pipeline).delete("day = '2024-01-05'")

@@ -107,12 +107,16 @@ def stage_net_in_driver(
     rows: RepairRows, staged: str, touched: Sequence[str], why: str
 ) -> dict[str, int] | None:
     """Write the net changes of what was read again, as stage_net() does; None when they are too
-    many to be held in memory.
+    many to be held in memory, or when Arrow can't compare keys of their types (arrays).
     """
     dataset = open_parquet(f"{staged}/again")
     if (again := read_within(dataset, dataset.schema)) is None:
         return None
-    net = net_changes(again, _read_staged_keys(touched, rows), _shape(rows).key)
+    try:
+        net = net_changes(again, _read_staged_keys(touched, rows), _shape(rows).key)
+    except pa.ArrowException as err:
+        log.info("what is in %s is staged by Spark: %s", staged, err)
+        return None
     write_parquet(
         f"{staged}/net", net.add_column(0, "why", pa.array([why] * len(net), pa.string()))
     )
