@@ -24,8 +24,8 @@ from queue import Queue
 from typing import IO, Any
 
 import waldelta.changes.merge.choose
-import waldelta.jobs.maintain
 import waldelta.slot.durable_position
+import waldelta.stages.maintain.maintain
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger.records import now
@@ -97,7 +97,7 @@ def grow_old() -> None:
     """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are
     pruned.
     """
-    waldelta.jobs.maintain.now = lambda: now() + OLD_AGE
+    waldelta.stages.maintain.maintain.now = lambda: now() + OLD_AGE
     waldelta.slot.durable_position.MOVING = timedelta()
 
 

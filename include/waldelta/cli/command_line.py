@@ -258,7 +258,8 @@ def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
                 spark, job, options.row or (), options.tables, options.by, options.reason
             )
         return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
-    from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+    from waldelta.jobs.reconcile import run_reconcile
+    from waldelta.stages.repair.reconcile_targets import ReconcileRequest
 
     order = ReconcileRequest.of(
         options.tables, repair=options.repair, by=options.by, reason=options.reason

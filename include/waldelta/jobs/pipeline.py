@@ -161,7 +161,8 @@ class Pipeline:
         With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else
         the user of this process.
         """
-        from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+        from waldelta.jobs.reconcile import run_reconcile
+        from waldelta.stages.repair.reconcile_targets import ReconcileRequest
 
         return run_reconcile(
             spark,

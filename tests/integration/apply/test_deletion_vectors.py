@@ -105,7 +105,7 @@ def test_switched_off_the_marks_go(spark, database, pipeline, lake, monkeypatch)
     assert marked_rows(spark, pipeline) == 1
     plain = Pipeline(pipeline_file(lake, f"s_{database.name}", ["public.t"]))
     monkeypatch.setattr(
-        "waldelta.jobs.maintain._compact", lambda *_: None
+        "waldelta.stages.maintain.maintain._compact", lambda *_: None
     )  # it would write so small a table anew anyway
     plain.maintain(spark)
     assert marked_rows(spark, pipeline) == 0

@@ -15,7 +15,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
 from waldelta.lake.ledger.records import Release, now
@@ -30,6 +30,7 @@ from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.check.gate.release import release_tables
+from waldelta.stages.repair.reconcile_targets import ReconcileRequest
 from waldelta.stages.repair.replay.interval import read_span
 from waldelta.stages.sync.sync import sync
 

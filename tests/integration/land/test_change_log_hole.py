@@ -162,7 +162,7 @@ def test_what_all_targets_have_applied(spark, database, job, monkeypatch):
 
     database.execute("checkpoint")
     with monkeypatch.context() as old:
-        old.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+        old.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
         old.setattr(
             "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is known in whole seconds

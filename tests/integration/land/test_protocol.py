@@ -410,7 +410,7 @@ def test_maintenance_keeps_what_a_prepared_transaction_needs(spark, database, la
     log = job.change_log(job.slot_identity())
     (waiting,) = log.prepared()
     assert (waiting.batch, waiting.decided_in) == (1, None)
-    monkeypatch.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+    monkeypatch.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
         "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds

@@ -12,8 +12,8 @@ import pytest
 from tests.soak.fault_matrix import Matrix
 from tests.soak.scene import Scene
 from tests.soak.steps import STEPS
-from waldelta.jobs import maintain
 from waldelta.slot import durable_position as saved
+from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

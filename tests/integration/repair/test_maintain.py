@@ -18,7 +18,6 @@ from tests.oracles.compare import compare_target
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import pipeline_file
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
-from waldelta.jobs import maintain
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.lake.ledger import retention as ledger_upkeep
 from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
@@ -26,6 +25,7 @@ from waldelta.lake.storage import bookkeeping_uri, local_path
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -64,13 +64,14 @@ def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline
     )
     real = ledger_upkeep.prune_ledger
     monkeypatch.setattr(
-        "waldelta.jobs.maintain.prune_ledger",
+        "waldelta.stages.maintain.maintain.prune_ledger",
         lambda of, oldest, _: real(of, oldest + timedelta(days=10_000), None),
     )
     # Two tables at once.
     meeting, compact = Barrier(2, timeout=30), maintain._compact
     monkeypatch.setattr(
-        "waldelta.jobs.maintain._compact", lambda *given: (meeting.wait(), compact(*given))
+        "waldelta.stages.maintain.maintain._compact",
+        lambda *given: (meeting.wait(), compact(*given)),
     )
     assert pipeline.maintain(spark).status == "succeeded"
     assert (len(files) > 2, len(DeltaTable(target).file_uris())) == (True, 1), files
@@ -95,7 +96,7 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
     """However old: a server that stops without a checkpoint has its slot back where it was, and the
     next run compares.
     """
-    monkeypatch.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+    monkeypatch.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
         "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
     )  # a checkpoint is told in whole seconds
@@ -121,7 +122,9 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipel
         consume(spark, database, pipeline, 1)
         database.execute("checkpoint")
         with monkeypatch.context() as later:
-            later.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+            later.setattr(
+                "waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90)
+            )
             later.setattr("waldelta.slot.durable_position.MOVING", timedelta(seconds=-1))
             told.append(pipeline.maintain(spark).stages["change_log"].detail)
 
@@ -175,9 +178,9 @@ def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
         (folder / name).write_text("x")
         os.utime(folder / name, (at, at))
     asked = Statements(spark)
-    maintain._maintain(asked, job, "public.a")
+    maintain.maintain_target(asked, job, "public.a")
     assert (asked.told, len(DeltaTable(uri).file_uris())) == (["optimize"], 1)
-    maintain._maintain(asked, job, "public.a")
+    maintain.maintain_target(asked, job, "public.a")
     assert asked.told == ["optimize"]
     assert [
         (folder / name).exists() for name in ("part-killed.parquet", "part-being-written.parquet")
@@ -185,7 +188,7 @@ def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     set_deletion_vectors(spark, uri, wanted=True)
     spark.sql(f"delete from delta.`{uri}` where id = 1").collect()
     asked = Statements(spark)
-    maintain._maintain(asked, job, "public.a")
+    maintain.maintain_target(asked, job, "public.a")
     assert [statement.split()[0] for statement in asked.told] == [
         "reorg",
         "alter",
@@ -216,7 +219,7 @@ def test_a_damaged_target_is_named_once_all_others_are_done(spark, database, pip
     database.execute("checkpoint")
     shutil.rmtree(target)
     with monkeypatch.context() as later:
-        later.setattr("waldelta.jobs.maintain.now", lambda: now() + timedelta(days=90))
+        later.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
         later.setattr(
             "waldelta.slot.durable_position.MOVING", timedelta(seconds=-1)
         )  # a checkpoint is told in whole seconds

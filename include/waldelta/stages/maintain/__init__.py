@@ -1,0 +1,1 @@
+"""Stage maintain: keeps targets, change log, ledger and reports small."""

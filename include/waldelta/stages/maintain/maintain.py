@@ -1,0 +1,238 @@
+"""Compacts and vacuums a target, removes what killed runs left, prunes change log, ledger and
+reports.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from waldelta.changes.merge.by_driver import is_known
+from waldelta.changes.merge.statements import session_settings
+from waldelta.changes.merge.target_table import (
+    set_deletion_vectors,
+    set_retention,
+    writes_deletion_vectors,
+)
+from waldelta.errors import LockHeld
+from waldelta.failpoints import fault_point
+from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.retention import prune_ledger
+from waldelta.lake.staging_leftovers import find_leftovers
+from waldelta.lake.storage import (
+    NO_HOOKS,
+    files_of,
+    has_deletion_vectors,
+    remove_folder,
+    sync_behind,
+)
+from waldelta.pgoutput.transactions import Prepared
+from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline.targets.lifecycle import copies_under_way
+from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied, synced_states, uri_of
+from waldelta.quantities import counted
+from waldelta.slot.durable_position import durable_position
+from waldelta.spark_sql import path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Small files only, into files that are still small: a merge writes each file that it touches anew.
+_SMALL_FILE = 1 << 20
+_FILE_SIZES = {
+    "spark.databricks.delta.optimize.minFileSize": str(_SMALL_FILE),
+    "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
+}
+# Longer than any run: an interrupted one may go on in a Spark Connect server.
+_STAGED_FOR = timedelta(hours=24)
+
+
+def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
+    """Compact a target and delete its old versions, under its lock; raises LockHeld when another
+    run has it.
+    """
+    uri, hours = uri_of(job, name), job.pipeline.maintenance.keep_versions_hours
+    with target_lock(job, name):
+        table = DeltaTable(uri, storage_options=job.storage_options)
+        version = table.version()
+        _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
+        set_retention(spark, uri, table, hours)
+        _compact(spark, uri, table)
+        # The next commit would make the log durable, and a cut name what a power cut could take
+        # back.
+        version = sync_behind(uri, version)
+    # What it deletes was done with a week ago at least: nobody has to wait for its listing of the
+    # table's folder.
+    _vacuum(spark, uri, table, hours)
+    sync_behind(uri, version)
+
+
+def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
+    """Delete files that no version younger than ``hours`` consists of, those of killed writers
+    included.
+
+    By delta-rs where it knows all that the table asks of its writers: Spark's VACUUM of a small
+    table takes seconds of CPU.
+    """
+    table.update_incremental()
+    if is_known(table):
+        try:
+            table.vacuum(
+                hours,
+                dry_run=False,
+                enforce_retention_duration=False,
+                post_commithook_properties=NO_HOOKS,
+                full=True,
+            )
+        except (DeltaError, OSError) as err:  # another user's files, say
+            log.info("%s is vacuumed by Spark: %s", uri, err)
+        else:
+            return
+    spark.sql(f"vacuum {path(uri)} retain {int(hours)} hours").collect()
+
+
+def _keep_as_chosen(
+    spark: SparkSession, uri: str, table: DeltaTable, deletion_vectors: bool
+) -> None:
+    """Follow the pipeline file's choice; switched off, the marks themselves go, so that every
+    reader may come again.
+    """
+    if writes_deletion_vectors(table) == deletion_vectors:
+        return
+    if not deletion_vectors:
+        # Before they are switched off: killed in between, the next maintenance does it again.
+        spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
+        fault_point("maintain.purged")
+    set_deletion_vectors(spark, uri, deletion_vectors)
+
+
+def _compact(spark: SparkSession, uri: str, table: DeltaTable) -> None:
+    table.update_incremental()
+    if _has_work(table):
+        with session_settings(spark, _FILE_SIZES):
+            spark.sql(f"optimize {path(uri)}").collect()
+    fault_point("maintain.compacted")
+
+
+def _has_work(table: DeltaTable) -> bool:
+    """Whether OPTIMIZE may have something to do: Spark takes a second or more to find that it
+    hasn't.
+    """
+    asked = table.protocol().writer_features or ()
+    if has_deletion_vectors(table) or "clustering" in asked or table.metadata().partition_columns:
+        return True
+    small = pc.sum(pc.less(files_of(table)["size_bytes"], _SMALL_FILE)).as_py() or 0
+    return bool(small > 1)
+
+
+def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """Remove what killed runs had staged: by age, since a server may go on for a while, and never
+    what may be in use.
+    """
+    root = job.pipeline.target.root
+    known = {state.table_name for state in job.ledger.table_rows()}
+    quarantine, removed = Quarantine(root, job.storage_options), 0
+    for leftover in find_leftovers(root, known, now() - _STAGED_FOR):
+        try:
+            with ExitStack() as locks:
+                for table in leftover.tables:
+                    # As whoever takes the target over does: nothing tells the next run any more
+                    # that somebody may be late.
+                    quarantine.fence(locks.enter_context(target_lock(job, table)).check)
+                removed += remove_folder(leftover.uri)
+        except LockHeld as err:
+            log.info("%s left for the next time: %s", leftover.uri, err)
+    stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
+
+
+def prune_change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """Delete batches that every target has applied and that are older than the change log must
+    reach back.
+    """
+    identity = job.slot_identity()
+    change_log = job.change_log(identity)
+    if change_log.last_batch() is None:
+        stage.detail = "no change log yet"
+        return
+    # First: a copy that ends from here on counts among those that are synced, and one that begins
+    # sees what is old enough to go.
+    if waiting := copies_under_way(job):
+        stage.detail = (
+            f"nothing removed: {', '.join(waiting)} will need what came since the copy under way"
+            " began"
+        )
+        return
+    states = synced_states(job)
+    watermarks = Watermarks(job, identity)
+    safe = min((_applied_upto(watermarks, state, result) for state in states), default=0)
+    oldest = now() - timedelta(days=job.pipeline.maintenance.keep_changes_days)
+    expired = max(
+        (cut.batch for cut in job.ledger.batches() if cut.at < oldest and cut.batch <= safe),
+        default=0,
+    )
+    if job.pipeline.source.options.messages:
+        expired = min(expired, messages_applied(job, identity))
+    # Another life of the slot never hears how a transaction prepared in an earlier one was decided.
+    first = job.first_batch()
+    prepared = [p for p in change_log.prepared() if p.batch > first]
+    expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
+    # What the slot may hold again after a stop of its server is compared once more.
+    saved = durable_position(job).value
+    ends = change_log.reach(first).ends
+    expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
+    fault_point("maintain.forgetting")
+    change_log.prune(expired, job.pipeline.maintenance.keep_versions_hours)
+    stage.detail = f"batches up to {expired} removed"
+
+
+def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) -> int:
+    """The last batch that a target holds; of one that can't be read, none: brought back, it may
+    need all of this life's.
+    """
+    try:
+        return watermarks.of(state)
+    except Exception as err:
+        log.warning("table=%s keeps the change log from being pruned: %s", state.table_name, err)
+        result.warnings.append(
+            f"the change log keeps all batches, since it can't be told which {state.table_name}"
+            " holds"
+        )
+        return watermarks.floor
+
+
+def _is_needed(prepared: Prepared, expired: int) -> bool:
+    """Whether a prepared transaction's changes may still be asked for once batches up to
+    ``expired`` are gone.
+    """
+    return prepared.batch <= expired and (
+        prepared.decided_in is None or prepared.decided_in > expired
+    )
+
+
+def prune_ledger_rows(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """After the change log: cuts by which its old batches are told must outlive them."""
+    kept = job.pipeline.maintenance
+    oldest = now() - kept.keeps_rows
+    change_log = job.change_log(job.slot_identity())
+    removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
+    expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
+    stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"
+
+
+def prune_reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
+    """Delete the reports that are older than the newest ``quality.keep_reports`` of each table."""
+    from waldelta.stages.check.reports.data_docs import prune_reports
+
+    removed = prune_reports(job.pipeline, job.pipeline.quality.keep_reports)
+    stage.detail = f"{counted(removed, 'report')} removed"

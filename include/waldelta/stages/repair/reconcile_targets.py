@@ -1,0 +1,446 @@
+"""Compares targets with snapshots of the source, several in each, and repairs the rows that differ
+where that is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from waldelta.config.target_mode import MIRROR
+from waldelta.errors import ConfigError, NeedsSync, NotPrimary, WaldeltaError
+from waldelta.lake.ledger.reconciliations import (
+    DIFFERENT,
+    FAILED,
+    NOT_COMPARED,
+    REPAIRED,
+    Reconciliation,
+)
+from waldelta.lake.ledger.records import TableState, now
+from waldelta.pipeline.drift.catalog_state import read_catalog_state
+from waldelta.pipeline.drift.drift import source_as_copied
+from waldelta.pipeline.drift.partitions import of_partition, with_leaves
+from waldelta.pipeline.job import Job
+from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline.targets.external_commits import repaired_commits
+from waldelta.pipeline.targets.lifecycle import RequiredAction, TableLifecycle
+from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.watermarks import Watermarks
+from waldelta.pipeline.task_errors import first_line, of_table
+from waldelta.postgres.connection import describe, named_loss
+from waldelta.quantities import counted
+from waldelta.slot.failover import check_source
+from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
+from waldelta.stages.land.drain import Drained
+from waldelta.stages.land.land_until import land_backlog, land_through
+from waldelta.stages.repair.reconcile.compare_table import (
+    ComparedTarget,
+    Found,
+    compare,
+    needs_spark,
+    why_not_compared,
+)
+from waldelta.stages.repair.repair import Again, repair_rows
+from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# Small tables share a snapshot; a large one has its own, which ends with it.
+BYTES_PER_SNAPSHOT = 512 << 20
+TABLES_AT_ONCE = 3
+_BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "8192")
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileRequest:
+    """What is asked for; ``by`` asks for it, ``reason`` goes into the ledger with what is
+    repaired.
+    """
+
+    tables: frozenset[str] | None = None
+    repair: bool = False
+    by: str = ""
+    reason: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tables: Collection[str] | None = None,
+        *,
+        repair: bool = False,
+        by: str | None = None,
+        reason: str | None = None,
+    ) -> ReconcileRequest:
+        """As people give it: by default by the user of this process."""
+        return cls(
+            None if tables is None else frozenset(tables),
+            repair,
+            by or current_user(),
+            reason or None,
+        )
+
+
+@dataclass
+class Reconciling:
+    """A reconciliation so far: what was found, by table, and which of the tables failed."""
+
+    spark: SparkSession
+    job: Job
+    order: ReconcileRequest
+    result: RunResult
+    found: dict[str, Reconciliation] = field(default_factory=dict)
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+
+    def put(self, table_name: str, status: str, reason: str) -> None:
+        """Say of a table why there is no answer."""
+        by = self.order.by
+        self.found[table_name] = Reconciliation(
+            now(), self.job.run_id, table_name, status, reason, by=by
+        )
+        log.warning("table=%s %s: %s", table_name, status, reason)
+
+    def fail(self, table_name: str, err: Exception) -> None:
+        """Note a failure, which doesn't stop the other tables."""
+        named = (
+            err
+            if isinstance(err, WaldeltaError)
+            else WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
+        )
+        self.failures[table_name] = of_table(named, table_name)
+        self.put(table_name, FAILED, f"{type(named).__name__}: {named}")
+
+
+def compare_all(work: Reconciling) -> None:
+    """Compare the targets that are asked for, and repair those that differ where that is asked for;
+    what was found and what failed is in ``work``.
+    """
+    job = work.job
+    with job.connect("reconcile") as connection:
+        if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
+            raise NotPrimary(
+                f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions"
+                " out: compare with the primary"
+            )
+        check_source(connection, job)
+        feeds, targets, _ = read_unbarred(connection, job.pipeline)
+        sizes = {str(target.id): target.table.size_bytes for target in targets}
+    standings, ended = end_killed_repairs(work.spark, job, feeds)
+    for cut in ended.values():
+        work.result.add_repair(cut)
+    chosen = list(_chosen(standings, work.order))
+    for name in sorted(
+        (work.order.tables or frozenset()) - {found.table_name for found in standings}
+    ):
+        work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
+    for standing in chosen:
+        if standing.action != RequiredAction.FEED:
+            work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
+    fed = {
+        found.table_name: found.state
+        for found in chosen
+        if found.action == RequiredAction.FEED and found.state is not None
+    }
+    for name, why in {
+        name: why for name, state in fed.items() if (why := _why_other_rows(state))
+    }.items():
+        del fed[name]
+        work.put(name, NOT_COMPARED, why)
+    keys: dict[str, tuple[ComparedTarget, Found]] = {}
+    by_spark = any(needs_spark(job, name) for name in fed)
+    with _batches(work.spark) if by_spark else nullcontext():
+        for names in in_groups({name: sizes.get(name, 0) for name in fed}):
+            keys |= _compare_group(work, [fed[name] for name in names])
+    if work.order.repair:
+        for name, (feeding, found) in sorted(keys.items()):
+            _repair(work, name, feeding, found)
+
+
+def _why_other_rows(state: TableState) -> str | None:
+    """Why a target holds other rows than its source on purpose; None when it doesn't."""
+    if state.copy_skipped:
+        return "it was taken without a copy (copy: false), so that it lacks rows on purpose"
+    return (
+        None
+        if state.kept_as == MIRROR
+        else f"its target keeps more than the source has (mode {state.kept_as})"
+    )
+
+
+@contextmanager
+def _batches(spark: SparkSession) -> Iterator[None]:
+    """Batches of rows that stay in the processor's cache: Spark takes time by their square over
+    lists.
+    """
+    before = cast("str", spark.conf.get(_BATCH_ROWS[0]))  # Spark knows a default
+    spark.conf.set(*_BATCH_ROWS)
+    try:
+        yield
+    finally:
+        spark.conf.set(_BATCH_ROWS[0], before)
+
+
+def _chosen(
+    standings: Sequence[TableLifecycle], order: ReconcileRequest
+) -> Iterator[TableLifecycle]:
+    known = {found.table_name: found for found in standings}
+    asked = order.tables or frozenset()
+    unknown = sorted(asked - known.keys())
+    if unknown and len(unknown) == len(asked):
+        raise ConfigError(f"not known: {', '.join(unknown)}: status says which tables there are")
+    for name, found in sorted(known.items()):
+        # What isn't published any more, or was never copied, has nothing to be compared unless
+        # somebody asks for it.
+        if (
+            name in order.tables
+            if order.tables is not None
+            else found.action not in (RequiredAction.REMOVED, RequiredAction.FIRST)
+        ):
+            yield found
+
+
+def in_groups(sizes: dict[str, int]) -> list[list[str]]:
+    """Which tables share a snapshot, the largest first.
+
+    >>> in_groups({"a": 1 << 40, "b": 1, "c": 2}), in_groups({"empty": 0})
+    ([['a'], ['c', 'b']], [['empty']])
+    """
+    groups: list[list[str]] = []
+    left = 0
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if not groups or sizes[name] > left:
+            groups.append([])
+            left = max(BYTES_PER_SNAPSHOT, sizes[name])
+        groups[-1].append(name)
+        left -= sizes[name]
+    return groups
+
+
+def _compare_group(
+    work: Reconciling, states: Sequence[TableState]
+) -> dict[str, tuple[ComparedTarget, Found]]:
+    """Compare some tables as one snapshot sees them; returns those that differ."""
+    spark, job = work.spark, work.job
+    try:
+        _count_landed(work, land_backlog(spark, job))
+        # Before the snapshot: what a target gets meanwhile is behind the batch that it is compared
+        # at.
+        marks = Watermarks(job, job.slot_identity())
+        batches = {state.table_name: marks.of(state) for state in states}
+        with (
+            named_loss(job.conninfo),
+            SnapshotHolder(
+                job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
+            ) as holder,
+        ):
+            feedings = _feedings(work, holder, states, batches, marks.versions)
+            if feedings:
+                _count_landed(work, land_through(spark, job, holder.lsn))
+            with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="reconcile") as pool:
+                done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
+                return {
+                    found.row.table_name: (feeding, found)
+                    for feeding, found in done
+                    if found is not None and found.row.differing_buckets
+                }
+    except Exception as err:
+        for state in states:
+            if state.table_name not in work.found:
+                work.fail(state.table_name, err)
+        return {}
+
+
+def _count_landed(work: Reconciling, drained: Drained) -> None:
+    work.result.changes += drained.changes
+    work.result.source.add(drained.bill)
+
+
+def _feedings(
+    work: Reconciling,
+    holder: SnapshotHolder,
+    states: Sequence[TableState],
+    batches: dict[str, int],
+    versions: dict[str, int],
+) -> list[ComparedTarget]:
+    """The tables that can be compared, as the snapshot sees what feeds them; of the others it is
+    told why not.
+    """
+    job, found = work.job, []
+    feeds, read, barred = read_unbarred(
+        holder.connection, job.pipeline
+    )  # the snapshot holds vacuum back meanwhile
+    targets = {str(target.id): target for target in read}
+    # Leaves that have joined those gathered since a run looked: their rows are in flight.
+    states = [with_leaves(state, feeds) for state in states]
+    present = read_catalog_state(holder.connection, states)
+    for state in states:
+        name, target = state.table_name, targets.get(state.table_name)
+        if target is None or target.problem is not None:
+            work.put(
+                name, NOT_COMPARED, target.problem or "" if target else "it is no longer published"
+            )
+            continue
+        if target.is_unread or not barred.relations.isdisjoint(
+            {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
+        ):
+            work.put(name, NOT_COMPARED, str(barred.busy(name)))
+            continue
+        try:
+            fed = source_as_copied(
+                job.pipeline, *of_partition(state, present[name], feeds.get(name)), target
+            )
+            feeding = ComparedTarget(fed, batches[name], versions[name])
+            why = why_not_compared(job, feeding)
+        except NeedsSync as err:
+            why = str(err)
+        if why is not None:
+            work.put(name, NOT_COMPARED, why)
+        else:
+            found.append(feeding)
+    return found
+
+
+def _compare_one(
+    work: Reconciling, holder: SnapshotHolder, feeding: ComparedTarget
+) -> tuple[ComparedTarget, Found | None]:
+    name = feeding.state.table_name
+    try:
+        found = compare(work.spark, work.job, holder, feeding)
+    except NeedsSync as err:
+        work.put(name, NOT_COMPARED, str(err))
+        return feeding, None
+    except Exception as err:  # Spark's too: one table's comparison must not end the others'
+        log.exception("table=%s", name)
+        work.fail(name, err)
+        return feeding, None
+    work.found[name] = replace(found.row, by=work.order.by)
+    return feeding, found
+
+
+def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found) -> None:
+    """Read the rows that differ again, as of a snapshot from which the stream goes on."""
+    row, job, order = work.found[name], work.job, work.order
+    if (why := _obstacle(found)) is not None:
+        work.found[name] = replace(
+            row, reason=f"not repaired: {why}: sync --tables {name} copies it anew"
+        )
+        return
+    reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
+        f": {order.reason}" if order.reason else ""
+    )
+    # Keys in flight and columns that were left out weren't compared: what others wrote there is
+    # still to be told.
+    compared = None if row.in_flight or row.left_out else feeding.version
+    try:
+        told = [] if compared is None else repaired_commits(job, feeding.state, compared)
+        done = repair_rows(
+            work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared)
+        )
+    except NeedsSync as err:
+        work.found[name] = replace(
+            row, reason=f"not repaired: {err}: sync --tables {name} copies it anew"
+        )
+        return
+    except Exception as err:
+        if not isinstance(err, WaldeltaError):
+            log.exception("table=%s", name)
+        work.fail(name, err)
+        work.found[name] = replace(row, reason=f"not repaired: {err}")
+        return
+    cut = done.cut
+    _count_landed(work, done.drained)
+    work.result.warnings += told
+    work.result.add_repair(cut)
+    mended = cut.inserted + cut.updated + cut.deleted
+    work.found[name] = replace(
+        row,
+        status=REPAIRED,
+        repaired=mended,
+        reason=f"the target's version {cut.version} holds them",
+    )
+    record_current(job, [name])  # quarantined rows came along
+
+
+def _obstacle(found: Found) -> str | None:
+    """Why rows can't be mended by their keys."""
+    if not found.row.is_complete:
+        return (
+            f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to"
+            " look at each row"
+        )
+    if found.row.doubled:
+        return "its target has rows with the same key"
+    if not found.keys:
+        return "no row that differs was found"
+    return None
+
+
+def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
+    """Where its pages are listed; None when there is nothing to tell, or no folder for them on this
+    machine.
+    """
+    from waldelta.stages.check.reports.data_docs import list_reconciliation
+
+    try:
+        index = list_reconciliation(job.pipeline, found) if found else None
+    except OSError as err:
+        log.warning("no page was written: %s", err)
+        return None
+    return None if index is None else str(index)
+
+
+def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
+    """Add what was found, by table and in one line, to the run's result."""
+    for row in found:
+        if row.compared:
+            table = result.tables.setdefault(row.table_name, TableResult(version=row.version))
+            table.compared, table.differing, table.in_flight, table.lacking = (
+                row.source_rows, row.differing, row.in_flight, row.lacking,
+            )  # fmt: skip
+        if row.status == NOT_COMPARED:
+            result.warnings.append(f"{row.table_name} wasn't compared: {row.reason}")
+        elif row.status == DIFFERENT and row.reason:
+            result.warnings.append(f"{row.table_name}: {row.reason}")
+        if row.left_out:
+            result.warnings.append(f"{row.table_name}: left out: columns {', '.join(row.left_out)}")
+        if row.lacking:
+            result.warnings.append(
+                f"{row.table_name}: {counted(row.lacking, 'row')} that it is known to lack left out"
+                " (quarantine)"
+            )
+    result.passed = sorted(row.table_name for row in found if row.status == REPAIRED)
+    compared = [row for row in found if row.compared]
+    rows, differing = (
+        sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))
+    )
+    stage.detail = (
+        f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')},"
+        f" {differing:,} with differences, {sum(row.in_flight for row in compared):,} in flight,"
+        f" {sum(row.repaired for row in compared):,} repaired"
+    )
+
+
+def describe_different(different: Sequence[Reconciliation], *, repair: bool) -> str:
+    """The targets that differ, a line each, for the error that the run ends with."""
+    lines = "".join(
+        f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing,"
+        f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with a key twice"
+        for row in different
+    )
+    remedy = (
+        ""
+        if repair
+        else "; reconcile --repair (in Airflow: the param repair) reads these rows again"
+    )
+    failed = counted(len(different), "target doesn't", "targets don't")
+    return (
+        f"{failed} hold what the source does, which their pages in the report and"
+        f" _waldelta/reconciliations show{remedy}:{lines}"
+    )
