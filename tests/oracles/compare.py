@@ -36,7 +36,7 @@ from waldelta.snapshot.exported_snapshot import (
 )
 from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

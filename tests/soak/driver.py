@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
-import waldelta.changes.merge.choose
+import waldelta.changes.merge.merge
 import waldelta.slot.durable_position
 import waldelta.stages.maintain.maintain
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
@@ -113,9 +113,9 @@ def merge_either_way() -> None:
         }.items()
     }
     for name, mine in turns.items():
-        merge = getattr(waldelta.changes.merge.choose, name)
+        merge = getattr(waldelta.changes.merge.merge, name)
         setattr(
-            waldelta.changes.merge.choose,
+            waldelta.changes.merge.merge,
             name,
             lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None,
         )

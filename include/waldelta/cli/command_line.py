@@ -17,7 +17,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from waldelta.cli._arguments import check_decision, parse
+from waldelta.cli._options import check_decision, parse
 from waldelta.config.pipeline_file import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
 from waldelta.jobs.pipeline import Pipeline

@@ -207,7 +207,7 @@ class _Resolver(Operands):
             if is_like:
                 mark = escape.value or "" if escape else "\\"
                 like_parts(text, mark)
-                value = (  # as row_filter_functions reads it: any character may be the mark
+                value = (  # as the Spark SQL reads it: any character may be the mark
                     f"{len(mark)}{mark}{text}"
                 )
             else:

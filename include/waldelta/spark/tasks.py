@@ -14,9 +14,9 @@ from waldelta.errors import ApplyError, WaldeltaError
 from waldelta.permissions import lake_umask, private_files
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import error_text as told_error
-from waldelta.spark.attempts import once
 from waldelta.spark.session import is_started
+from waldelta.spark.task_attempts import error_text as told_error
+from waldelta.spark.task_attempts import once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from waldelta.config.pipeline_file import PipelineFile
-from waldelta.decisions import DECISIONS
+from waldelta.decision_options import DECISIONS
 from waldelta_airflow import settings
 from waldelta_airflow.dags._dag_docs import dag_page
 from waldelta_airflow.launchers.job_result import named_failures

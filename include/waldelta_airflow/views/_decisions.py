@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from fastapi import HTTPException, Request
 
-from waldelta.decisions import DECISIONS
+from waldelta.decision_options import DECISIONS
 
 # What a form has to name for a decision that isn't one on whole tables.
 _OF_ROWS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import waldelta.changes.merge.choose as merge_module
+import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
 import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.job as job_module

@@ -588,7 +588,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
 
     from waldelta.stages.apply.apply import apply
 
-    monkeypatch.setattr("waldelta.changes.merge.choose._merge", killed)
+    monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
     with pytest.raises(Killed):
         apply(spark, job)
     assert len(told(job)) == 2
@@ -625,7 +625,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
     from waldelta.stages.apply.apply import apply
 
     if fate == "killed":
-        monkeypatch.setattr("waldelta.changes.merge.choose._merge", killed)
+        monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
         with pytest.raises(Killed):
             apply(spark, job)
         monkeypatch.undo()

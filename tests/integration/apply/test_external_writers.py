@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql.types import BooleanType
 
 import waldelta.changes.merge.by_file
-import waldelta.changes.merge.choose
+import waldelta.changes.merge.merge
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
@@ -162,7 +162,7 @@ def names(cases):
 
 def by_tasks(monkeypatch, acts):
     """Between the reading of the target and the commit of what tasks merged."""
-    monkeypatch.setattr("waldelta.changes.merge.choose.merge_in_driver", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
     real = waldelta.changes.merge.by_file._commit
 
     def commit(table, *given, **named):
@@ -174,9 +174,9 @@ def by_tasks(monkeypatch, acts):
 
 def by_spark(monkeypatch, acts):
     """While Spark's MERGE, which has chosen the target's version by then, reads what it merges."""
-    monkeypatch.setattr("waldelta.changes.merge.choose.merge_in_driver", lambda *_: None)
-    monkeypatch.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
-    real = waldelta.changes.merge.choose._merge
+    monkeypatch.setattr("waldelta.changes.merge.merge.merge_in_driver", lambda *_: None)
+    monkeypatch.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
+    real = waldelta.changes.merge.merge._merge
 
     def merge(spark, job, source, plan, tag, check):
         table = plan.state.table_name.removeprefix("public.")
@@ -189,7 +189,7 @@ def by_spark(monkeypatch, acts):
         spark.udf.register(name, beside, BooleanType())
         return real(spark, job, f"(select * from {source} where {name}(action))", plan, tag, check)
 
-    monkeypatch.setattr("waldelta.changes.merge.choose._merge", merge)
+    monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
 
 
 @pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])

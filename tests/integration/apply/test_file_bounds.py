@@ -59,7 +59,7 @@ def test_only_files_that_may_hold_a_changed_key_are_read(spark, database, pipeli
             )
         with monkeypatch.context() as by_spark:
             if number == 0:
-                by_spark.setattr("waldelta.changes.merge.choose.merge_files", lambda *_: None)
+                by_spark.setattr("waldelta.changes.merge.merge.merge_files", lambda *_: None)
             pipeline.consume(spark)
     files = {name: paths(pipeline, name) for name in KEYS}
     read, begun = {}, module._begun

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
-from waldelta.cli._arguments import parse
+from waldelta.cli._options import parse
 from waldelta.jobs.consume import consume
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry

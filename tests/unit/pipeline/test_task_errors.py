@@ -9,7 +9,7 @@ from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, Tar
 from waldelta.lake.write_errors import unwritable
 from waldelta.pipeline.task_errors import is_conflict, named_error, of_table
 from waldelta.spark import writable
-from waldelta.spark.attempts import error_text
+from waldelta.spark.task_attempts import error_text
 
 ERRORS = [
     DecodeError(

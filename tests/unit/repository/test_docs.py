@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import waldelta.errors
-from waldelta.cli._arguments import VERBS
+from waldelta.cli._options import VERBS
 from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.records import (

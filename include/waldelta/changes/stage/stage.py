@@ -34,7 +34,7 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.storage import write_parquet
 from waldelta.quantities import counted
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import parquet
 from waldelta.types.base import TargetType
 

@@ -48,7 +48,7 @@ class CatalogTable:
     leaves, by oid, that were tables before they were partitions of it, by themselves or within one,
     ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of
     them that no TRUNCATE of the whole table explains (see
-    waldelta.pipeline.drift.partition_truncates). ``above`` are the tables between each leaf and the
+    waldelta.pipeline.drift.unsent_truncates). ``above`` are the tables between each leaf and the
     root, by oid. ``name`` is what the table is called; None when it doesn't exist.
     """
 

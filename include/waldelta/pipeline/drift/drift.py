@@ -18,8 +18,8 @@ from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import FilterNotTranslatable, NeedsSync
 from waldelta.lake.ledger.records import StorageState, TableState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
-from waldelta.pipeline.drift.partition_truncates import replaced_files
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
+from waldelta.pipeline.drift.unsent_truncates import replaced_files
 from waldelta.pipeline.targets.target_filter import both, filter_of
 from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
 from waldelta.postgres.catalog import PublishedTable

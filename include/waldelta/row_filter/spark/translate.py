@@ -2,8 +2,8 @@
 is refused.
 
 ``waldelta.row_filter.resolve`` has found types and signatures; here each node becomes SQL, by the
-templates of ``row_filter_functions``. Values that stand verbatim in ``_wd_raw`` go along
-(``row_filter_value``).
+templates of ``_operators_and_functions``. Values that stand verbatim in ``_wd_raw`` go along
+(``values``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from waldelta.row_filter._datetime_fields import PERIODIC
 from waldelta.row_filter.analyzed_filter import RowFilter
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.resolve import resolve
-from waldelta.row_filter.spark._functions import BUILT, FIELDS, TEMPLATES, UNITS
+from waldelta.row_filter.spark._operators_and_functions import BUILT, FIELDS, TEMPLATES, UNITS
 from waldelta.row_filter.spark._raw_values import (
     INFINITE,
     RAW_FUNCTIONS,

@@ -15,11 +15,11 @@ from waldelta.errors import StateError
 from waldelta.lake.ledger.records import TableState, TargetCut
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partition_truncates import with_truncated
 from waldelta.pipeline.drift.partitions import of_partition, record_leaves, with_leaves
 from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
 from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
 from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.lifecycle import (
     RequiredAction,

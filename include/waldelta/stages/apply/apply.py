@@ -15,8 +15,8 @@ from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
 from waldelta.changes.merge.alter_columns import reshape
-from waldelta.changes.merge.choose import merge_staged
 from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
+from waldelta.changes.merge.merge import merge_staged
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.states import complete_states
 from waldelta.changes.stage.folders import staged_in
@@ -64,9 +64,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-# A MERGE that others' commits got ahead of is run again on what they left, so often in all.
-_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied, messages_uri
 from waldelta.pipeline.task_errors import is_conflict, named_error
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,9 +25,9 @@ from waldelta.permissions import private_files
 from waldelta.pipeline.advisory_locks import slot_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partition_truncates import with_truncated
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.drift.rewrites import unsent_changes
+from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.lifecycle import (

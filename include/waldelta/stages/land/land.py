@@ -22,7 +22,7 @@ from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pipeline.task_errors import named_error
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.slot.read.read_request import ReadRequest
-from waldelta.spark.attempts import error_text as told_error
+from waldelta.spark.task_attempts import error_text as told_error
 from waldelta.spark.tasks import run_tasks
 from waldelta.spark.writable import write_error
 

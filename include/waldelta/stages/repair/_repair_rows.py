@@ -35,7 +35,7 @@ from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
 from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote
 from waldelta.stages.repair._by_driver import (
     MOST_KEYS,

@@ -28,7 +28,7 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.catalog import TableId
 from waldelta.snapshot.read_table import TableCopy
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 from waldelta.spark.tasks import Task, run_tasks
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import Reader, copy_files, open_target

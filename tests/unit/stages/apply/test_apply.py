@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-import waldelta.changes.merge.choose as merge_module
+import waldelta.changes.merge.merge as merge_module
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.stage import Staged
 from waldelta.changes.stage.stage_tasks import tasks_for

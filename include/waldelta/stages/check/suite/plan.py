@@ -1,7 +1,8 @@
 """Which expectations a target must meet: derived from the ledger's record of it, plus the
 engineer's own.
 
-Pure: the plan names Great Expectations' types and arguments, ``quality.py`` runs it.
+Pure: the plan names Great Expectations' types and arguments, ``waldelta.stages.check.check`` runs
+it.
 """
 
 from __future__ import annotations

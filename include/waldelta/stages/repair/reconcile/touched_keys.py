@@ -25,7 +25,7 @@ from waldelta.pipeline.drift.catalog_state import read_catalog_state
 from waldelta.pipeline.job import Job
 from waldelta.postgres.type_catalog import read_types
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,7 +30,7 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.storage import write_parquet
 from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.attempts import once
+from waldelta.spark.task_attempts import once
 from waldelta.stages.repair.replay._plan import ReplayPlan
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from waldelta.cli._arguments import VERBS, parse
+from waldelta.cli._options import VERBS, parse
 from waldelta.cli.command_line import main
-from waldelta.decisions import DECISIONS
+from waldelta.decision_options import DECISIONS
 
 # What Airflow's operator adds to every verb.
 OF_A_RUN = [

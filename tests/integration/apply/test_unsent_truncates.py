@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.lake.ledger.records import TableState, now
 from waldelta.pipeline.drift.catalog_state import read_catalog_state
-from waldelta.pipeline.drift.partition_truncates import replaced_files, with_truncated
+from waldelta.pipeline.drift.unsent_truncates import replaced_files, with_truncated
 from waldelta.postgres.connection import connect
 from waldelta.postgres.server_position import read_oldest_xid
 
