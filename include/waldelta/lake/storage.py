@@ -338,6 +338,13 @@ def open_parquet(folder: str) -> ds.Dataset:
     )
 
 
+def row_group_bytes(dataset: ds.Dataset) -> list[int]:
+    """What each row group of a dataset takes once it is unpacked, as the files' footers say;
+    values that repeat count once.
+    """
+    return [group.total_byte_size for part in dataset.get_fragments() for group in part.row_groups]
+
+
 def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds.Dataset:
     """The same rows, or those parts of it that may hold chosen ones, as fragments of a row group
     each.

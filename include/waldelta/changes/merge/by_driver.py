@@ -29,7 +29,13 @@ from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, m
 from waldelta.changes.merge.small_target import is_small
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged
+from waldelta.lake.storage import (
+    SPARKS_TIMESTAMPS,
+    checkpoint,
+    files_of,
+    only_if_unchanged,
+    row_group_bytes,
+)
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 
@@ -195,6 +201,9 @@ def _read(table: DeltaTable) -> pa.Table | None:
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
     """All rows; None when they take more than MOST_BYTES of memory."""
+    # A first batch of large rows would be in memory before it could be counted.
+    if sum(row_group_bytes(dataset)) > MOST_BYTES:
+        return None
     parts: list[pa.RecordBatch] = []
     taken = 0
     for part in batches(dataset):

@@ -18,10 +18,10 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
-from waldelta.changes.merge.by_driver import is_known
+from waldelta.changes.merge.by_driver import MOST_BYTES, is_known
 from waldelta.changes.merge.small_target import is_at_most
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_group_bytes
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.job import Job
 from waldelta.spark.arrow_schema import ddl
@@ -176,7 +176,9 @@ def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | N
         table = DeltaTable(uri, version=version, storage_options=job.storage_options)
         if not (is_known(table) and is_at_most(files_of(table), _MOST_ROWS, _MOST_FILE_BYTES)):
             return None
-        return table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+        dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
+        # Rows are read a row group at a time.
+        return dataset if max(row_group_bytes(dataset), default=0) <= MOST_BYTES else None
     except (DeltaError, OSError, pa.ArrowException) as err:
         log.info("%s is read by Spark: %s", uri, err)
         return None
