@@ -161,7 +161,39 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
     ]
 
 
+def test_no_table_is_to_be_copied_because_there_is_no_java(
+    spark, database, pipeline, tmp_path, monkeypatch
+):
+    """A killed repair is ended by Spark where it hadn't committed: the error names Java."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    target(pipeline).delete("day = '2024-01-08'")
+    with monkeypatch.context() as patched:
+        patched.setattr("waldelta.stages.repair.repair.merge_rows_in_driver", killed)
+        with pytest.raises(Killed):
+            pipeline.reconcile(spark, run_id="killed", repair=True)
+    done = start_without_java(database, pipeline, tmp_path, "without", "--repair")
+    assert (done.returncode, "is to be copied" in done.stderr) == (1, False)
+    assert "ConfigError" in done.stderr
+    assert "JAVA_HOME" in done.stderr
+    assert reconcile(spark, pipeline, "after", repair=True)["t"].status == "repaired"
+
+
 def run_without_java(database, pipeline, tmp_path, run_id, *options):
+    done = start_without_java(database, pipeline, tmp_path, run_id, *options)
+    assert done.returncode == 0, done.stderr
+    rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
+    return [
+        (row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows
+    ]
+
+
+def start_without_java(database, pipeline, tmp_path, run_id, *options):
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(pipeline.file.model_dump(mode="json", exclude_none=True)))
     command = [
@@ -175,14 +207,9 @@ def run_without_java(database, pipeline, tmp_path, run_id, *options):
         *options,
     ]
     own = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "JAVA_HOME": str(tmp_path)}
-    done = subprocess.run(
+    return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | own
     )
-    assert done.returncode == 0, done.stderr
-    rows = Reconciliations(pipeline.file.target.root).of_run(run_id)
-    return [
-        (row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows
-    ]
 
 
 def test_a_fresh_copy_is_equal(spark, pipeline):

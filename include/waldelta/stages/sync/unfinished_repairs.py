@@ -19,7 +19,14 @@ from deltalake import DeltaTable
 
 from waldelta.changes.merge.commits import committed_verb, read_commit
 from waldelta.changes.merge.statements import CommitTag, tagged, void_statement
-from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError
+from waldelta.errors import (
+    ApplyError,
+    ConfigError,
+    LateWriter,
+    LockHeld,
+    SparkUnreachable,
+    StateError,
+)
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
@@ -160,7 +167,8 @@ def end_killed_repairs(
     """Where every table stands, once the repairs that were killed have been ended; and what those
     did that had committed.
 
-    A repair whose end nobody can tell leaves its table to be copied.
+    A repair whose end nobody can tell leaves its table to be copied. Raises ConfigError and
+    SparkUnreachable where no session can be had, which says nothing of a table.
     """
     standings, cuts, ended = read_standings(job, published), {}, False
     for found in standings:
@@ -178,6 +186,8 @@ def end_killed_repairs(
             ended = True
         except (LateWriter, LockHeld) as err:
             log.info("table=%s %s", begun.table_name, err)
+        except (ConfigError, SparkUnreachable):
+            raise
         except Exception as err:  # Spark's too: a copy mends it
             log.warning("table=%s is to be copied: %s", begun.table_name, first_line(err))
     return (read_standings(job, published) if ended else standings), cuts
@@ -208,6 +218,8 @@ def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> N
     try:
         with tagged(spark, replace(tag, verb=_VOID)):
             spark.sql(statement).collect()
+    except (ConfigError, SparkUnreachable):
+        raise
     except Exception as err:
         # Perhaps because the repair has just committed after all.
         if committed_verb(job, begun, tag) is None:
