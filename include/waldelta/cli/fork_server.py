@@ -263,12 +263,10 @@ def code_stamp() -> str:
     """Changes with any of our modules, and whenever anything is installed beside them or
     removed.
     """
-    folders = [Path(package.__file__ or "").parent for package in (waldelta,)]
+    ours = Path(waldelta.__file__ or "").parent
     installed = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
     found = hashlib.sha256()
-    for path in sorted(
-        {*folders, *installed, *(p for folder in folders for p in folder.rglob("*.py"))}
-    ):
+    for path in sorted({ours, *installed, *ours.rglob("*.py")}):
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
             found.update(

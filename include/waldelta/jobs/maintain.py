@@ -60,9 +60,8 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
         except LockHeld as err:
             log.warning("table=%s left for the next time: %s", name, err)
             return err
-        except (
-            Exception
-        ) as err:  # one that was removed or damaged must not keep the others from being done
+        except Exception as err:
+            # One that was removed or damaged must not keep the others from being done.
             log.exception("table=%s not maintained", name)
             return of_table(
                 err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name

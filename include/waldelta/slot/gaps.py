@@ -69,9 +69,8 @@ def breaks_recorded(job: Job) -> Iterator[None]:
     except BREAKS as err:
         try:
             record_gap(job, err)
-        except (
-            Exception
-        ) as other:  # the error itself says what to do, and every run that meets it tries again
+        except Exception as other:
+            # The error itself says what to do, and every run that meets it tries again.
             log.warning("the gap was not recorded: %s", other)
         raise
 

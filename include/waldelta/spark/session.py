@@ -8,7 +8,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -111,14 +111,9 @@ def deferred_session(
         with open_session(name, job, session_key) as spark:
             yield spark
         return
-    deferred = DeferredSession(
-        lambda: spark_session(os.environ.get("WALDELTA_MASTER", LOCAL_MASTER), name=name)
-    )
-    try:
+    with ExitStack() as opened:
+        deferred = DeferredSession(lambda: opened.enter_context(open_session(name)))
         yield cast("SparkSession", deferred)
-    finally:
-        if deferred.made is not None:
-            _stop(deferred.made)
 
 
 @contextmanager

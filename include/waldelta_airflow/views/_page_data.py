@@ -137,9 +137,8 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
             _last_idle_check(pipeline, schedule),
             _REACH,
         )
-    except (
-        Exception
-    ) as err:  # whatever is wrong with one lake, the others' lines are still worth showing
+    except Exception as err:
+        # Whatever is wrong with one lake, the others' lines are still worth showing.
         if not isinstance(err, UNREADABLE):
             log.exception("the overview can't show pipeline %s", name)
         return Card(

@@ -69,7 +69,7 @@ def test_a_deferred_session_is_made_by_its_first_use(monkeypatch, uses):
     """
     made, stopped = [], []
 
-    def make(*_, name):
+    def make(*_, name, **__):
         made.append(name)
         return SimpleNamespace(sparkContext=None, version="4", stop=lambda: stopped.append(name))
 

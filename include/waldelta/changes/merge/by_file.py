@@ -6,7 +6,7 @@ as it has them then. Here a task reads a few of the target's files that may hold
 changes, looks their keys up in the changes', and writes each file that has one anew, its rows in
 the order that they had: files keep to their ranges of keys, so that later changes of some rows go
 on touching few of them. What found no row is added by the tasks that follow. The commit carries
-what a MERGE's would and is a compare-and-swap on the version that was read (as merge_here's).
+what a MERGE's would and is a compare-and-swap on the version that was read (as merge_in_driver's).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def merge_files(
     tells what they did.
 
     ``run`` has tasks done (tasks.run_tasks). ``check`` is asked, and None returned, as by
-    merge_here.
+    merge_in_driver.
     """
     if not is_for_arrow(plan, tag):
         return None

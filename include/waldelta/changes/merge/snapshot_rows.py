@@ -4,7 +4,7 @@ one commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.changes.decode.collapse import EventShape
@@ -25,6 +25,12 @@ def staged_names(copy: TableCopy) -> list[str]:
     return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
 
 
+def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
+    """Where the columns of ``key`` stand among a copy's rows when they are staged."""
+    names = [name for name, _ in copy.columns]
+    return EventShape(len(names), tuple(names.index(column) for column in key))
+
+
 def merge_rows(
     spark: SparkSession,
     target: str,
@@ -39,10 +45,10 @@ def merge_rows(
     Delta's settings are the session's while this runs: nothing else may commit through it.
     """
     names = [name for name, _ in copy.columns]
-    shape = EventShape(len(names), tuple(names.index(column) for column in key), ())
     variants = [f"c{i}" for i, (_, kind) in enumerate(copy.columns) if kind.spark == VARIANT]
     source = with_variants(parquet(folder), variants)
+    statement = merge_statement(
+        target, source, names, staged_shape(copy, key), metadata_columns=copy.lsn is not None
+    )
     with tagged(spark, tag):
-        spark.sql(
-            merge_statement(target, source, names, shape, metadata_columns=copy.lsn is not None)
-        ).collect()
+        spark.sql(statement).collect()

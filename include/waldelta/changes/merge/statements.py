@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # In a commit's counts: of a table without a key, the staged updates and deletes that found a row in
 # the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
-# And of a commit without Delta's metrics of a MERGE (merge_here): the target's rows by what became
-# of them.
+# And of a commit without Delta's metrics of a MERGE (merge_in_driver): the target's rows by what
+# became of them.
 MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
     "merged_inserts",
     "merged_updates",

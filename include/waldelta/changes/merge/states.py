@@ -1,8 +1,8 @@
 """Merge states: unfolded rows into a Delta target that keeps more than a mirror does, as one
 commit.
 
-Behind unfold, in the place of merge. Every statement is built here, with names quoted and numbers
-alone as values.
+Behind row_versions, in the place of merge. Every statement is built here, with names quoted and
+numbers alone as values.
 """
 
 from __future__ import annotations

@@ -108,9 +108,8 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     applied.retold += unreported_commits(job, fed.left)
     try:
         applied.removed = record_removed(job, fed.left)
-    except (
-        WaldeltaError
-    ) as err:  # what was applied is told all the same, and the next run records it
+    except WaldeltaError as err:
+        # What was applied is told all the same, and the next run records it.
         log.warning("what isn't published any more can't be recorded now: %s", err)
     return applied
 

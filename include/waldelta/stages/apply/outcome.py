@@ -65,9 +65,8 @@ def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
         yield
     except WaldeltaError as err:
         _give_up(job, state, err, applied)
-    except (
-        Exception
-    ) as err:  # a defect of ours, or of a library: it must not end the others' either
+    except Exception as err:
+        # A defect of ours, or of a library: it must not end the others' either.
         log.exception("table=%s", state.table_name)
         _give_up(job, state, unexpected_error(state.table_name, err), applied)
 

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_UPSERT,
-    EventShape,
     Ints,
     codes_of,
 )
@@ -113,7 +112,7 @@ def stage_net_in_driver(
     if (again := read_within(dataset, dataset.schema)) is None:
         return None
     try:
-        net = net_changes(again, _read_staged_keys(touched, rows), _shape(rows).key)
+        net = net_changes(again, _read_staged_keys(touched, rows), rows.shape.key)
     except pa.ArrowException as err:
         log.info("what is in %s is staged by Spark: %s", staged, err)
         return None
@@ -137,7 +136,7 @@ def merge_rows_in_driver(
     """Merge what is staged in ``folder`` into a small target, as merge_rows() does; False where
     Spark has to.
 
-    ``check`` is asked, and raises, as by merge_here.
+    ``check`` is asked, and raises, as by merge_in_driver().
     """
     try:
         dataset = open_parquet(folder)
@@ -148,10 +147,5 @@ def merge_rows_in_driver(
     if net is None:
         return False
     names = [name for name, _ in rows.copy.columns]
-    changes = NetChanges.whole(net, names, _shape(rows), metadata=rows.copy.lsn is not None)
+    changes = NetChanges.whole(net, names, rows.shape, metadata=rows.copy.lsn is not None)
     return commit_in_driver(job, table_name, changes, tag, check) is not None
-
-
-def _shape(rows: RepairRows) -> EventShape:
-    names = [name for name, _ in rows.copy.columns]
-    return EventShape(len(names), tuple(names.index(column) for column, _ in rows.key))

@@ -17,9 +17,9 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPSERT
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPSERT, EventShape
 from waldelta.changes.decode.decode import typed_key
-from waldelta.changes.merge.snapshot_rows import staged_names
+from waldelta.changes.merge.snapshot_rows import staged_names, staged_shape
 from waldelta.errors import NeedsSync
 from waldelta.lake.ledger.records import TableState
 from waldelta.lake.storage import open_parquet, write_parquet
@@ -67,6 +67,11 @@ class RepairRows:
     whole: Choice
     # Keys that it can't be asked for, as unheld_keys() finds them.
     unheld: frozenset[tuple[str, ...]] = frozenset()
+
+    @property
+    def shape(self) -> EventShape:
+        """Where the key stands among the copy's columns."""
+        return staged_shape(self.copy, [column for column, _ in self.key])
 
 
 def plan_rows(
@@ -323,8 +328,7 @@ def stage_net(
         and (counts := stage_net_in_driver(rows, staged, touched, TOUCHED)) is not None
     ):
         return counts
-    names = [name for name, _ in rows.copy.columns]
-    places = [names.index(column) for column, _ in rows.key]
+    places = rows.shape.key
     key = [f"b{k}" for k in range(len(places))]
 
     def read(part: str, why: str) -> DataFrame:

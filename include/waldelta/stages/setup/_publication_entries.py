@@ -85,8 +85,7 @@ def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozens
         # Of a table that somebody keeps locked nothing is recorded: the next run looks for itself.
         _, targets, _ = read_unbarred(connection, job.pipeline, sizes=False)
         return {str(target.id): target.table.entries for target in targets if not target.is_unread}
-    except (
-        SourceError
-    ) as err:  # publications that can't be read together, which setup is there to mend
+    except SourceError as err:
+        # Publications that can't be read together, which setup is there to mend.
         log.info("what publishes the tables can't be read: %s", err)
         return {}

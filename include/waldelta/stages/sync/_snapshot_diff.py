@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.merge.commits import check_alone, commit_equal, read_commit, read_untouched
 from waldelta.changes.merge.comparable import comparable, comparable_map
-from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names
+from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import VARIANT, write_error
 from waldelta.changes.stage.folders import staged_in
@@ -183,7 +183,7 @@ def _mend(
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:
     """The net changes between target and source: ``action``, ``b<k>``, and the source's columns."""
     names = [name for name, _ in copy.columns]
-    key = [names.index(column) for column in copy.key_columns]
+    key = staged_shape(copy, copy.key_columns).key
     held = [F.col(quote(name)).alias(f"t{i}") for i, name in enumerate(names)]
     if copy.lsn is not None:
         held.append(F.col(RAW).alias("t_raw"))

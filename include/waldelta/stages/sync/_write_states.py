@@ -226,7 +226,7 @@ def _add(
 
 
 def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:
-    """Differences, as a query of the rows that unfold would make of them, all as of the
+    """Differences, as a query of the rows that row_versions would make of them, all as of the
     snapshot.
     """
     at = f"timestamp_micros({round(moment.at.timestamp() * 1_000_000):d})"

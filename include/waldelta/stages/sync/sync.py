@@ -195,9 +195,8 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
                 results.append(done)
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
-        except (
-            Exception
-        ) as err:  # a defect of ours, or of Spark: one table's copy must not end the others'
+        except Exception as err:
+            # A defect of ours, or of Spark: one table's copy must not end the others'.
             log.exception("table=%s", wanted.id)
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 

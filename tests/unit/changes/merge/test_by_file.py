@@ -101,7 +101,7 @@ def test_random_batches_equal_a_plain_simulation(job):
 
 
 def test_what_the_commit_tells(job):
-    """As merge_here does."""
+    """As merge_in_driver does."""
     write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
     events = [
         ("U", 1, 1, "a2", "~"),
