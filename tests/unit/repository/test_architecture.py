@@ -43,16 +43,36 @@ def modules(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def imported(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def only_for_types(tree: ast.Module) -> set[int]:
+    """The nodes that only type checkers run."""
+    return {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+
+
+def imports(path: Path, *, when_run: bool = False) -> Iterator[str]:
+    """What a file imports, in functions too: ``from a.b import c`` as a.b.c, relative ones with
+    their dots in front; with ``when_run`` not what only type checkers see.
+    """
+    tree = ast.parse(path.read_text())
+    unseen = only_for_types(tree) if when_run else set()
+    for node in ast.walk(tree):
+        if id(node) in unseen:
+            continue
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.split(".")[0])
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names.add("<relative>")
-    return names
+            before = "." * node.level + (f"{node.module}." if node.module else "")
+            yield from (before + alias.name for alias in node.names)
+
+
+def imported(path: Path, *, when_run: bool = False) -> set[str]:
+    """The top level of what a file imports."""
+    return {name.split(".")[0] or "<relative>" for name in imports(path, when_run=when_run)}
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
@@ -81,8 +101,9 @@ def test_airflow_loads_no_pyspark(module):
     needs.
     """
     program = (
-        f"import sys, {module}\nsys.exit(str(sorted({{'pyspark', 'great_expectations'}} &"
-        " set(sys.modules))) if {'pyspark', 'great_expectations'} & set(sys.modules) else 0)\n"
+        f"import sys, {module}\n"
+        "heavy = sorted({'pyspark', 'great_expectations'} & set(sys.modules))\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -108,29 +129,10 @@ def package_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "include/waldelta").parent.parts)
 
 
-def only_for_types(tree: ast.Module) -> set[int]:
-    """The nodes that only type checkers run."""
-    return {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-
-
 def module_imports(path: Path) -> Iterator[str]:
-    """The modules of the library that a file imports when it runs, in functions too."""
-    tree = ast.parse(path.read_text())
-    typed = only_for_types(tree)
-    for node in ast.walk(tree):
-        if id(node) in typed:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield from {f"{node.module}.{alias.name}", node.module} & MODULES.keys()
-        elif isinstance(node, ast.Import):
-            yield from {alias.name for alias in node.names} & MODULES.keys()
+    """The modules of the library that a file imports when it runs."""
+    for name in imports(path, when_run=True):
+        yield from {name, name.rpartition(".")[0]} & MODULES.keys()
 
 
 def _name(path: Path) -> str:
@@ -167,16 +169,11 @@ def test_private_modules_are_imported_inside_their_package_only():
     wrong = []
     for folder in (*MAY_IMPORT, "include/demo", "benchmarks"):
         for path in modules(folder):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if not isinstance(node, ast.ImportFrom) or not node.module:
-                    continue
-                parts = node.module.split(".")
+            for name in imports(path):
+                parts = name.split(".") if name in MODULES else name.split(".")[:-1]
                 private = next((n for n, part in enumerate(parts) if _is_private(part)), None)
-                if private is None:
-                    continue
-                owner = "/".join(parts[:private])
-                if owner not in path.as_posix():
-                    wrong.append(f"{path.relative_to(ROOT)} imports {node.module}")
+                if private is not None and "/".join(parts[:private]) not in path.as_posix():
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
 
@@ -201,18 +198,11 @@ def test_what_stands_above_spark_loads_no_pyspark():
     """And monitoring, which pages read."""
     light = {*layers()[: layers().index("spark")], "monitoring"}
     heavy = {"pyspark", "great_expectations"}
-    wrong = []
-    for name, path in MODULES.items():
-        tree = ast.parse(path.read_text())
-        typed = only_for_types(tree)
-        named = {
-            alias.name if isinstance(node, ast.Import) else str(node.module)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed
-            for alias in node.names
-        }
-        if package_of(path) in light and {module.split(".")[0] for module in named} & heavy:
-            wrong.append(name)
+    wrong = [
+        name
+        for name, path in MODULES.items()
+        if package_of(path) in light and imported(path, when_run=True) & heavy
+    ]
     assert wrong == []
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.slot_state import SLOT
 from waldelta.config.pipeline_file import PipelineFile
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
 from waldelta.lake.ledger.ledger import Ledger
@@ -26,7 +27,7 @@ from waldelta.slot.failover import (
     known_ends,
     record_promotion,
 )
-from waldelta.slot.slot import SlotState, check_health
+from waldelta.slot.slot import check_health
 from waldelta.stages.repair.replay.interval import within_history
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -204,29 +205,7 @@ def test_runs_end_within_the_present_history():
 
 def test_a_standby_that_is_away_is_named():
     """Reading would wait for it without a word."""
-    slot = SlotState(
-        name="s",
-        plugin="pgoutput",
-        slot_type="logical",
-        database="d",
-        in_this_database=True,
-        temporary=False,
-        active=False,
-        active_pid=None,
-        active_by=None,
-        confirmed_flush_lsn=Lsn(1),
-        restart_lsn=Lsn(1),
-        wal_status="reserved",
-        safe_wal_size=None,
-        two_phase=False,
-        invalidation_reason=None,
-        inactive_since=None,
-        retained_bytes=0,
-        system_identifier="1",
-        timeline=1,
-        failover=True,
-        standbys_away=("east", "west"),
-    )
+    slot = replace(SLOT, failover=True, standbys_away=("east", "west"))
     with pytest.raises(StandbyAway, match="east, west isn't connected"):
         check_health(slot, "s")
     assert check_health(replace(slot, standbys_away=()), "s").failover

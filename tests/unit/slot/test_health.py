@@ -7,34 +7,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.slot_state import SLOT as UNREMARKABLE
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.slot.health import forecast, slot_warnings, wal_rate
-from waldelta.slot.slot import SlotState
 
 NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
 GB = 1 << 30
-SLOT = SlotState(
-    name="s",
-    plugin="pgoutput",
-    slot_type="logical",
-    database="d",
-    in_this_database=True,
-    temporary=False,
-    active=False,
-    active_pid=None,
-    active_by=None,
+SLOT = replace(
+    UNREMARKABLE,
     confirmed_flush_lsn=Lsn(20 * GB),
     restart_lsn=Lsn(20 * GB),
-    wal_status="reserved",
-    safe_wal_size=None,
-    two_phase=False,
-    invalidation_reason=None,
-    inactive_since=None,
     retained_bytes=2 * GB,
-    system_identifier="1",
-    timeline=1,
     wal_bytes_per_hour=float(GB),
 )
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.slot_state import SLOT
 from waldelta.config.pipeline_file import PipelineFile, SlotLimits
 from waldelta.errors import (
     AuthenticationFailed,
@@ -33,7 +34,7 @@ from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.slot.read.peek import peek_error
 from waldelta.slot.recovery import recover
-from waldelta.slot.slot import SlotState, check_health, check_ours
+from waldelta.slot.slot import check_health, check_ours
 from waldelta.slot.standby import _check_follows, _timeline, check_slot, replay_warnings
 from waldelta.stages.setup._slot_setup import _create_on_standby, slot_that_stays
 from waldelta.stages.setup.facts.source_facts import ServerFacts
@@ -42,27 +43,6 @@ from waldelta.stages.setup.preflight.standby import judge_servers, judge_setting
 
 PRIMARY = ServerPosition("1", 1, Lsn(1500), 1, 1 << 24, "postgres")
 STANDBY = replace(PRIMARY, flush_lsn=Lsn(1000), primary_lsn=Lsn(1500))
-SLOT = SlotState(
-    name="s",
-    plugin="pgoutput",
-    slot_type="logical",
-    database="d",
-    in_this_database=True,
-    temporary=False,
-    active=False,
-    active_pid=None,
-    active_by=None,
-    confirmed_flush_lsn=Lsn(1),
-    restart_lsn=Lsn(1),
-    wal_status="reserved",
-    safe_wal_size=None,
-    two_phase=False,
-    invalidation_reason=None,
-    inactive_since=None,
-    retained_bytes=0,
-    system_identifier="1",
-    timeline=1,
-)
 
 
 def file(**source) -> PipelineFile:

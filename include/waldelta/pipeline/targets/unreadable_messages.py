@@ -86,6 +86,10 @@ class OpenMessage:
         """Whether one of these tables may lack what it says."""
         return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
 
+    def with_decision(self, status: str, by: str | None, reason: str | None) -> OpenMessage:
+        """The message as it is once this was decided."""
+        return replace(self, row=replace(self.row, status=status, by=by, reason=reason))
+
     def describe(self) -> str:
         """For the warnings of a run: what it is, who decided, and what to do."""
         place = (
@@ -288,10 +292,7 @@ def skip_messages(
         )
     chosen = [waiting[message] for message in sorted(set(messages))]
     _decide(job, chosen, SKIPPED, by, reason)
-    return [
-        as_json(replace(one, row=replace(one.row, status=SKIPPED, by=by, reason=reason)))
-        for one in chosen
-    ]
+    return [as_json(one.with_decision(SKIPPED, by, reason)) for one in chosen]
 
 
 def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMessage]:

@@ -124,10 +124,7 @@ def discard_quarantined(
             )
         if discarded:
             record_current(job, {row.table_name for row in discarded})
-    acknowledged = [
-        as_json(replace(one, row=replace(one.row, status=RESOLVED, by=by, reason=reason)))
-        for one in messages
-    ]
+    acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
     return acknowledged + [
         {
             "id": row.id,
