@@ -86,9 +86,8 @@ DOTTED = re.compile(
 )
 MODULES = {
     ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
-    for base, folder in (("include", "include"), (".", "spark_jobs"))
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    for base in [ROOT / base]
+    for base, folder in ((ROOT / "include", ""), (ROOT, "spark_jobs"))
+    for path in sorted((base / folder).rglob("*.py"))
 }
 # Packages, also those without a file of their own, and what metrics' names begin with.
 NOT_MODULES = re.compile(r"waldelta\.(shop|generation|open)\b")
