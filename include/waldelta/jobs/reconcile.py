@@ -7,7 +7,6 @@ on.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -35,8 +34,6 @@ from waldelta.stages.repair.reconcile_targets import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = logging.getLogger(__name__)
 
 
 def run_reconcile(
