@@ -159,12 +159,17 @@ def test_a_row_filter_that_raises(spark, any_database, lake):
     assert 9 in ids(spark, job, "public.g")
 
 
-def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake):
+@pytest.mark.parametrize(
+    ("encoding", "character"),
+    [("WIN1252", b"\\x81"), ("EUC_JP", b"\\xfe\\xfe")],
+    ids=["one byte", "two bytes"],
+)
+def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encoding, character):
     """Alone in its transaction the row is found with its table; a streamed transaction that is open
     yet stops nothing.
     """
     with new_database(
-        postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0"
+        postgres, monkeypatch, f"encoding '{encoding}' locale 'C' template template0"
     ) as database:
         database.execute(
             "create table a(id int primary key, v text); create table b(id int primary key, v text)"
@@ -174,9 +179,9 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake):
             database,
             pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"], options=options),
         )
-        with database.connect(client_encoding="WIN1252") as session:
+        with database.connect(client_encoding=encoding) as session:
             session.execute("set logical_decoding_work_mem = '64kB'")
-            session.execute(b"insert into a values (1, E'\\x81')")
+            session.execute(b"insert into a values (1, E'" + character + b"')")
             session.execute(
                 "insert into a select g, repeat('x', 500) from generate_series(2, 2000) g"
             )
@@ -184,7 +189,8 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake):
             assert drain(spark, job).unreadable is None
         database.execute("insert into b values (2, 'after')")
         drained = drain(spark, job)
-        assert "table public.a): PostgreSQL says 'character with byte sequence 0x81" in str(
+        sequence = character.decode().replace("\\", " 0").strip()
+        assert f"table public.a): PostgreSQL says 'character with byte sequence {sequence}" in str(
             drained.unreadable
         )
         assert re.search(r"transaction \d+, commit at", str(drained.unreadable))
