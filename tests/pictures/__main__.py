@@ -96,7 +96,8 @@ def take(browser: WebDriver, address: str, path: Path, width: int, height: int) 
     browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
     browser.get(address)
     used = browser.execute_script(
-        "return Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)"
+        "const whole = document.querySelector('main') ?? document.body;"
+        " return Math.ceil(whole.getBoundingClientRect().bottom)"
     )
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", view | {"height": min(height, used)}

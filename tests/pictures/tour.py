@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 from rich.console import Console
+from selenium.webdriver.remote.webdriver import WebDriver
 
 from demo.airflow_client import AirflowError
 from demo.run_demo import CDC, PIPELINE, Demo
@@ -54,6 +55,16 @@ def main() -> None:
                         path = asked.folder / f"tour-{name}.png"
                         take(browser, f"{base}/p/{PIPELINE}{page}", path, _WIDTH, _HEIGHT)
                         sys.stdout.write(f"{path}\n")
+                    take_data_docs(browser, stack.folder / "lake", asked.folder)
+
+
+def take_data_docs(browser: WebDriver, lake: Path, folder: Path) -> None:
+    """The page of the latest check of the flights."""
+    pages = (lake / "_waldelta/data_docs/validations/public/flights").rglob("*.html")
+    latest = max(pages, key=lambda page: page.stat().st_mtime)
+    path = folder / "data-docs.png"
+    take(browser, latest.as_uri(), path, _WIDTH, _HEIGHT)
+    sys.stdout.write(f"{path}\n")
 
 
 def _write_behind_its_back(demo: Demo) -> None:

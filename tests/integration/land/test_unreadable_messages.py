@@ -119,7 +119,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     assert ("public.u" in lacking(spark, job)) == (stage == "land" or kind == "T")
 
     with pytest.raises(ConfigError, match="say why"):
-        skip_messages(job, [listed["id"]], by="Ann", reason=None)
+        skip_messages(job, [listed["id"]], by="Ann", reason=" ")
     with pytest.raises(ConfigError, match="no message that can't be read: 0123"):
         skip_messages(job, ["0123"], by="Ann", reason="a try")
     skip_messages(job, [listed["id"]], by="Ann", reason="the vendor knows")

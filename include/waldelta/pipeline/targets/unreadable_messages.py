@@ -279,7 +279,7 @@ def skip_messages(
     """
     if not messages:
         raise ConfigError("name the messages that are to be skipped (--row)")
-    if not reason:
+    if not (reason or "").strip():
         raise ConfigError(
             "say why the messages are to be skipped (--reason): their tables lack what they said"
         )

@@ -90,7 +90,7 @@ def discard_quarantined(
             "rows that are left out for good need a reason, which the quarantine keeps: say why"
             " (--reason)"
         )
-    at, by = now(), by or current_user()
+    by = by or current_user()
     messages = messages_to_acknowledge(job, rows)
     settled = decided(job, messages, RESOLVED, by, reason)
     rows_left = set(rows) - {message.row.id for message in messages}
@@ -109,6 +109,7 @@ def discard_quarantined(
         _named(found, rows_left)  # a run may have resolved some meanwhile
         chosen = [row for row in found if not rows or row.id in rows_left]
         _check_committed(job, wanted, chosen)
+        at = now()
         discarded = [
             replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason)
             for row in chosen

@@ -29,6 +29,14 @@ _PARAMETER = re.compile(r"(?<!\$)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 # What the renderers say of an expectation by an icon: this parameter has it as a character.
 _ICON = "markdown_status_icon"
 _VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed"}
+# How Great Expectations is told which class renders the tables of results.
+_TABLE_RENDERER = {
+    "class_name": "ValidationResultsColumnSectionRenderer",
+    "table_renderer": {
+        "module_name": "waldelta.stages.check.reports._status_column",
+        "class_name": "SeverityTableRenderer",
+    },
+}
 # This parameter is HTML already: a JSON schema, escaped between these.
 _SCHEMA, _AROUND_SCHEMA = "formatted_json", re.compile(r"</?pre>")
 _LINE_BREAK = re.compile(r"<br\s*/?>")
@@ -71,7 +79,7 @@ def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
 
     try:
-        document = ValidationResultsPageRenderer().render(result).to_json_dict()
+        document = ValidationResultsPageRenderer(_TABLE_RENDERER).render(result).to_json_dict()
     except Exception as err:
         # A renderer's failure isn't the check's: what was found stands in the lake, and the page
         # says so.

@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from waldelta.stages.check.reports._result_view import _content
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.reports._result_view import _content, check_page
 
 BAD = "<script>\"'&</script>"
 SAFE = "&lt;script&gt;&quot;&#x27;&amp;&lt;/script&gt;"
@@ -114,3 +115,33 @@ def test_every_text_is_escaped(block, expected):
     assert expected is not None or "&lt;/script&gt;" in shown
     assert "<script" not in shown
     assert set(re.findall(r"</?(\w+)", shown)) <= TAGS
+
+
+@pytest.mark.parametrize(
+    ("severity", "success", "mark"),
+    [("critical", False, "failed"), ("warning", False, "warning"), ("warning", True, "passed")],
+)
+def test_the_mark_of_an_expectation(severity, success, mark):
+    """The check's verdict and the expectation's row agree: an unmet warning is no failure."""
+    import_great_expectations()
+    from great_expectations.core import (
+        ExpectationSuiteValidationResult,
+        ExpectationValidationResult,
+    )
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    one = ExpectationValidationResult(
+        success=success,
+        expectation_config=ExpectationConfiguration(
+            type="expect_column_to_exist", kwargs={"column": "a"}, severity=severity
+        ),
+        result={},
+    )
+    result = ExpectationSuiteValidationResult(
+        success=success,
+        results=[one],
+        suite_name="public.t",
+        statistics={"successful_expectations": int(success), "evaluated_expectations": 1},
+        meta={},
+    )
+    assert re.findall(r'class="mark (\w+)"', check_page(result)) == [mark, mark]
