@@ -147,7 +147,7 @@ class NaiveJob:
 
 def main(conninfo: str, *names: str) -> None:
     """Do what standard input says until it ends."""
-    from waldelta.spark.session import spark_session
+    from waldelta.spark import spark_session
 
     spark = spark_session("local[*]", name="naive")
     spark.sparkContext.setLogLevel("ERROR")

@@ -13,7 +13,8 @@ import yaml
 from benchmarks.place import PUBLICATION, Place
 from benchmarks.verify import compare_with_source
 from benchmarks.workloads import FRESH, TASKS, Variant
-from waldelta.lake.storage import local_path, target_uri
+from waldelta.lake import target_uri
+from waldelta.lake.storage import local_path
 from waldelta_airflow.launchers.child_process import ChildProcess
 from waldelta_airflow.launchers.forked_job import ForkedJob
 

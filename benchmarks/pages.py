@@ -21,19 +21,20 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support.plugin_app import plugin_app
-from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import (
-    DISCARDED,
-    QUARANTINED,
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger import (
     IncompleteRow,
+    Ledger,
     Quarantine,
-    SentMessage,
+    Reconciliation,
+    TableState,
+    TargetCut,
 )
-from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
-from waldelta.lake.ledger.records import Run, TableState, TargetCut, now
+from waldelta.lake.ledger.expectation_results import ExpectationResult, prune_expectation_results
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
+from waldelta.lake.ledger.reconciliations import Reconciliations
+from waldelta.lake.ledger.records import Run, now
 from waldelta.lake.ledger.table import LedgerTable
-from waldelta.lake.storage import bookkeeping_uri
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

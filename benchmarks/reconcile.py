@@ -22,10 +22,10 @@ from benchmarks.resources import ROLES, watched
 from benchmarks.sources import ORDERS
 from benchmarks.stack import postmaster
 from demo.embedded_postgres import EmbeddedPostgres
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.spark.session import spark_session
+from waldelta.spark import spark_session
 
 _CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"
 

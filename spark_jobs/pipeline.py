@@ -2,6 +2,6 @@
 Pipeline``.
 """
 
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 
 __all__ = ["Pipeline"]

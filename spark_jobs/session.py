@@ -1,5 +1,5 @@
 """Re-exports ``spark_session`` for code outside this repository."""
 
-from waldelta.spark.session import spark_session
+from waldelta.spark import spark_session
 
 __all__ = ["spark_session"]

@@ -16,7 +16,7 @@ from rich.table import Table
 from demo.airflow_client import DagRun
 from demo.flights import Loaded
 from demo.replay import Operations
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:

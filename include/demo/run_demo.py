@@ -24,9 +24,9 @@ from demo.outcome import Outcome, show
 from demo.replay import Operations, Slice, plan_slices, prepare, replay
 from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
-from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import StateError, WaldeltaError
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Demo:
     def compare(self) -> list[Difference]:
         """Compare every target with the source's filtered rows, counts and full content."""
         from tests.oracles.compare import compare_target
-        from waldelta.spark.session import open_session
+        from waldelta.spark import open_session
 
         states = Ledger(self.pipeline.target.root).table_states()
         names = sorted(

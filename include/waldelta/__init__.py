@@ -3,19 +3,12 @@
 The packages stand in the order of the flow in docs/architecture.md.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from waldelta.jobs.pipeline import Pipeline
+    from waldelta.jobs import Pipeline
 
 __all__ = ["Pipeline"]
-
-
-def __getattr__(name: str) -> Any:
-    # Importing any module of the library imports this one first: the API is loaded where it is
-    # used.
-    if name == "Pipeline":
-        from waldelta.jobs.pipeline import Pipeline
-
-        return Pipeline
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, jobs="Pipeline")

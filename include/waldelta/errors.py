@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from waldelta.pgoutput.unread_message import UnreadMessage
+    from waldelta.pgoutput import UnreadMessage
 
 
 class WaldeltaError(Exception):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
+from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
 
 

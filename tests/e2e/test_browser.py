@@ -26,8 +26,7 @@ from demo.stack import Stack
 from tests.e2e.shop import Shop, change, make_shop
 from tests.support.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.support.machine_load import times_longer
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger import Ledger, Quarantine
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
 

@@ -24,9 +24,9 @@ from demo.embedded_postgres import free_port
 from tests.support.executor_python import OURS, python_without_ours
 from waldelta.changes.merge.by_file import MERGED
 from waldelta.changes.stage.stage_tasks import COUNTS, DIVIDED
-from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.pipeline.run_result import RunResult
+from waldelta.config import load_pipeline_file
+from waldelta.lake.ledger import Ledger
+from waldelta.pipeline import RunResult
 from waldelta_airflow._connections import job_environment
 from waldelta_airflow.launchers.spark_submit import shipped_packages, spark_submit
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator

@@ -16,7 +16,7 @@ from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.stack import have_parsed
-from waldelta.lake.storage import target_uri
+from waldelta.lake import target_uri
 
 pytestmark = pytest.mark.e2e
 
@@ -90,7 +90,7 @@ def test_one_changed_value_is_found(demo, outcome):
     """No toy: one altered value in one row of a target makes the comparison fail, and names the
     row.
     """
-    from waldelta.spark.session import open_session
+    from waldelta.spark import open_session
 
     uri = target_uri(demo.pipeline.target.root, "public", "flights")
     with environment_of(demo.stack.job_environment()), open_session("tamper") as spark:

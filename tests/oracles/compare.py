@@ -19,22 +19,18 @@ from pyspark.sql import functions as F
 from waldelta.changes.merge.comparable import comparable
 from waldelta.changes.merge.live_rows import live_rows
 from waldelta.changes.merge.target_table import as_stored
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
-from waldelta.lake.ledger.records import TableState
-from waldelta.lake.storage import target_uri
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, read_target
-from waldelta.postgres.catalog import TableId
-from waldelta.snapshot.exported_snapshot import (
-    Chunk,
-    SnapshotHolder,
-    plan_chunks,
-    plan_tasks,
-    reader_name,
-)
-from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
+from waldelta.pipeline.targets.target_sources import read_target
+from waldelta.postgres import TableId
+from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
+from waldelta.snapshot.exported_snapshot import Chunk, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote

@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.pipeline.run_result import RunResult
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
+from waldelta.pipeline import RunResult
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tests.pictures.lakes import run_id, write_lake
 from tests.pictures.story import AT, NOT_SET_UP, TALES
 from tests.support.browser import CUT, open_browser, prefer
 from tests.support.plugin_app import plugin_app, serve
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 
 # What Airflow leaves to a page in a window of 1,440 pixels.
 _WIDTH = 1340

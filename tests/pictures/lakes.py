@@ -14,32 +14,27 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.reconciliations import (
-    ColumnDifference,
-    Reconciliation,
-    Reconciliations,
-    RowDifference,
-)
-from waldelta.lake.ledger.records import (
+from waldelta.config import PipelineFile
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import (
     BatchCut,
     ColumnState,
-    ExternalCommit,
-    Gap,
-    Run,
-    SlotReading,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    Reconciliation,
     TableState,
     TargetCut,
 )
-from waldelta.lake.storage import target_uri
+from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
+from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, SlotReading
 from waldelta.lsn import Lsn
+from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.pipeline.run_result import RunResult, StageResult
 from waldelta.pipeline.task_errors import describe_error
-from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.check.reports import ReportEntry
+from waldelta.stages.check.reports.index import add_entry
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

@@ -22,7 +22,7 @@ from demo.stack.airflow_entries import environment_of
 from tests.pictures.__main__ import take
 from tests.support.browser import open_browser, prefer
 from tests.support.plugin_app import plugin_app, serve
-from waldelta.lake.storage import target_uri
+from waldelta.lake import target_uri
 
 _WIDTH, _HEIGHT = 1240, 900
 _RECONCILE = f"{PIPELINE}_reconcile"

@@ -27,7 +27,7 @@ import waldelta.changes.merge.merge
 import waldelta.slot.durable_position
 import waldelta.stages.maintain.maintain
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 
@@ -140,7 +140,7 @@ def _value(name: str, given: Any) -> Any:
 
 def main() -> None:
     """Run what is asked for, each in a thread and a session of its own."""
-    from waldelta.spark.session import spark_session
+    from waldelta.spark import spark_session
 
     grow_old()
     merge_either_way()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.storage import CHANGES, local_path
 
 
 def landed_twice(root: str) -> list[str]:

@@ -13,10 +13,10 @@ from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
 from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
+from waldelta.lake import target_uri, write_parquet
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import target_uri, write_parquet
 
 
 def changes(scene: Scene) -> None:

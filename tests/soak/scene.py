@@ -33,8 +33,9 @@ from tests.soak.listener import Listener
 from tests.soak.network import Network
 from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.lake.storage import MESSAGES, bookkeeping_uri, local_path
+from waldelta.jobs import Pipeline
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.storage import MESSAGES, local_path
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"
@@ -123,7 +124,7 @@ class Scene:
     def spark(self) -> Any:
         """A session in this process; its workers know of the listener."""
         if self._spark is None:
-            from waldelta.spark.session import spark_session
+            from waldelta.spark import spark_session
 
             self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")

@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger import TargetCut
 from waldelta.lake.ledger.expectation_results import ExpectationResult
-from waldelta.lake.ledger.records import Run, TargetCut
-from waldelta.lake.storage import bookkeeping_uri
+from waldelta.lake.ledger.records import Run
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.lake.changelog import ChangeLog
+from waldelta.pipeline import RunResult, StageResult
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound
 from waldelta.stages.land.land import land

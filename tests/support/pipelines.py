@@ -4,9 +4,10 @@ database.
 
 from __future__ import annotations
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.pipeline.job import Job, load_job
+from waldelta.pipeline import Job
+from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.acknowledge import confirmed_lsn
 

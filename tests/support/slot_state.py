@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waldelta.lsn import Lsn
-from waldelta.slot.slot import SlotState
+from waldelta.slot import SlotState
 
 SLOT = SlotState(
     name="s",

@@ -12,9 +12,10 @@ from threading import Barrier, Thread
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake import check_writable
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
-from waldelta.lake.storage import check_writable, local_path
+from waldelta.lake.storage import local_path
 from waldelta.permissions import UMASK_VARIABLE, lake_umask, private_files
 from waldelta.spark.settings import driver_settings
 

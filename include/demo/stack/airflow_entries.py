@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.airflow_client import AirflowClient
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 
 Report = Callable[[str], None]

@@ -18,9 +18,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from waldelta.cli._options import check_decision, parse
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 from waldelta.errors import PreflightFailed, WaldeltaError
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.pipeline.task_errors import describe_error, named_error
 from waldelta.quantities import counted
 from waldelta.spark.settings import log_level
@@ -29,8 +29,8 @@ from waldelta.stages.repair.replay.interval import REPLAY
 if TYPE_CHECKING:
     import argparse
 
-    from waldelta.pipeline.run_result import RunResult
-    from waldelta.stages.setup.setup import SetupPlan
+    from waldelta.pipeline import RunResult
+    from waldelta.stages.setup import SetupPlan
 
 log = logging.getLogger("waldelta")
 
@@ -196,7 +196,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     from waldelta.pipeline.run_result import RunFailed
-    from waldelta.spark.session import deferred_session, open_session
+    from waldelta.spark import deferred_session, open_session
 
     passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
     details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
@@ -259,7 +259,7 @@ def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
             )
         return lambda spark, job: run_retry(spark, job, options.tables, options.by, options.reason)
     from waldelta.jobs.reconcile import run_reconcile
-    from waldelta.stages.repair.reconcile_targets import ReconcileRequest
+    from waldelta.stages.repair import ReconcileRequest
 
     order = ReconcileRequest.of(
         options.tables, repair=options.repair, by=options.by, reason=options.reason
@@ -282,7 +282,7 @@ def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
 def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
     if options.result is None:
         return
-    from waldelta.pipeline.run_result import RunResult, StageResult
+    from waldelta.pipeline import RunResult, StageResult
 
     stage = StageResult("succeeded", 0.0, text)
     RunResult(verb, options.run_id or "", "succeeded", {verb: stage}).write(options.result)
@@ -291,7 +291,7 @@ def _write_simple(options: argparse.Namespace, verb: str, text: str) -> None:
 def _write_failure(options: argparse.Namespace, err: WaldeltaError) -> None:
     if options.result is None:
         return
-    from waldelta.pipeline.run_result import RunResult
+    from waldelta.pipeline import RunResult
 
     RunResult(options.verb, options.run_id or "", "failed", error=describe_error(err)).write(
         options.result

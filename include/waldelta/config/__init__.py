@@ -1,1 +1,32 @@
 """What an engineer writes: the pipeline file and expectation files, parsed and validated."""
+
+from typing import TYPE_CHECKING
+
+from waldelta.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from waldelta.config.pipeline_file import (
+        PipelineFile,
+        Publication,
+        Source,
+        load_pipeline_file,
+        split_table_name,
+    )
+    from waldelta.config.target_mode import TargetMode
+    from waldelta.config.type_options import TypeOptions
+
+__all__ = [
+    "PipelineFile",
+    "Publication",
+    "Source",
+    "TargetMode",
+    "TypeOptions",
+    "load_pipeline_file",
+    "split_table_name",
+]
+__getattr__ = lazy_exports(
+    __name__,
+    pipeline_file="PipelineFile Publication Source load_pipeline_file split_table_name",
+    target_mode="TargetMode",
+    type_options="TypeOptions",
+)

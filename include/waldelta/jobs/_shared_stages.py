@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.postgres.partition_access import read_unreadable
+from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
-from waldelta.slot.slot import read_slot
-from waldelta.slot.standby import slot_position
 from waldelta.stages.check.gate.quarantined_rows import record_current
 
 if TYPE_CHECKING:
@@ -61,7 +59,8 @@ def check_tables(
     """Check these targets and add what was found to the result; raises QualityFailed when a
     critical expectation failed.
     """
-    from waldelta.stages.check.check import RunOutcome, check
+    from waldelta.stages.check import RunOutcome
+    from waldelta.stages.check.check import check
     from waldelta.stages.check.quick_targets import quick_targets
     from waldelta.stages.check.suite.source_constraints import read_rules
 

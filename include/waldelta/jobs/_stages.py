@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from waldelta.errors import ApplyError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.permissions import private_files
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.pipeline.task_errors import describe_error
 

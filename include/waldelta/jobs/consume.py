@@ -29,22 +29,21 @@ from waldelta.errors import SlotGap, SlotUnreadable, WaldeltaError
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.jobs.replay import replay
-from waldelta.lake.ledger.quarantine import IncompleteRow
+from waldelta.lake.ledger import IncompleteRow
 from waldelta.lake.storage import BOOKKEEPING
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.postgres.unpublished_tables import not_published
 from waldelta.quantities import counted
 from waldelta.slot.gaps import breaks_recorded
-from waldelta.stages.land.land_stage import land_to_now
-from waldelta.stages.repair.replay.interval import is_replay
+from waldelta.stages.land import land_to_now
+from waldelta.stages.repair.replay import is_replay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waldelta.stages.apply.outcome import Applied
+    from waldelta.stages.apply import Applied
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +58,7 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
     """Land and consume everything up to the server's present position; whole steps of a backlog are
     applied meanwhile.
     """
-    from waldelta.stages.apply.concurrent import applying
-    from waldelta.stages.apply.outcome import Applied
+    from waldelta.stages.apply import Applied, applying
 
     meanwhile = Applied()
     with applying(
@@ -140,7 +138,7 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
     """
     if not job.pipeline.source.options.messages:
         return {}
-    from waldelta.stages.apply.logical_messages import write_messages
+    from waldelta.stages.apply import write_messages
 
     try:
         write_messages(spark, job)

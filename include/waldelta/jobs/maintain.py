@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.jobs._stages import Stage, all_failures, run_stages
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
 from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.quantities import counted
-from waldelta.spark.session_pool import SessionPool
-from waldelta.stages.maintain.maintain import (
+from waldelta.spark import SessionPool
+from waldelta.stages.maintain import (
     maintain_target,
     prune_change_log,
     prune_ledger_rows,
@@ -97,7 +97,8 @@ def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult)
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"
         return
-    from waldelta.stages.check.check import RunOutcome, check
+    from waldelta.stages.check import RunOutcome
+    from waldelta.stages.check.check import check
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     tables = [state.table_name for state in synced_states(job)]

@@ -11,15 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file, split_table_name
-from waldelta.lake.storage import target_uri
-from waldelta.pipeline.job import Job, load_job
+from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
+from waldelta.lake import target_uri
+from waldelta.pipeline import Job
+from waldelta.pipeline.job import load_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waldelta.pipeline.run_result import RunResult
-    from waldelta.stages.setup.setup import SetupPlan
+    from waldelta.pipeline import RunResult
+    from waldelta.stages.setup import SetupPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Pipeline:
         from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
         from waldelta.lake.storage import find_unwritable
-        from waldelta.stages.setup.setup import plan_setup
+        from waldelta.stages.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
         self._check_store(job, spark)
@@ -73,7 +74,7 @@ class Pipeline:
         opened for that.
         """
         from waldelta.changes.decode.route import translate
-        from waldelta.stages.setup.setup import apply_setup
+        from waldelta.stages.setup import apply_setup
 
         job = self.job(run_id)
         self._check_store(job, spark)
@@ -82,7 +83,7 @@ class Pipeline:
 
     def _check_store(self, job: Job, spark: SparkSession | None) -> None:
         from waldelta.spark.session import read_log_store
-        from waldelta.stages.setup.preflight.lake import check_store
+        from waldelta.stages.setup.preflight import check_store
 
         check_store(self.file.target, partial(read_log_store, spark), job.storage_options)
 
@@ -162,7 +163,7 @@ class Pipeline:
         the user of this process.
         """
         from waldelta.jobs.reconcile import run_reconcile
-        from waldelta.stages.repair.reconcile_targets import ReconcileRequest
+        from waldelta.stages.repair import ReconcileRequest
 
         return run_reconcile(
             spark,
@@ -178,7 +179,7 @@ class Pipeline:
 
     def status(self) -> dict[str, Any]:
         """Slot, lag, targets and last run, without Spark."""
-        from waldelta.monitoring.status import read_status
+        from waldelta.monitoring import read_status
 
         return read_status(self.job())
 
@@ -186,7 +187,7 @@ class Pipeline:
         """The rows that all targets, or these, lack, as ``quarantine`` prints them; without
         Spark.
         """
-        from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+        from waldelta.stages.check.gate import list_quarantined
 
         return list_quarantined(self.job(), tables)
 
@@ -233,7 +234,7 @@ class Pipeline:
         """Say of these rows (ids), or of all of these tables, that the targets are to lack them;
         without Spark.
         """
-        from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
+        from waldelta.stages.check.gate import discard_quarantined
 
         return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
 
@@ -262,7 +263,7 @@ class Pipeline:
         """Let what has landed for these tables pass their gates with ``stop``; the next run merges
         it. Without Spark.
         """
-        from waldelta.stages.check.gate.release import release_tables
+        from waldelta.stages.check.gate import release_tables
 
         return release_tables(self.job(run_id), tables, by=by, reason=reason)
 
@@ -282,7 +283,7 @@ class Pipeline:
         """Drop the slot and the publications that this pipeline made; the lake stays. Says what was
         dropped.
         """
-        from waldelta.stages.setup.setup import teardown
+        from waldelta.stages.setup import teardown
 
         job = self.job(run_id)
         with job.connect("teardown") as connection:

@@ -20,14 +20,12 @@ from waldelta.lake.ledger.reconciliations import (
     Reconciliations,
 )
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.targets.unreadable_messages import close_compared
+from waldelta.stages.repair import ReconcileRequest, compare_all
 from waldelta.stages.repair.reconcile_targets import (
-    ReconcileRequest,
     Reconciling,
     add_to_result,
-    compare_all,
     describe_different,
     write_report,
 )

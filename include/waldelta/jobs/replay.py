@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import all_failures, continued, run_stages
-from waldelta.lake.ledger.records import BatchCut, now
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.lake.ledger import BatchCut
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
-from waldelta.stages.repair.replay.interval import REPLAY, read_span
+from waldelta.stages.repair.replay import read_span
+from waldelta.stages.repair.replay.interval import REPLAY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

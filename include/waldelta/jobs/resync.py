@@ -20,11 +20,10 @@ from waldelta.errors import LockHeld, SlotUnreadable
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, continued, run_stages
 from waldelta.jobs.sync import copied_tables
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
+from waldelta.slot import remaining_on_primary
 from waldelta.slot.gaps import describe
-from waldelta.slot.standby import remaining_on_primary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +46,7 @@ def run_resync(
     ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
     """
     from waldelta.changes.decode.route import translate
-    from waldelta.stages.land.land_until import land_backlog
+    from waldelta.stages.land import land_backlog
     from waldelta.stages.setup.renew_slot import renew_slot
     from waldelta.stages.sync.sync import sync
 

@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING
 from waldelta.errors import ConfigError, NeedsSync, WaldeltaError
 from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
-from waldelta.lake.ledger.quarantine import Quarantine, watched_rows
-from waldelta.lake.ledger.records import TableState
-from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
+from waldelta.lake.ledger import Quarantine, TableState
+from waldelta.lake.ledger.quarantine import watched_rows
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
-from waldelta.pipeline.targets.lifecycle import RequiredAction, states
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, read_unbarred
+from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
+from waldelta.pipeline.targets.lifecycle import states
+from waldelta.pipeline.targets.target_sources import read_unbarred
 from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
-from waldelta.stages.repair.repair import Again, repair_rows
-from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
+from waldelta.stages.repair import repair_rows
+from waldelta.stages.repair.repair import Again
+from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

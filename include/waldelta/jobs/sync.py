@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, cast
 from waldelta.errors import SyncFailed
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, continued, run_stages
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import TableResult
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waldelta.stages.sync.copied_table import SyncResult
+    from waldelta.stages.sync import SyncResult
 
 
 def run_sync(

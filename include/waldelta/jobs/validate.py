@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from waldelta.jobs._shared_stages import check_tables
 from waldelta.jobs._stages import run_stages
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import synced_states
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.lake.ledger.records import REMOVED, ExternalCommit
 from waldelta.monitoring._run_results import Results
 from waldelta.monitoring.attention import Attention, names

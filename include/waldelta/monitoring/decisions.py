@@ -10,13 +10,13 @@ from datetime import datetime
 
 import pyarrow.compute as pc
 
+from waldelta.lake.ledger import IncompleteRow
 from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
     DISCARDED,
     QUARANTINED,
     RESOLVED,
     SKIPPED,
-    IncompleteRow,
     message_of,
 )
 from waldelta.lake.ledger.records import Release

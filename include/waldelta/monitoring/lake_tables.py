@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
-from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.table import LedgerTable
-from waldelta.lake.storage import bookkeeping_uri
 from waldelta.pipeline.job import STORAGE_PREFIXES
 
 

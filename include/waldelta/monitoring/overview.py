@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import SlotUnreadable
-from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, Gap
 from waldelta.monitoring._run_findings import of_runs
 from waldelta.monitoring._run_results import Results, results_of

@@ -10,13 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.quarantine import (
-    MESSAGE_HEAD,
-    QUARANTINED,
-    IncompleteRow,
-    as_row,
-    row_id_of,
-)
+from waldelta.lake.ledger import IncompleteRow
+from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, QUARANTINED, as_row, row_id_of
 from waldelta.monitoring.lake_tables import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")

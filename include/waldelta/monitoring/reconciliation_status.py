@@ -11,13 +11,8 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.reconciliations import (
-    ANSWERS,
-    DIFFERENT,
-    Reconciliation,
-    last_answers,
-    last_whole,
-)
+from waldelta.lake.ledger import Reconciliation
+from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, last_answers, last_whole
 from waldelta.lake.ledger.reconciliations import FAILED as NOT_ANSWERED
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.check_results import Verdict

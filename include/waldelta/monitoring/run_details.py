@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.quarantine import IncompleteRow
-from waldelta.lake.ledger.records import SlotReading, TableState
+from waldelta.lake.ledger import IncompleteRow, TableState
+from waldelta.lake.ledger.records import SlotReading
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.lake_tables import Bookkeeping

@@ -7,27 +7,23 @@ from dataclasses import asdict
 from typing import Any
 
 from waldelta.errors import StateError
-from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import Gap, TableState, now
+from waldelta.lake.ledger import Quarantine, TableState
+from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
+from waldelta.pipeline.targets import TableLifecycle
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.pipeline.targets.external_commits import describe
-from waldelta.pipeline.targets.lifecycle import (
-    TableLifecycle,
-    read_published,
-    read_standings,
-    target_generations,
-)
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings, target_generations
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.quantities import counted
+from waldelta.slot import SlotState, read_slot, slot_position
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import SlotWarning, forecast, slot_warnings
-from waldelta.slot.slot import SlotState, read_slot
-from waldelta.slot.standby import slot_position, standby_warnings
+from waldelta.slot.standby import standby_warnings
 
 
 def read_status(job: Job) -> dict[str, Any]:

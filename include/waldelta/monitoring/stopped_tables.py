@@ -14,19 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import SlotMissing, StateError
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.expectation_results import ExpectationResult
-from waldelta.lake.ledger.records import Release, TableState
+from waldelta.lake.ledger.records import Release
 from waldelta.monitoring._run_results import read_result
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_runs
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import Watermarks
+from waldelta.pipeline import Job
+from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP

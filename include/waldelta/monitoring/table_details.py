@@ -13,10 +13,11 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from waldelta.lake.ledger.records import ColumnState, TableState
-from waldelta.lake.storage import files_of, has_deletion_vectors, row_count, target_uri
+from waldelta.lake import files_of, target_uri
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.storage import has_deletion_vectors, row_count
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 
 _OWN = "_wd_"
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}

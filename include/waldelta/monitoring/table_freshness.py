@@ -12,7 +12,8 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ExternalCommit, Run, TableState
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ExternalCommit, Run
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows

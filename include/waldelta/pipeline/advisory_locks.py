@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 
 from waldelta.errors import LockHeld
-from waldelta.postgres.catalog import TableId
-from waldelta.postgres.connection import connect, named_loss
+from waldelta.postgres import TableId, connect
+from waldelta.postgres.connection import named_loss
 
 if TYPE_CHECKING:
     from waldelta.pipeline.job import Job

@@ -13,14 +13,14 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import SlotMove, TableState, now
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.pipeline.slot_identity import SlotIdentity, identity_of, life_of
+from waldelta.postgres import connect
 from waldelta.postgres.connection import (
-    connect,
     conninfo_from_environment,
     ended_by_replay,
     named_loss,

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake.storage import bookkeeping_uri, local_path
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.storage import local_path
 
 ENTRIES_FOLDER = ".entries"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run
 from waldelta.pipeline.run_result import RunResult
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from waldelta.lake.ledger.records import BatchCut, Run, SlotReading, TargetCut, now
+from waldelta.lake.ledger import BatchCut, TargetCut
+from waldelta.lake.ledger.records import Run, SlotReading, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source_load import SourceBill
@@ -26,8 +27,8 @@ from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from waldelta.stages.check.suite.verdict import QualityReport
-    from waldelta.stages.sync.copied_table import SyncResult
+    from waldelta.stages.check.suite import QualityReport
+    from waldelta.stages.sync import SyncResult
 
 # What a verb's summary says of each table, by heading; other verbs name the tables alone.
 _COLUMNS: dict[str, dict[str, str]] = {

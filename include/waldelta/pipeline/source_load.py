@@ -18,7 +18,7 @@ from typing import Any, Self
 import psycopg
 from psycopg.abc import Params
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.lsn import Lsn
 from waldelta.postgres.connection import OneStatementCursor
 from waldelta.quantities import counted, size

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from waldelta.config.pipeline_file import split_table_name
+from waldelta.config import split_table_name
 from waldelta.postgres.publication_membership import Membership
 from waldelta.postgres.type_catalog import PgType, fetch, read_types
 

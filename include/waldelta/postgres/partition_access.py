@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.grants import DefaultGrant, Grant, Need, sql_name, statements
 from waldelta.postgres.catalog import READ_THROUGH, Leaf, TableId, Through
 from waldelta.postgres.publication_tables import MEMBERS

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.type_catalog import fetch
 

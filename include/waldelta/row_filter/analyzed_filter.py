@@ -47,6 +47,7 @@ def published_filter(analysed: str) -> RowFilter:
 
     >>> published_filter("((a > 1) AND (b = 'x'::text))").columns ('a', 'b')
     """
-    from waldelta.row_filter.parse.parse import column_names, parse_analysed
+    from waldelta.row_filter.parse import parse_analysed
+    from waldelta.row_filter.parse.parse import column_names
 
     return RowFilter(analysed, analysed, column_names(parse_analysed(analysed)))

@@ -14,7 +14,7 @@ from waldelta.row_filter._operands import Operands
 from waldelta.row_filter._patterns import PatternRefused, java_regex, like_parts, similar_to_regex
 from waldelta.row_filter._signatures import COMPARISONS, NAMES, SIGNATURES, Signature
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
-from waldelta.row_filter.parse.parse import parse_analysed
+from waldelta.row_filter.parse import parse_analysed
 from waldelta.row_filter.parse.tree import (
     ArrayExpression,
     Call,

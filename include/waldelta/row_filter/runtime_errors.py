@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from waldelta.errors import FilterNotTranslatable
-from waldelta.row_filter.parse.parse import parse_analysed, walk
+from waldelta.row_filter.parse import parse_analysed, walk
 from waldelta.row_filter.parse.tree import (
     ArrayExpression,
     Call,

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import (
     ConsumeMismatch,
     LateWriter,
@@ -28,7 +28,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog.transaction_counts import Transactions
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole

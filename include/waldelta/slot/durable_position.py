@@ -16,7 +16,7 @@ import psycopg
 
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 
 # From an intent to the end of what it announces: counting a large batch takes minutes.
 MOVING = timedelta(hours=1)

@@ -26,12 +26,12 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.ledger.records import SYNCED, SlotMove, TableState, now
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED, SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity, life_of
+from waldelta.pipeline import Job, SlotIdentity, target_lock
+from waldelta.pipeline.slot_identity import life_of
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends

@@ -27,14 +27,10 @@ from waldelta.errors import (
 )
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity, life_of
-from waldelta.pipeline.targets.lifecycle import (
-    RequiredAction,
-    read_published,
-    read_standings,
-    requiring,
-)
+from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline.slot_identity import life_of
+from waldelta.pipeline.targets import RequiredAction
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings, requiring
 from waldelta.quantities import counted
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import slot_position

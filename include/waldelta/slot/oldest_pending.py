@@ -10,20 +10,20 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import PeekTimeout, StateError
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.changelog import Snapshot
+from waldelta.lake.ledger import TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pgoutput.control import begun_at
-from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.watermarks import Watermarks
+from waldelta.pipeline import Job, slot_lock
+from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres.lock_waits import limited
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
-from waldelta.slot.read.peek import peek_error, whole
+from waldelta.slot.read.peek import whole
 from waldelta.slot.verify.slot_count import first_message
 
 # A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as

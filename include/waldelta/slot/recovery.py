@@ -21,15 +21,14 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn, LsnRange
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.slot.failover import Promotion, find_promotion, record_promotion
-from waldelta.slot.read.read_request import ReadRequest
+from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.read_window import ReadWindows
 from waldelta.slot.verify.verify import VerifiedRange, check_behind
 

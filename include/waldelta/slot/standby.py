@@ -31,8 +31,9 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.postgres.connection import describe, describe_server
+from waldelta.pipeline import Job
+from waldelta.postgres import describe
+from waldelta.postgres.connection import describe_server
 from waldelta.postgres.server_position import (
     READABLE_LSN,
     WRITTEN,

@@ -20,11 +20,12 @@ import psycopg
 
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen
 from waldelta.lsn import Lsn
-from waldelta.postgres.connection import connect, describe
+from waldelta.postgres import connect, describe
 from waldelta.postgres.server_position import WRITTEN
 
 if TYPE_CHECKING:
-    from waldelta.postgres.catalog import Leaf, TableId, Through
+    from waldelta.postgres import Leaf, TableId
+    from waldelta.postgres.catalog import Through
 
 MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
 _TASKS = 6

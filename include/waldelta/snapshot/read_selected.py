@@ -17,7 +17,8 @@ from psycopg import sql
 
 from waldelta.errors import SnapshotLost
 from waldelta.metadata_columns import RELID
-from waldelta.postgres.catalog import Leaf, PublishedTable, Through
+from waldelta.postgres import Leaf, PublishedTable
+from waldelta.postgres.catalog import Through
 from waldelta.postgres.connection import connect_arrow
 from waldelta.snapshot.read_table import (
     TableCopy,

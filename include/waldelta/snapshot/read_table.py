@@ -23,7 +23,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.arrow import storage
-from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
+from waldelta.config import TypeOptions
+from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import (
     ApplyError,
     PrivilegeMissing,
@@ -36,13 +37,14 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.postgres.catalog import PublishedTable, TableId
-from waldelta.postgres.connection import connect, connect_arrow, describe
+from waldelta.postgres import PublishedTable, TableId, connect, describe
+from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot.exported_snapshot import Chunk
+from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
-from waldelta.types.type_map import TargetType, column_types, unheld_key
+from waldelta.types.type_map import unheld_key
 
 BATCH_BYTES = 8 << 20
 # A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on

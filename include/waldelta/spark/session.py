@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    from waldelta.pipeline.job import Job
+    from waldelta.pipeline import Job
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,12 @@
 """How values of PostgreSQL's types are read into Arrow: one file per family."""
+
+from typing import TYPE_CHECKING
+
+from waldelta.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from waldelta.types.base import TargetType
+    from waldelta.types.type_map import column_types
+
+__all__ = ["TargetType", "column_types"]
+__getattr__ = lazy_exports(__name__, base="TargetType", type_map="column_types")

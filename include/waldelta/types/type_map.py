@@ -9,8 +9,9 @@ from functools import cache
 
 import pyarrow as pa
 
-from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
-from waldelta.postgres.type_catalog import PgType
+from waldelta.config import TypeOptions
+from waldelta.config.type_options import DEFAULT_TYPES
+from waldelta.postgres import PgType
 from waldelta.types.array import Array
 from waldelta.types.base import TargetType
 from waldelta.types.binary import Bytea
@@ -19,8 +20,6 @@ from waldelta.types.hstore import Hstore
 from waldelta.types.json import Variant
 from waldelta.types.numeric import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
 from waldelta.types.text import Text
-
-__all__ = ["TargetType", "column_types", "target_type"]
 
 _NUMERIC_OID, _BOX_OID = 1700, 603
 _JSON, _JSONB = 114, 3802

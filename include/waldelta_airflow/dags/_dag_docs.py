@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from waldelta.config.pipeline_file import PipelineFile, Publication
+    from waldelta.config import PipelineFile, Publication
 
 _KINDS = {
     "setup": (

@@ -13,7 +13,7 @@ from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.timetables.interval import CronDataIntervalTimetable
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.decision_options import DECISIONS
 from waldelta_airflow import settings
 from waldelta_airflow.dags._dag_docs import dag_page
@@ -342,8 +342,8 @@ def _look(pipeline: PipelineFile, context: Any) -> bool:
     """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves
     the slot alone.
     """
-    from waldelta.stages.land.idle_check import check_idle
-    from waldelta.stages.repair.replay.interval import is_replay, read_span
+    from waldelta.stages.land import check_idle
+    from waldelta.stages.repair.replay import is_replay, read_span
     from waldelta_airflow._connections import source_conninfo
 
     with named_failures():

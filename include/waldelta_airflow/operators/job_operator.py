@@ -39,8 +39,8 @@ from waldelta_airflow.settings import FORK_SERVER_VARIABLE, application
 if TYPE_CHECKING:
     from airflow.sdk import Connection, Context
 
-    from waldelta.config.pipeline_file import PipelineFile
-    from waldelta.pipeline.job import Job
+    from waldelta.config import PipelineFile
+    from waldelta.pipeline import Job
     from waldelta_airflow.launchers.child_process import ChildProcess
     from waldelta_airflow.launchers.forked_job import ForkedJob
     from waldelta_airflow.launchers.spark_submit import SparkSubmit
@@ -356,7 +356,7 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
     """
     import json
 
-    from waldelta.pipeline.job import Job
+    from waldelta.pipeline import Job
 
     ledger = Job(pipeline, "", run_id).ledger
     runs = [
@@ -371,7 +371,7 @@ def job_of(
     context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None
 ) -> Job:
     """The run as the job knows it: who asked, and for which interval."""
-    from waldelta.pipeline.job import Job
+    from waldelta.pipeline import Job
 
     run = context["dag_run"]
     bounds = (run.data_interval_start, run.data_interval_end)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from waldelta.config.pipeline_file import split_table_name
+from waldelta.config import split_table_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from waldelta.config.pipeline_file import PipelineFile
+    from waldelta.config import PipelineFile
 
 _COUNTS = ("inserted", "updated", "deleted", "skipped")
 
@@ -20,9 +20,7 @@ def target_asset(pipeline: PipelineFile, table: str) -> Asset:
     """The asset of one target, for ``schedule=[target_asset(...)]`` or
     ``Asset("flights/public.flights")``.
     """
-    from waldelta.lake.storage import (
-        target_uri,
-    )  # brings Arrow, which parsing the pipelines must not
+    from waldelta.lake import target_uri
 
     schema, name = split_table_name(table)
     return Asset(

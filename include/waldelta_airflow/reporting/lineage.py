@@ -15,8 +15,8 @@ from airflow.providers.openlineage.extractors import OperatorLineage
 from openlineage.client.event_v2 import Dataset, OutputDataset
 from openlineage.client.facet_v2 import RunFacet, output_statistics_output_dataset
 
-from waldelta.config.pipeline_file import PipelineFile, Publication, split_table_name
-from waldelta.lake.storage import target_uri
+from waldelta.config import PipelineFile, Publication, split_table_name
+from waldelta.lake import target_uri
 
 _ROWS = ("inserted", "updated", "deleted")
 _PORT = 5432

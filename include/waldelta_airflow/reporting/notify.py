@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseNotifier
 
-from waldelta.config.pipeline_file import Notification, PipelineFile
+from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import Notification
 from waldelta.errors import ConfigError, SlotCritical
 from waldelta.remedies import ERRORS, REMEDIES, is_kind
 from waldelta_airflow import settings

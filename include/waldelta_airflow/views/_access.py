@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
     from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
-    from waldelta.config.pipeline_file import PipelineFile
+    from waldelta.config import PipelineFile
 
 
 @dataclass(frozen=True, slots=True)

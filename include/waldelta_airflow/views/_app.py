@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.reconciliation_status import read_compared

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta_airflow._pipeline_files import read_pipeline_files
 from waldelta_airflow.reporting.notify import LOOK

@@ -15,18 +15,18 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from markupsafe import Markup
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
+from waldelta.monitoring import Glance, read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.attention import Attention, shortened, worst_first
 from waldelta.monitoring.check_results import expectations_map, missed_earlier, tables_map
 from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
-from waldelta.monitoring.overview import REACH, Glance, read_glance
-from waldelta.monitoring.run_details import read_run, verbs_of
-from waldelta.monitoring.run_history import LagPoint, lag_points, read_runs
-from waldelta.monitoring.table_details import read_table_details
+from waldelta.monitoring.overview import REACH
+from waldelta.monitoring.run_details import verbs_of
+from waldelta.monitoring.run_history import LagPoint, lag_points
 from waldelta.monitoring.table_freshness import read_changed, read_states, replicated_tables
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table

@@ -12,8 +12,9 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.quarantine import IncompleteRow, SentMessage
+from waldelta.config import PipelineFile
+from waldelta.lake.ledger import IncompleteRow
+from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open, read_since

@@ -8,13 +8,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.reconciliations import (
-    DIFFERENT,
-    Reconciliation,
-    Reconciliations,
-    last_answers,
-)
+from waldelta.config import PipelineFile
+from waldelta.lake.ledger import Reconciliation
+from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliations, last_answers
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared

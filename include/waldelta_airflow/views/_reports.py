@@ -6,15 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.stages.check.reports.index import (
-    CheckedRun,
-    ReportEntry,
-    checked_runs,
-    entry_of,
-    read_entries,
-)
+from waldelta.stages.check.reports import CheckedRun, ReportEntry, checked_runs
+from waldelta.stages.check.reports.index import entry_of, read_entries
 from waldelta.stages.check.reports.page import static_index
 
 

@@ -22,14 +22,15 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.table_freshness import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
-from waldelta.spark.tasks import run_tasks
+from waldelta.spark import run_tasks
 from waldelta.stages.apply import _select_targets as fed
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain

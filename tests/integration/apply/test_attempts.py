@@ -15,7 +15,7 @@ from tests.support.pipelines import pipeline_file
 from waldelta.errors import ApplyError, PeekTimeout, SlotInUse, TargetNotWritable
 from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import PeekBound
-from waldelta.spark.tasks import run_tasks
+from waldelta.spark import run_tasks
 from waldelta.stages.land.land import land
 
 pytestmark = pytest.mark.spark

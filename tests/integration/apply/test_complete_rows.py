@@ -17,6 +17,7 @@ from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
@@ -25,27 +26,21 @@ from waldelta.lake.ledger.expectation_results import (
     append_expectation_results,
     recorded_unknown,
 )
-from waldelta.lake.ledger.quarantine import (
-    QUARANTINED,
-    REREAD,
-    RESOLVED,
-    IncompleteRow,
-    Quarantine,
-    SentMessage,
-)
+from waldelta.lake.ledger.quarantine import QUARANTINED, REREAD, RESOLVED, SentMessage
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
+from waldelta.monitoring import read_status
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_freshness import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
-from waldelta.pipeline.targets.lifecycle import RequiredAction, read_published
+from waldelta.pipeline.targets import RequiredAction
+from waldelta.pipeline.targets.lifecycle import read_published
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
+from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair._by_driver import merge_rows_in_driver
+from waldelta.stages.sync import end_killed_repairs
 from waldelta.stages.sync.sync import sync
-from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

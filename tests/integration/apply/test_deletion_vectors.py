@@ -15,7 +15,7 @@ from deltalake import DeltaTable, QueryBuilder
 from benchmarks.verify import duckdb_of_delta
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -20,8 +20,8 @@ import waldelta.changes.merge.merge
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.lake.ledger.records import TargetCut
+from waldelta.jobs import Pipeline
+from waldelta.lake.ledger import TargetCut
 from waldelta.spark_sql import path
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
 from waldelta.changes.merge import by_file as module
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

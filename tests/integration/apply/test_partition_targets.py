@@ -11,10 +11,10 @@ import re
 import pytest
 
 from tests.oracles.compare import compare_target
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.jobs import Pipeline
+from waldelta.stages.land import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -16,7 +16,7 @@ from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -12,11 +12,12 @@ from deltalake import DeltaTable
 
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
+from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.lake.ledger.quarantine import REREAD, Quarantine
+from waldelta.lake.ledger import Quarantine
+from waldelta.lake.ledger.quarantine import REREAD
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.watermarks import uri_of

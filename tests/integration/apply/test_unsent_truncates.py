@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.drift.catalog_state import read_catalog_state
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.unsent_truncates import replaced_files, with_truncated
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.server_position import read_oldest_xid
 
 pytestmark = pytest.mark.pg

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from tests.integration.check.test_quality import GOOD, Lake
-from waldelta.spark.session_pool import MOST_AT_ONCE, SessionPool
+from waldelta.spark import SessionPool
+from waldelta.spark.session_pool import MOST_AT_ONCE
 
 pytestmark = pytest.mark.spark
 

@@ -9,15 +9,14 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.lake.ledger.records import SYNCED, BatchCut, ColumnState, TableState, now
-from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult
+from waldelta.lake.ledger import BatchCut, ColumnState, TableState
+from waldelta.lake.ledger.records import SYNCED, now
+from waldelta.pipeline import RunResult, StageResult
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.stages.check.constraints.check_constraints import (
-    CheckConstraint,
-    ChecksRead,
-    read_check_constraints,
-)
+from waldelta.stages.check.constraints import CheckConstraint, read_check_constraints
+from waldelta.stages.check.constraints.check_constraints import ChecksRead
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
 from waldelta.stages.check.suite.source_constraints import read_rules
 from waldelta.stages.sync.sync import sync

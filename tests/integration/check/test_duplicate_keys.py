@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from waldelta.stages.check.measure.duplicate_keys import (
-    DuplicateKeys,
-    IntegerKey,
-    find_duplicate_keys,
-)
+from waldelta.stages.check.measure import DuplicateKeys, find_duplicate_keys
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey
 from waldelta.stages.check.measure.profile import profile_in_driver
 
 pytestmark = pytest.mark.spark

@@ -17,12 +17,13 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.validate import run_validate
-from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_oldest_xid
-from waldelta.stages.check.constraints.foreign_keys import read_foreign_keys
-from waldelta.stages.check.measure.references import Reference, Side, _comparison
+from waldelta.stages.check.constraints import read_foreign_keys
+from waldelta.stages.check.measure import Reference
+from waldelta.stages.check.measure.references import Side, _comparison
 from waldelta.stages.check.measure.rows_without_parent import (
     find_rows_without_parent,
     rows_without_parent_in_driver,

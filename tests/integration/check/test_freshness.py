@@ -13,7 +13,7 @@ from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
-from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline import slot_lock
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

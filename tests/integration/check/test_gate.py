@@ -17,21 +17,21 @@ from waldelta.errors import LockHeld
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
-from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED, Quarantine
+from waldelta.lake.ledger import Quarantine
+from waldelta.lake.ledger.quarantine import ACCEPTED, QUARANTINED, RESOLVED
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
+from waldelta.monitoring import read_glance
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.monitoring.table_freshness import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
-from waldelta.stages.check.gate.release import release_tables
-from waldelta.stages.repair.reconcile_targets import ReconcileRequest
-from waldelta.stages.repair.replay.interval import read_span
+from waldelta.stages.check.gate import discard_quarantined, list_quarantined, release_tables
+from waldelta.stages.repair import ReconcileRequest
+from waldelta.stages.repair.replay import read_span
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

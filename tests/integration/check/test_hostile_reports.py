@@ -24,16 +24,17 @@ import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it regis
 from tests.support.browser import open_browser
 from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
-from waldelta.config.pipeline_file import PipelineFile, split_table_name
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliation, RowDifference
-from waldelta.lake.ledger.records import ColumnState, TableState, now
-from waldelta.lake.storage import target_uri
+from waldelta.config import PipelineFile, split_table_name
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, TableState
+from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
+from waldelta.lake.ledger.records import now
 from waldelta.stages.check.check import check
+from waldelta.stages.check.reports import ReportEntry
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation, open_context
-from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
-from waldelta.stages.check.suite.verdict import QualityReport
+from waldelta.stages.check.reports.index import add_entry, read_entries
+from waldelta.stages.check.suite import QualityReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
 

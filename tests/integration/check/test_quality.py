@@ -11,14 +11,22 @@ from urllib.parse import unquote
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from waldelta.config.pipeline_file import PipelineFile, split_table_name
+from waldelta.config import PipelineFile, split_table_name
 from waldelta.errors import ConfigError, QualityFailed, StateError
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut, now
-from waldelta.lake.storage import target_uri
-from waldelta.stages.check.check import RunOutcome, check
-from waldelta.stages.check.reports.data_docs import prune_reports
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import (
+    BatchCut,
+    ColumnState,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    TableState,
+    TargetCut,
+)
+from waldelta.lake.ledger.records import now
+from waldelta.stages.check import RunOutcome
+from waldelta.stages.check.check import check
+from waldelta.stages.check.reports import prune_reports
 
 pytestmark = pytest.mark.spark
 

@@ -11,17 +11,15 @@ from pyspark.sql import functions as F
 
 from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Lake
 from waldelta.config.expectation_files import OwnExpectation
-from waldelta.lake.ledger.records import ColumnState
-from waldelta.lake.storage import target_uri
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import ColumnState
+from waldelta.stages.check import RunOutcome
 from waldelta.stages.check._quick_check import quick_outcomes
-from waldelta.stages.check.check import RunOutcome, check
-from waldelta.stages.check.measure.row_conditions import (
-    NO_TEXT,
-    ROW_KINDS,
-    is_of_row_alone,
-    row_condition,
-)
-from waldelta.stages.check.suite.plan import PlannedExpectation, SourceRules, SuitePlan
+from waldelta.stages.check.check import check
+from waldelta.stages.check.measure import row_condition
+from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite.plan import SourceRules
 
 pytestmark = pytest.mark.spark
 
@@ -239,7 +237,8 @@ def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
 
 def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
     """Nulls and keys are looked for in its files."""
-    from waldelta.lake.ledger.records import ColumnState, TableState, now
+    from waldelta.lake.ledger import ColumnState, TableState
+    from waldelta.lake.ledger.records import now
 
     lake.target([(1, "JFK", "1.50", None), (2, "JFK", "0.00", None)], row_filter=None)
     columns = [

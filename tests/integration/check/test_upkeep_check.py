@@ -17,8 +17,8 @@ from waldelta.changes.merge.statements import session_settings
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
+from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.passed_suites import JudgedSuites
-from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.run_result import RunFailed

@@ -14,8 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from waldelta.cli.command_line import main
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.jobs import Pipeline
+from waldelta.lake.ledger import IncompleteRow, Quarantine
+from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

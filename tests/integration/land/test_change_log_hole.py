@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import SlotGap
+from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
-from waldelta.jobs.pipeline import Pipeline
 from waldelta.jobs.resync import run_resync
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path
@@ -24,7 +24,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.slot.gaps import open_gaps
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -14,16 +14,16 @@ from tests.support.pipelines import pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
+from waldelta.monitoring import read_glance
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.overview import read_glance
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup.setup import apply_setup
+from waldelta.stages.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -16,7 +16,7 @@ import pytest
 from tests.support.landing import land_only, landed_end, wrongly_counted
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.waiting import wait_until
-from waldelta.config.pipeline_file import Publication
+from waldelta.config import Publication
 from waldelta.errors import (
     BiteTooLarge,
     ConsumeMismatch,
@@ -29,17 +29,18 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.lake.storage import CHANGES, bookkeeping_uri, local_path
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.storage import CHANGES, local_path
 from waldelta.lsn import Lsn
-from waldelta.pipeline.advisory_locks import slot_lock
+from waldelta.pipeline import slot_lock
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.read.peek import LANDING_SCHEMA, reader_name
 from waldelta.slot.slot import check_received
+from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land import land_until as land_through
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.land.land import land
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -22,7 +22,7 @@ from tests.support.servers.standby import (
     there,
 )
 from waldelta.errors import SlotMissing
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

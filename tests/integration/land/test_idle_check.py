@@ -9,13 +9,13 @@ import pytest
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.lsn import Lsn
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import RunResult, StageResult
 from waldelta.postgres.server_position import ServerPosition, read_position
+from waldelta.slot import read_slot
 from waldelta.slot.acknowledge import confirmed_lsn
-from waldelta.slot.slot import read_slot
+from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
 
 pytestmark = pytest.mark.pg
 

@@ -17,13 +17,13 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.target_sources import read_unbarred
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
-from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.publication_version import read_version, wait_for_version
 from waldelta.stages.apply.apply import apply
+from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import Attempt, check_unaltered, source_as_of, sync, sync_table
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -6,14 +6,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import PeekTimeout
+from waldelta.pgoutput import read_relation, read_truncate
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.logical_message import read_logical_message
-from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
-from waldelta.pgoutput.truncate import read_truncate
-from waldelta.postgres.connection import connect, connect_arrow
+from waldelta.postgres import connect
+from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.read.peek import PeekBound
 from waldelta.slot.read.peek import peek as peek_slot

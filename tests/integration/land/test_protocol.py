@@ -18,10 +18,10 @@ from waldelta.jobs.maintain import run_maintain
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.targets.watermarks import messages_uri, uri_of
 from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply
-from waldelta.stages.apply.logical_messages import write_messages
+from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -27,11 +27,11 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.apply import write_messages
 from waldelta.stages.apply.apply import apply
-from waldelta.stages.apply.logical_messages import write_messages
+from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup.setup import plan_setup
+from waldelta.stages.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import PreflightFailed, TargetNotWritable
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.lake.storage import CHANGES, bookkeeping_uri, find_unwritable
+from waldelta.jobs import Pipeline
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.storage import CHANGES, find_unwritable
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.spark.session import read_log_store
 from waldelta.spark.writable import find_unwritable_in_task

@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.oracles.compare import compare_target, difference
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
+from waldelta.lake import target_uri
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.lake.storage import target_uri
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.postgres.server_position import read_position
 from waldelta.stages.sync.sync import sync
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import load_job
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

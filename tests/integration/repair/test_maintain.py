@@ -18,11 +18,13 @@ from tests.oracles.compare import compare_target
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import pipeline_file
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger import retention as ledger_upkeep
-from waldelta.lake.ledger.records import BatchCut, Run, SlotMove, TableState, now
-from waldelta.lake.storage import bookkeeping_uri, local_path
-from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.lake.ledger.records import Run, SlotMove, now
+from waldelta.lake.storage import local_path
+from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.maintain import maintain

@@ -25,14 +25,15 @@ from tests.integration.types.test_values import values  # noqa: F401 - a fixture
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.seeds import is_long
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
+from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
 )
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed

@@ -17,7 +17,7 @@ from tests.oracles.compare import compare_target
 from tests.oracles.random_workload import Workload
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed, is_long
-from waldelta.config.pipeline_file import Publication
+from waldelta.config import Publication
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.drift.repair_plan import Rule, entering
 from waldelta.pipeline.targets.watermarks import uri_of

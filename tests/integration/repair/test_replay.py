@@ -15,15 +15,15 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld, StateError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay
-from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.table_freshness import read_changed
-from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
+from waldelta.stages.repair.replay import read_span
 from waldelta.stages.repair.replay import replay as replay_module
-from waldelta.stages.repair.replay.interval import read_span
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

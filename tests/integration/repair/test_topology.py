@@ -8,16 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.config.pipeline_file import PipelineFile, TargetTable
-from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.drift.catalog_state import read_catalog_state
+from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import TargetTable
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.drift.rewrites import to_record
 from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets.target_filter import column_states, to_text
 from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.row_filter import RowFilter

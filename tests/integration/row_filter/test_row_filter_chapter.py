@@ -10,9 +10,9 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

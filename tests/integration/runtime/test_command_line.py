@@ -22,20 +22,15 @@ from tests.soak.listener import Listener
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
-from waldelta.lake.ledger.quarantine import (
-    DISCARDED,
-    QUARANTINED,
-    IncompleteRow,
-    Quarantine,
-    SentMessage,
-)
-from waldelta.lake.ledger.records import TableState, now
-from waldelta.monitoring.status import read_status
-from waldelta.pgoutput.unread_message import UnreadMessage
-from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, SentMessage
+from waldelta.lake.ledger.records import now
+from waldelta.monitoring import read_status
+from waldelta.pgoutput import UnreadMessage
+from waldelta.pipeline import target_lock
 from waldelta.pipeline.targets.unreadable_messages import notices, record_unreadable, skip_messages
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
+from waldelta.stages.check.gate import discard_quarantined, list_quarantined
 
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (

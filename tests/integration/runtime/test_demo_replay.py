@@ -11,7 +11,7 @@ import pytest
 
 from demo.flights import ALL_FLIGHTS, load, open_csv
 from demo.replay import SEED, plan_slices, prepare, replay
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 
 pytestmark = pytest.mark.pg
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.file_modes import open_to_others
 from tests.support.pipelines import pipeline_file
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.lake import storage as lake_module
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.waiting import wait_until
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]

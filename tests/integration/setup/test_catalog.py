@@ -6,8 +6,7 @@ import pytest
 from psycopg.errors import LockNotAvailable
 
 from waldelta.errors import SourceError
-from waldelta.postgres.catalog import TableId
-from waldelta.postgres.connection import connect
+from waldelta.postgres import TableId, connect
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.published_tables import (
     _MEMBERSHIPS,

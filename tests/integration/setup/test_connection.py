@@ -18,9 +18,10 @@ from psycopg.conninfo import make_conninfo
 from demo.embedded_postgres import free_port
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.shared_connection import SharedConnection
-from waldelta.postgres.connection import connect, connect_arrow
+from waldelta.postgres import connect
+from waldelta.postgres.connection import connect_arrow
 
 pytestmark = pytest.mark.pg
 

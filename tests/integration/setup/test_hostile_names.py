@@ -14,10 +14,11 @@ from psycopg import sql
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
 from waldelta.cli._options import parse
+from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
-from waldelta.jobs.pipeline import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
-from waldelta.lake.ledger.quarantine import QUARANTINED, IncompleteRow, Quarantine
+from waldelta.lake.ledger import IncompleteRow, Quarantine
+from waldelta.lake.ledger.quarantine import QUARANTINED
 from waldelta.lake.ledger.records import now
 from waldelta.spark_sql import quote
 

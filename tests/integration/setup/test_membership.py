@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.publication_membership import (
     from_texts,
     is_same,

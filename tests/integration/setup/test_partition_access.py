@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.pipelines import pipeline_file
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
 

@@ -17,10 +17,10 @@ from tests.integration.setup.test_setup import job_for, state
 from tests.support.fixtures.postgres import new_database
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed, TargetNotWritable
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.refused_statements import refused_statements
+from waldelta.stages.setup import apply_setup, plan_setup
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
-from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed, PrivilegeMissing
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -19,7 +19,7 @@ import pytest
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import (
     LateWriter,
     LockHeld,
@@ -29,15 +29,15 @@ from waldelta.errors import (
     TableBusy,
     TransactionsStillOpen,
 )
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.pipeline.job import Job
-from waldelta.postgres.connection import connect
-from waldelta.slot.slot import create_slot, read_slot
+from waldelta.lake.ledger import Ledger
+from waldelta.pipeline import Job, slot_lock
+from waldelta.postgres import connect
+from waldelta.slot import read_slot
+from waldelta.slot.slot import create_slot
+from waldelta.stages.setup import SetupPlan, apply_setup, plan_setup, setup, teardown
 from waldelta.stages.setup import _slot_setup as setup_slot
-from waldelta.stages.setup import setup
 from waldelta.stages.setup.facts.publications import Statement, read_publications
-from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan, apply_setup, plan_setup, teardown
+from waldelta.stages.setup.setup import STOP_ON_ERROR
 from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
 pytestmark = pytest.mark.pg

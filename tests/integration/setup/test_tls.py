@@ -19,7 +19,8 @@ from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.postgres.connection import connect, connect_arrow, conninfo_from_environment
+from waldelta.postgres import connect
+from waldelta.postgres.connection import connect_arrow, conninfo_from_environment
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

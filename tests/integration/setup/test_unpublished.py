@@ -11,10 +11,10 @@ import pytest
 
 from tests.integration.setup.test_setup import job_for
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.unpublished_tables import unpublished
-from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup.setup import apply_setup
+from waldelta.stages.land import check_idle
+from waldelta.stages.setup import apply_setup
 
 pytestmark = pytest.mark.pg
 

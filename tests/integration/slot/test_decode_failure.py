@@ -17,17 +17,16 @@ from waldelta.errors import SlotUnreadable, SyncFailed
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
 from waldelta.lsn import Lsn
+from waldelta.monitoring import read_glance, read_status
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.overview import read_glance
-from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.slot.read.peek import peek_error
+from waldelta.slot.read import peek_error
+from waldelta.stages.land import check_idle
 from waldelta.stages.land import drain as module
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup.setup import apply_setup
+from waldelta.stages.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

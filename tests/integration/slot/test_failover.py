@@ -28,13 +28,13 @@ from tests.support.servers.standby import (
     there,
 )
 from waldelta.errors import NotPrimary, SourceChanged
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.postgres.connection import connect
-from waldelta.slot.slot import read_slot
+from waldelta.postgres import connect
+from waldelta.slot import read_slot
+from waldelta.stages.land import check_idle
 from waldelta.stages.land.drain import drain
-from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -8,9 +8,9 @@ import pytest
 
 from tests.integration.setup.test_setup import PLANES, events, job_for
 from waldelta.errors import PreflightFailed
-from waldelta.postgres.connection import connect
-from waldelta.slot.slot import read_slot
-from waldelta.stages.setup.setup import apply_setup, plan_setup
+from waldelta.postgres import connect
+from waldelta.slot import read_slot
+from waldelta.stages.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg
 

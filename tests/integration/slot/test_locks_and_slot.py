@@ -16,16 +16,11 @@ import tenacity
 
 from tests.integration.setup.test_setup import job_for
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
-from waldelta.pipeline.advisory_locks import (
-    LockSessions,
-    slot_lock,
-    slot_lock_name,
-    target_lock,
-    target_lock_name,
-)
-from waldelta.postgres.catalog import TableId
-from waldelta.postgres.connection import connect
-from waldelta.slot.slot import check_health, create_slot, drop_slot, read_slot
+from waldelta.pipeline import slot_lock, target_lock
+from waldelta.pipeline.advisory_locks import LockSessions, slot_lock_name, target_lock_name
+from waldelta.postgres import TableId, connect
+from waldelta.slot import read_slot
+from waldelta.slot.slot import check_health, create_slot, drop_slot
 
 pytestmark = pytest.mark.pg
 

@@ -19,16 +19,17 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.monitoring.status import read_status
+from waldelta.monitoring import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.server_position import read_position
+from waldelta.slot import read_slot
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
-from waldelta.slot.slot import create_slot, read_slot
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.slot.slot import create_slot
+from waldelta.stages.land import check_idle
+from waldelta.stages.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.setup.renew_slot import renew_slot
-from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

@@ -26,14 +26,15 @@ from tests.support.servers.standby import (
     until,
 )
 from waldelta.background import run_concurrently
-from waldelta.config.pipeline_file import Publication
+from waldelta.config import Publication
 from waldelta.errors import ConfigError, NotStandby, PreflightFailed, SlotLost, SourceUnreachable
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.postgres.connection import connect
-from waldelta.slot.standby import committed_upto, slot_position
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.postgres import connect
+from waldelta.slot import slot_position
+from waldelta.slot.standby import committed_upto
+from waldelta.stages.land import check_idle
 from waldelta.stages.setup.slots_without_pipeline import (
     drop_slots_without_pipeline,
     find_slots_without_pipeline,

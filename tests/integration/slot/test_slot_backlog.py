@@ -13,11 +13,11 @@ from waldelta.config.pipeline_file import SlotLimits
 from waldelta.jobs._shared_stages import report_stage
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.ledger.records import now
-from waldelta.monitoring.status import read_status
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.monitoring import read_status
+from waldelta.pipeline import RunResult, StageResult
+from waldelta.slot import read_slot
 from waldelta.slot.health import slot_warnings
-from waldelta.slot.slot import read_slot
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 
 pytestmark = pytest.mark.pg
 

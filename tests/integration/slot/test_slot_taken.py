@@ -14,16 +14,17 @@ from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lsn import Lsn
-from waldelta.pipeline.run_result import RunResult, StageResult
-from waldelta.postgres.connection import connect, connect_arrow, connect_walsender
+from waldelta.pipeline import RunResult, StageResult
+from waldelta.postgres import connect
+from waldelta.postgres.connection import connect_arrow, connect_walsender
 from waldelta.postgres.server_position import read_position
 from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded, open_gaps
 from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.verify.verify import check_landed
+from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain
-from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.land.land import land
 
 pytestmark = pytest.mark.pg

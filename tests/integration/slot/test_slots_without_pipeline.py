@@ -8,7 +8,7 @@ import yaml
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, LockHeld
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.stages.setup.slots_without_pipeline import (
     drop_slots_without_pipeline,
     find_slots_without_pipeline,

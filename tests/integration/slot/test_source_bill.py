@@ -10,9 +10,9 @@ import pytest
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.pipeline.source_load import SlotMeter, xmin_age
 from waldelta.postgres.server_position import read_position
+from waldelta.slot import read_slot
 from waldelta.slot.read.peek import call
-from waldelta.slot.slot import read_slot
-from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
 
 pytestmark = pytest.mark.pg
 

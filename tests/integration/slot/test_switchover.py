@@ -22,7 +22,7 @@ from tests.support.servers.standby import (
     servers,
     there,
 )
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

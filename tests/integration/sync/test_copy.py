@@ -13,15 +13,15 @@ from waldelta.errors import (
     SourceUnreachable,
     TableBusy,
 )
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.published_tables import read_published_tables
-from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot import SnapshotHolder, plan_copy
+from waldelta.snapshot.exported_snapshot import plan_chunks
 from waldelta.snapshot.read_selected import read_choices, whole_table
 from waldelta.snapshot.read_table import (
     MOST_EXPRESSIONS,
     chunk_query,
     lock_query,
-    plan_copy,
     raw_map,
     read_chunks,
 )

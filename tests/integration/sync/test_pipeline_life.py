@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from tests.oracles.compare import compare_target
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

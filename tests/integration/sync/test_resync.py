@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.pipeline.targets import Watermarks
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 

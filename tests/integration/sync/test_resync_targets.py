@@ -16,21 +16,18 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
+from waldelta.monitoring import read_status
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_freshness import Operations, read_changed
-from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets.lifecycle import (
-    RequiredAction,
-    read_published,
-    read_standings,
-    record_killed,
-)
+from waldelta.pipeline.targets import RequiredAction
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_killed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg

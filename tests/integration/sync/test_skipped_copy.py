@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.oracles.native_subscriber import native_subscriber
 from tests.oracles.scenario import Both, Scenario
 from tests.support.pipelines import pipeline_file
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.jobs import Pipeline
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
 

@@ -11,13 +11,10 @@ import pytest
 from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
 from waldelta.lsn import Lsn
-from waldelta.postgres.connection import connect
+from waldelta.postgres import connect
 from waldelta.postgres.server_position import WRITTEN
-from waldelta.snapshot.exported_snapshot import (
-    SnapshotHolder,
-    reader_name,
-    wait_for_old_transactions,
-)
+from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import reader_name, wait_for_old_transactions
 
 pytestmark = pytest.mark.pg
 

@@ -17,7 +17,7 @@ import waldelta.stages.sync.sync as sync_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.interrupted_copy import before_rows
 from tests.support.waiting import wait_until
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import (
     ConfigError,
     LockHeld,
@@ -28,13 +28,14 @@ from waldelta.errors import (
     TargetNotWritable,
     TransactionsStillOpen,
 )
-from waldelta.lake.ledger.records import SlotMove, TableState, now
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import local_path, target_uri
-from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job
+from waldelta.lake.storage import local_path
+from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.postgres.server_position import read_position
 from waldelta.stages.sync.sync import sync
 

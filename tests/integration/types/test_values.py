@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from waldelta.config.type_options import TypeOptions
+from waldelta.config import TypeOptions
+from waldelta.pgoutput import read_relation
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.pgoutput.relation import read_relation
 from waldelta.pgoutput.rows import decode_rows
-from waldelta.postgres.connection import connect, connect_arrow
+from waldelta.postgres import connect
+from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.type_catalog import read_types
 from waldelta.stages.repair.reconcile._canonical import Marks, lake_rows, source_text

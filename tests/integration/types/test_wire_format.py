@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 
 from waldelta.errors import DecodeError
-from waldelta.postgres.connection import connect
-from waldelta.postgres.type_catalog import PgType
+from waldelta.postgres import PgType, connect
 from waldelta.types.type_map import target_type
-from waldelta.types.wire.wire_format import text_of
+from waldelta.types.wire import text_of
 
 pytestmark = pytest.mark.pg
 

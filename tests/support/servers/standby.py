@@ -16,10 +16,10 @@ import tenacity
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.jobs.pipeline import Pipeline
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.land import check_idle
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}
 

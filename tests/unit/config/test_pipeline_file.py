@@ -10,16 +10,10 @@ from airflow.timetables.base import TimeRestriction
 from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
-from waldelta.config.pipeline_file import (
-    Maintenance,
-    Options,
-    Publication,
-    Source,
-    Target,
-    load_pipeline_file,
-)
+from waldelta.config import Publication, Source, load_pipeline_file
+from waldelta.config.pipeline_file import Maintenance, Options, Target
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.slot.read.peek import most_messages, plugin_options, protocol_version, whole
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.target_mode import check_change, mode_columns
 from waldelta.errors import ModeRefused
-from waldelta.pipeline.targets.target_sources import TargetSource
-from waldelta.postgres.catalog import CatalogRelation, TableId
+from waldelta.pipeline.targets import TargetSource
+from waldelta.postgres import CatalogRelation, TableId
 from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets, judge_modes
 
 

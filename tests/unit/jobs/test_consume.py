@@ -12,21 +12,21 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs._shared_stages import check_stage
 from waldelta.jobs._stages import continued, run_stages
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
+from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
 )
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunFailed, RunResult, StageResult, TableResult
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.source_load import SourceBill
 
 NAMES = ("land", "apply", "check", "report")

@@ -13,6 +13,7 @@ import pytest
 from tests.support.bookkeeping import read_expectation_results
 from tests.unit.lake.ledger.test_ledger import NOON, OLD
 from waldelta.errors import TargetNotWritable
+from waldelta.lake import write_parquet
 from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
     append_expectation_results,
@@ -26,7 +27,7 @@ from waldelta.lake.staging_leftovers import (
     staging_folder,
     take_over,
 )
-from waldelta.lake.storage import local_path, remove_empty_log, remove_folder, write_parquet
+from waldelta.lake.storage import local_path, remove_empty_log, remove_folder
 
 DAY = timedelta(days=1)
 

@@ -12,7 +12,7 @@ import pytest
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import TargetNotWritable
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
 from waldelta.lake.write_errors import unwritable
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
+from waldelta.lake.ledger import IncompleteRow, Quarantine, Reconciliation, TableState, TargetCut
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
-from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.reconciliations import Reconciliation, Reconciliations
-from waldelta.lake.ledger.records import ExternalCommit, Gap, Run, TableState, TargetCut
+from waldelta.lake.ledger.reconciliations import Reconciliations
+from waldelta.lake.ledger.records import ExternalCommit, Gap, Run
+from waldelta.monitoring import read_glance
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
 
 

@@ -12,6 +12,15 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger import (
+    ColumnState,
+    IncompleteRow,
+    Ledger,
+    Quarantine,
+    TableState,
+    TargetCut,
+)
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,
@@ -20,11 +29,9 @@ from waldelta.lake.ledger.expectation_results import (
     append_expectation_results,
     prune_expectation_results,
 )
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine
-from waldelta.lake.ledger.records import ColumnState, Run, SlotReading, TableState, TargetCut
+from waldelta.lake.ledger.records import Run, SlotReading
 from waldelta.lake.ledger.table import LedgerTable
-from waldelta.lake.storage import bookkeeping_uri
+from waldelta.monitoring import read_glance, read_run, read_runs, read_table_details
 from waldelta.monitoring.check_results import (
     expectations_map,
     missed_earlier,
@@ -33,13 +40,11 @@ from waldelta.monitoring.check_results import (
     tables_map,
 )
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import count_open, open_keys, read_of_run, read_open
-from waldelta.monitoring.run_details import read_run
-from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
-from waldelta.monitoring.table_details import read_table_details
+from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
 from waldelta.monitoring.table_freshness import Operations, read_changed, read_tables
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline import RunResult, StageResult
+from waldelta.pipeline.run_result import TableResult
 
 
 @pytest.fixture

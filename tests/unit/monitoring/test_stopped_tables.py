@@ -9,10 +9,11 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import minutes, pipeline, result, run
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.expectation_results import append_expectation_results
-from waldelta.lake.ledger.records import SlotMove, TableState
+from waldelta.lake.ledger.records import SlotMove
+from waldelta.monitoring import read_glance
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.stages.check.gate.verdicts import STOP
 

@@ -6,9 +6,10 @@ import pytest
 
 from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
+from waldelta.pgoutput import Relation, read_relation, read_truncate
 from waldelta.pgoutput.logical_message import LogicalMessage, read_logical_message
-from waldelta.pgoutput.relation import Relation, RelationColumn, read_relation
-from waldelta.pgoutput.truncate import Truncate, read_truncate
+from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pgoutput.truncate import Truncate
 
 COLUMNS = [
     ("id", 23, -1, True),

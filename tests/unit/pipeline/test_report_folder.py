@@ -14,7 +14,8 @@ from tests.support.pipelines import pipeline_file
 from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
 from waldelta.pipeline.report_folder import docs_folder, judge_docs
-from waldelta.stages.check.reports.data_docs import list_reconciliation, prune_reports
+from waldelta.stages.check.reports import prune_reports
+from waldelta.stages.check.reports.data_docs import list_reconciliation
 
 STORES = (
     "s3a://bucket/lake",

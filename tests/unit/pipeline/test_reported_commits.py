@@ -8,10 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
+from waldelta.pipeline import RunResult
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.run_result import RunResult, TableResult
+from waldelta.pipeline.run_result import TableResult
 
 BEGAN = now()
 

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
-from waldelta.stages.check.suite.verdict import QualityReport
+from waldelta.pipeline import RunResult, StageResult
+from waldelta.pipeline.run_result import TableResult
+from waldelta.stages.check.suite import QualityReport
 
 
 def shown(result: RunResult, stage: str | None = None) -> str:

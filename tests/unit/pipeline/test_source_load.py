@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.config.pipeline_file import Options, Source
-from waldelta.pipeline.run_result import RunResult
+from waldelta.config import Source
+from waldelta.config.pipeline_file import Options
+from waldelta.pipeline import RunResult
 from waldelta.pipeline.source_load import SourceBill, moves, peeks
 
 

@@ -11,7 +11,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.errors import ConfigError
-from waldelta.postgres.connection import conninfo_from_environment, describe
+from waldelta.postgres import describe
+from waldelta.postgres.connection import conninfo_from_environment
 
 SECRET = "5ecret"
 FIELDS = {"host": "db", "port": "5432", "user": "u", "password": SECRET, "dbname": "d"}

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from waldelta.postgres import type_catalog
-from waldelta.postgres.type_catalog import KnownTypes, PgType
+from waldelta.postgres import PgType, type_catalog
+from waldelta.postgres.type_catalog import KnownTypes
 
 
 def test_types_are_asked_for_once(monkeypatch):

@@ -5,6 +5,7 @@ Connect.
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -130,9 +131,12 @@ def package_of(path: Path) -> str:
 
 
 def module_imports(path: Path) -> Iterator[str]:
-    """The modules of the library that a file imports when it runs."""
+    """The modules of the library that a file imports when it runs; a name that a package exports
+    counts as its module.
+    """
     for name in imports(path, when_run=True):
-        yield from {name, name.rpartition(".")[0]} & MODULES.keys()
+        defined = EXPORTS.get(name, name)
+        yield from {defined, defined.rpartition(".")[0]} & MODULES.keys()
 
 
 def _name(path: Path) -> str:
@@ -142,6 +146,44 @@ def _name(path: Path) -> str:
 
 
 MODULES = {_name(path): path for path in modules("include/waldelta")}
+# What packages export -> where it is defined: a.b.Name -> a.b.module.Name
+EXPORTS = {
+    f"{package}.{name.rpartition('.')[2]}": name
+    for package, path in MODULES.items()
+    if path.name == "__init__.py" and package != "waldelta"
+    for name in imports(path)
+    if name.startswith(f"{package}.")
+}
+
+
+def test_exports_are_what_the_packages_say():
+    """Each is in ``__all__``, and is what its module defines."""
+    for package, path in MODULES.items():
+        if path.name == "__init__.py" and package != "waldelta":
+            door = importlib.import_module(package)
+            listed = getattr(door, "__all__", [])
+            assert sorted(listed) == sorted(
+                name.rpartition(".")[2] for name in EXPORTS if name.rpartition(".")[0] == package
+            ), package
+    for name, defined in EXPORTS.items():
+        package, _, exported = name.rpartition(".")
+        module = importlib.import_module(defined.rpartition(".")[0])
+        door = importlib.import_module(package)
+        assert getattr(door, exported) is getattr(module, exported), name
+
+
+def test_others_import_what_a_package_exports_from_it():
+    """Modules of the package itself import from each other."""
+    exported = {defined: name for name, defined in EXPORTS.items()}
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}: {exported[name]} is meant"
+        for folder in (*MAY_IMPORT, "include/demo", "benchmarks")
+        for path in modules(folder)
+        for name in imports(path)
+        if name in exported
+        and not f"{_name(path)}.".startswith(f"{exported[name].rpartition('.')[0]}.")
+    ]
+    assert wrong == []
 
 
 def test_the_picture_shows_every_package():

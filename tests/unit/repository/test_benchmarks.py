@@ -36,7 +36,8 @@ from benchmarks.workloads import (
     scaled,
 )
 from tests.support import pgoutput_encoder as encoder
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline import RunResult, StageResult
+from waldelta.pipeline.run_result import TableResult
 
 
 def measured(

@@ -13,8 +13,8 @@ from demo.airflow_client import DagRun, TaskRun
 from demo.flights import Loaded
 from demo.outcome import Outcome, show
 from tests.oracles.compare import Difference
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import Run, TargetCut, now
+from waldelta.lake.ledger import Ledger, TargetCut
+from waldelta.lake.ledger.records import Run, now
 
 EQUAL = Difference("public.flights", 200, 200, 0, 0)
 UNEQUAL = Difference(

@@ -13,17 +13,11 @@ import yaml
 
 import waldelta.errors
 from waldelta.cli._options import VERBS
-from waldelta.config.pipeline_file import Options, PipelineFile, Publication, Source, Target
+from waldelta.config import PipelineFile, Publication, Source
+from waldelta.config.pipeline_file import Options, Target
 from waldelta.errors import WaldeltaError
-from waldelta.lake.ledger.records import (
-    BatchCut,
-    ColumnState,
-    Gap,
-    Run,
-    SlotMove,
-    TableState,
-    TargetCut,
-)
+from waldelta.lake.ledger import BatchCut, ColumnState, TableState, TargetCut
+from waldelta.lake.ledger.records import Gap, Run, SlotMove
 from waldelta.remedies import REMEDIES
 
 ROOT = Path(__file__).parents[3]

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.support.slot_state import SLOT
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import LateWriter, SourceChanged, SourceUnreachable, StandbyAway
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import Run, SlotMove, TableState
+from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger.records import Run, SlotMove
 from waldelta.lake.ledger.retention import keep_moves
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity, identity_of
+from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline.slot_identity import identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
 from waldelta.slot.failover import (

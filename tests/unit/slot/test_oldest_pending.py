@@ -23,8 +23,7 @@ from tests.unit.changes.decode.test_decode import (
     prepared,
     row,
 )
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.slot.read.peek import TIMELINE_KINDS
 
 # The helpers commit plain transactions at TS, streamed ones a microsecond later, prepared ones two

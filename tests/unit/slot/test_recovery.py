@@ -10,11 +10,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support import pgoutput_encoder as enc
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, _landing_batch
-from waldelta.slot.read.read_request import ReadRequest
 from waldelta.slot.recovery import landed_behind
 
 ONE, BOTH = (ReadRequest(names, messages=False, origin="any") for names in (("p",), ("p", "q")))

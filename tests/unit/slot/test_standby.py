@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.slot_state import SLOT
-from waldelta.config.pipeline_file import PipelineFile, SlotLimits
+from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import SlotLimits
 from waldelta.errors import (
     AuthenticationFailed,
     ConfigError,
@@ -29,10 +30,9 @@ from waldelta.errors import (
 )
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.postgres.server_position import ServerPosition
-from waldelta.slot.read.peek import peek_error
+from waldelta.slot.read import peek_error
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import check_health, check_ours
 from waldelta.slot.standby import _check_follows, _timeline, check_slot, replay_warnings

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.postgres.catalog import Leaf, TableId, Through
+from waldelta.postgres import Leaf, TableId
+from waldelta.postgres.catalog import Through
 from waldelta.snapshot.exported_snapshot import plan_chunks, plan_tasks
 
 BLOCK = 8192

@@ -11,15 +11,9 @@ from pyspark import SparkContext
 from pyspark.accumulators import AccumulatorTCPServer
 
 from waldelta.errors import PeekTimeout
+from waldelta.spark import deferred_session, open_session, run_tasks
 from waldelta.spark import session as module
-from waldelta.spark.session import (
-    DeferredSession,
-    deferred_session,
-    is_connect,
-    is_started,
-    open_session,
-)
-from waldelta.spark.tasks import run_tasks
+from waldelta.spark.session import DeferredSession, is_connect, is_started
 
 WAIT_S = 30
 

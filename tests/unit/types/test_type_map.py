@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from waldelta.config.type_options import TableTypeOptions, TypeOptions
+from waldelta.config import TypeOptions
+from waldelta.config.type_options import TableTypeOptions
 from waldelta.errors import DecodeError
-from waldelta.postgres.type_catalog import PgType
-from waldelta.types.type_map import column_types, target_type
+from waldelta.postgres import PgType
+from waldelta.types import column_types
+from waldelta.types.type_map import target_type
 
 
 def numeric(precision, scale):

@@ -35,16 +35,17 @@ from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
 from waldelta.changes.decode.row_states import XID, Unfolding, row_version_fields, row_versions
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
+from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.commit_order import commits, place_columns
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lsn import Lsn
-from waldelta.pgoutput.relation import Relation
+from waldelta.pgoutput import Relation, Segments
 from waldelta.pgoutput.rows import Rows, decode_rows
-from waldelta.pgoutput.transactions import SEQ_BITS, Segments
+from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.snapshot.read_table import RAW_TYPE, raw_map
+from waldelta.types import TargetType
 from waldelta.types.text import Text
-from waldelta.types.type_map import TargetType, unheld_key
-from waldelta.types.wire.wire_format import text_of
+from waldelta.types.type_map import unheld_key
+from waldelta.types.wire import text_of
 
 # Values of a column that are brought into the target's type together.
 _PIECE_BYTES = 256 << 20

@@ -17,17 +17,14 @@ import pyarrow.compute as pc
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.errors import DecodeError, WaldeltaError
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import place_columns
 from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.changelog.transaction_counts import XID_MASK
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
+from waldelta.pgoutput import Segments, UnreadMessage, read_relation, read_truncate
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.logical_message import decode_logical_messages
-from waldelta.pgoutput.relation import read_relation
-from waldelta.pgoutput.transactions import Segments
-from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pgoutput.unread_message import UnreadMessage
 
 Read = Callable[[pa.RecordBatch], object]
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.changelog.commit_order import Stream
-from waldelta.pgoutput.relation import Relation, read_relation
+from waldelta.lake.changelog import Stream
+from waldelta.pgoutput import Relation, read_relation
 from waldelta.pgoutput.transactions import Bools, Ints, order_of
 from waldelta.pgoutput.unread_message import MARK
 

@@ -24,15 +24,15 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import DELETE, INSERT
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.lake.ledger.records import ColumnState
-from waldelta.lake.storage import write_parquet
+from waldelta.lake import write_parquet
+from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline.drift.schema_evolution import Evolution
+from waldelta.pipeline.drift import Evolution
 from waldelta.row_filter import RowFilter
-from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.row_filter.spark import spark_condition
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import string
-from waldelta.types.type_map import TargetType
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

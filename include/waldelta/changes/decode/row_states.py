@@ -36,7 +36,8 @@ from waldelta.changes.decode.collapse import (
     newest_known,
     remaining_rows,
 )
-from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE, TargetMode
+from waldelta.config import TargetMode
+from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE
 
 # Of a state: until when it held; null while it does.
 TO_LSN, TO_TS = "to_lsn", "to_ts"

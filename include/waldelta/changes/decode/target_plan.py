@@ -17,21 +17,20 @@ from waldelta.changes.decode.decode import DecodePlan
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
 from waldelta.changes.decode.route import check_columns, plan_routing
 from waldelta.changes.decode.row_states import Truncation, Unfolding
+from waldelta.config import TypeOptions
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.config.target_mode import MIRROR
-from waldelta.config.type_options import TypeOptions
 from waldelta.errors import ApplyError, NeedsSync, SchemaChanged
+from waldelta.lake.changelog import Snapshot, Stream
 from waldelta.lake.changelog.batch_range import BatchRange
-from waldelta.lake.changelog.commit_order import Stream, commits, last_truncates
+from waldelta.lake.changelog.commit_order import commits, last_truncates
 from waldelta.lake.changelog.row_messages import RowMessages, Volume
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
-from waldelta.pgoutput.relation import Relation, RelationColumn
-from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pipeline.drift.catalog_state import CatalogTable
+from waldelta.pgoutput import Relation, read_truncate
+from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pipeline.drift import CatalogTable, Evolution
 from waldelta.pipeline.drift.schema_evolution import (
-    Evolution,
     check_key,
     other_type,
     plan_evolution,
@@ -40,11 +39,11 @@ from waldelta.pipeline.drift.schema_evolution import (
     unchanged,
 )
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.postgres.catalog import TableId
-from waldelta.postgres.type_catalog import INT8, PgType
+from waldelta.postgres import PgType, TableId
+from waldelta.postgres.type_catalog import INT8
+from waldelta.types import TargetType, column_types
 from waldelta.types.numeric import NumericAsDouble
-from waldelta.types.type_map import TargetType, column_types
-from waldelta.types.wire.wire_format import wire_name
+from waldelta.types.wire import wire_name
 
 # Describes types given as (oid, typmod), as type_catalog.read_types does.
 ReadTypes = Callable[[set[tuple[int, int]]], dict[tuple[int, int], PgType]]

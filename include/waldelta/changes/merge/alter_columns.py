@@ -21,15 +21,18 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
+from waldelta.lake import write_parquet
 from waldelta.lake.delta_log import read_metadata
-from waldelta.lake.ledger.records import TableState, now
-from waldelta.lake.storage import remove_folder, write_parquet
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
+from waldelta.lake.storage import remove_folder
 from waldelta.metadata_columns import COMMIT_TS, LSN, OF_MODES, RAW
-from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import Evolution
+from waldelta.pipeline.drift.schema_evolution import NewColumn
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.spark_sql import path, quote
-from waldelta.types.type_map import TargetType
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -23,20 +23,15 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge.small_target import is_small
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake.storage import (
-    SPARKS_TIMESTAMPS,
-    checkpoint,
-    files_of,
-    only_if_unchanged,
-    row_group_bytes,
-)
-from waldelta.pipeline.job import Job
+from waldelta.lake import files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, row_group_bytes
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import Ints, net_changes
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import (
@@ -50,10 +50,10 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError
+from waldelta.lake import DeltaLog, files_of
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, files_of, only_if_unchanged, rooted
-from waldelta.pipeline.job import Job
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchanged, rooted
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 from waldelta.spark.tasks import Run, shares

@@ -32,14 +32,13 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.target_table import set_generation, write_error
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.delta_log import DeltaLog, read_metadata
-from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake import DeltaLog
+from waldelta.lake.delta_log import read_metadata
+from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.lake.storage import sync_commit, sync_commits
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.slot_identity import SlotIdentity
 from waldelta.pipeline.targets.watermarks import apply_app_id, uri_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.config import TargetMode
+from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
 from waldelta.metadata_columns import BEFORE, DELETED, LSN, OF_MODES, OP, SEQ, VALID_TO_LSN
 from waldelta.spark_sql import quote
 

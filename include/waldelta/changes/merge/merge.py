@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.keyless import CopiedColumn, count_statement, rewrite_statement
@@ -28,11 +28,12 @@ from waldelta.changes.merge.statements import (
 )
 from waldelta.changes.merge.states import merge_states
 from waldelta.changes.merge.target_table import VARIANT
-from waldelta.changes.stage.stage import Staged, check_whole
-from waldelta.pipeline.job import Job
+from waldelta.changes.stage import Staged
+from waldelta.changes.stage.stage import check_whole
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import is_passing
-from waldelta.spark.tasks import run_tasks
+from waldelta.spark import run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

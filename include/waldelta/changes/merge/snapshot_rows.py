@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged, with_variants
 from waldelta.changes.merge.target_table import VARIANT
-from waldelta.snapshot.read_table import TableCopy
+from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:

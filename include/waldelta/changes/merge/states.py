@@ -31,9 +31,10 @@ from waldelta.changes.merge.statements import (
     with_variants,
 )
 from waldelta.changes.merge.target_table import VARIANT
-from waldelta.config.target_mode import CHANGELOG, HISTORY, TargetMode
+from waldelta.config import TargetMode
+from waldelta.config.target_mode import CHANGELOG, HISTORY
 from waldelta.errors import LateWriter
-from waldelta.lake.storage import write_parquet
+from waldelta.lake import write_parquet
 from waldelta.metadata_columns import (
     BEFORE,
     COMMIT_TS,
@@ -55,8 +56,8 @@ from waldelta.spark_sql import parquet, path, quote, string
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waldelta.changes.decode.target_plan import TargetPlan
-    from waldelta.changes.stage.stage import Staged
+    from waldelta.changes.decode import TargetPlan
+    from waldelta.changes.stage import Staged
 
 # In a commit's counts: rows that came, and states of the target's that ended.
 STATES, ENDS = "states", "ends"

@@ -16,17 +16,17 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import ROWS_PER_FILE
-from waldelta.config.type_options import TypeOptions
+from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake.storage import remove_empty_log, sync_commit
 from waldelta.lake.write_errors import not_written
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
-from waldelta.postgres.catalog import PublishedTable
+from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import path, quote
-from waldelta.types.type_map import column_types
+from waldelta.types import column_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.changes.decode import DecodePlan
+from waldelta.changes.decode.decode import CHANGE_COLUMNS
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.pgoutput.transactions import Segments
+from waldelta.pgoutput import Segments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -22,15 +22,15 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.changes.stage.stage_tasks import BYTES_PER_DECODE, ROWS_PER_DECODE
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.commit_order import Stream
+from waldelta.lake.changelog import ChangeLog, Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder, rooted
 from waldelta.pgoutput.transactions import Ints
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
-from waldelta.spark.tasks import run_tasks, shares
+from waldelta.spark import run_tasks
+from waldelta.spark.tasks import shares
 from waldelta.spark.writable import write_error
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, net_changes
 from waldelta.changes.decode.counts import RAW_ROWS
-from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode_all
+from waldelta.changes.decode.decode import collapse_events, decode_all
 from waldelta.changes.decode.route import Routing, route, route_in_driver
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles, rows_at_once
 from waldelta.changes.stage.read_changes import read_row_changes
 from waldelta.changes.stage.stage_tasks import (
@@ -30,13 +30,13 @@ from waldelta.changes.stage.stage_tasks import (
     tasks_of,
 )
 from waldelta.errors import StagedLost
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.storage import write_parquet
+from waldelta.lake import write_parquet
+from waldelta.lake.changelog import ChangeLog
 from waldelta.quantities import counted
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import parquet
-from waldelta.types.base import TargetType
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
+from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
-from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, collapse_events, decode_all
 from waldelta.changes.stage._buckets import buckets_of
 from waldelta.changes.stage.net_files import rows_at_once
 from waldelta.errors import StagedLost
@@ -33,8 +33,9 @@ from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row
 from waldelta.lake.storage import rooted
 from waldelta.pipeline.task_errors import first_line
 from waldelta.quantities import counted
-from waldelta.spark.tasks import run_tasks, shares
-from waldelta.types.base import TargetType
+from waldelta.spark import run_tasks
+from waldelta.spark.tasks import shares
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

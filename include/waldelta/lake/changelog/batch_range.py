@@ -14,7 +14,7 @@ from waldelta.lake.changelog.change_log import ChangeLog
 from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import Piece, RowMessages, Volume, row_messages
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 
 # Up to this much is read into the driver and decoded there; Spark's tasks take what is more.
 SMALL_ROWS = 100_000

@@ -26,7 +26,8 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batc
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_log import read_metadata
-from waldelta.lake.ledger.quarantine import SKIPPED, Quarantine
+from waldelta.lake.ledger import Quarantine
+from waldelta.lake.ledger.quarantine import SKIPPED
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import (
     CHANGES,
@@ -39,6 +40,7 @@ from waldelta.lake.storage import (
     sync_commit,
     write_checkpoint,
 )
+from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
 from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
 from waldelta.pgoutput.transactions import (
@@ -50,7 +52,6 @@ from waldelta.pgoutput.transactions import (
     prepared_transactions,
     resolve,
 )
-from waldelta.pgoutput.truncate import read_truncate
 from waldelta.pgoutput.unread_message import MARK
 from waldelta.pgoutput.wire import unsigned
 from waldelta.quantities import counted

@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
+from waldelta.pgoutput import Relation, Segments, read_relation, read_truncate
 from waldelta.pgoutput.commit_time import shown
-from waldelta.pgoutput.relation import Relation, read_relation
-from waldelta.pgoutput.transactions import Ints, Segments
-from waldelta.pgoutput.truncate import read_truncate
+from waldelta.pgoutput.transactions import Ints
 
 
 @dataclass(frozen=True)

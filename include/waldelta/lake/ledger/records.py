@@ -8,7 +8,8 @@ from typing import ClassVar, cast
 
 import pyarrow as pa
 
-from waldelta.config.target_mode import MIRROR, TargetMode
+from waldelta.config import TargetMode
+from waldelta.config.target_mode import MIRROR
 
 # A state's ``status`` in the ledger.
 COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (

@@ -10,15 +10,10 @@ from typing import Any
 
 import psycopg
 
-from waldelta.lake.ledger.records import (
-    AttributeState,
-    FileState,
-    LabelState,
-    StorageState,
-    TableState,
-)
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.postgres.type_catalog import fetch
 
 

@@ -14,17 +14,18 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import FilterNotTranslatable, NeedsSync
-from waldelta.lake.ledger.records import StorageState, TableState
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import StorageState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.drift.unsent_truncates import replaced_files
+from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.pipeline.targets.target_filter import both, filter_of
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
-from waldelta.postgres.catalog import PublishedTable
+from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import from_texts, lost_operations, to_texts, was_away
-from waldelta.row_filter.parse.parse import parse_analysed
+from waldelta.row_filter.parse import parse_analysed
 
 # A filter that lets everything through, among others.
 EVERYTHING = "true"

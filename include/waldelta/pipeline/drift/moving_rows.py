@@ -17,9 +17,10 @@ from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.pipeline.drift.repair_plan import Repair, Rule, entering, merges_partitions
 from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
-from waldelta.postgres.catalog import Leaf
+from waldelta.postgres import Leaf
 from waldelta.row_filter import RowFilter
-from waldelta.snapshot.read_selected import Choice, of_leaf, of_leaves_through, whole_table
+from waldelta.snapshot import Choice
+from waldelta.snapshot.read_selected import of_leaf, of_leaves_through, whole_table
 
 # Counting may take so long in all; after that the planner's estimate has to do.
 COUNT_TIMEOUT_MS = 2000

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable, stored
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.target_sources import TargetSource
+from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.publication_membership import from_texts
 

@@ -13,19 +13,21 @@ import psycopg
 
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync
+from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.moving_rows import describe_moving
 from waldelta.pipeline.drift.repair_plan import Repair
 from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, Watermarks
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.target_filter import filter_of
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource, read_targets
-from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
+from waldelta.pipeline.targets.target_sources import read_targets
+from waldelta.pipeline.targets.watermarks import check_same_copy
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from datetime import timedelta
 from waldelta.config.target_mode import check_change
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.records import StorageState, TableState, now
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import StorageState, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import to_record, unsent_changes

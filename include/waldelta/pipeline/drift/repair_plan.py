@@ -20,10 +20,12 @@ from psycopg import sql
 
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import FilterNotTranslatable
-from waldelta.lake.ledger.records import StorageState, TableState
-from waldelta.postgres.catalog import PublishedTable
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import StorageState
+from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
-from waldelta.row_filter.parse.parse import children, parse_analysed, walk
+from waldelta.row_filter.parse import parse_analysed, walk
+from waldelta.row_filter.parse.parse import children
 from waldelta.row_filter.parse.tree import (
     ArrayExpression,
     Call,

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from waldelta.lake.ledger.records import AttributeState, StorageState, TableState
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import AttributeState, StorageState
 
 
 def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:

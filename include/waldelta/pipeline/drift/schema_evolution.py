@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from waldelta.config.type_options import DEFAULT_TYPES, TypeOptions
+from waldelta.config import TypeOptions
+from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.lake.ledger.records import ColumnState, TableState
+from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
-from waldelta.pgoutput.relation import Relation, RelationColumn
+from waldelta.pgoutput import Relation
+from waldelta.pgoutput.relation import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
 from waldelta.pipeline.drift.rewrites import rewritten
-from waldelta.postgres.type_catalog import PgType
+from waldelta.postgres import PgType
+from waldelta.types import TargetType, column_types
 from waldelta.types.numeric import decimal
-from waldelta.types.type_map import TargetType, column_types
 
 _TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
 # time, timestamp, timestamptz, timetz: more digits change no value.

@@ -20,7 +20,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from waldelta.lake.ledger.records import StorageState, TableState
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import StorageState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.rewrites import rewritten
 

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.records import BatchCut, TargetCut, now
+from waldelta.lake import DeltaLog
+from waldelta.lake.ledger import BatchCut, TargetCut
+from waldelta.lake.ledger.records import now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.external_commits import check_durably, expire_vacuumed
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of

@@ -17,8 +17,10 @@ from datetime import UTC, datetime, timedelta
 
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake.delta_log import Commit, DeltaLog
-from waldelta.lake.ledger.records import BatchCut, ExternalCommit, TableState, now
+from waldelta.lake import DeltaLog
+from waldelta.lake.delta_log import Commit
+from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger.records import ExternalCommit, now
 from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job

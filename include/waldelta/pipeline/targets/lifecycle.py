@@ -17,16 +17,8 @@ import psycopg
 
 from waldelta.config.pipeline_file import SchemaPolicy
 from waldelta.errors import LakeError, LateWriter, LockHeld
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.records import (
-    COPYING,
-    FAILED,
-    NEEDS_SYNC,
-    REMOVED,
-    SYNCED,
-    TableState,
-    now,
-)
+from waldelta.lake.ledger import Ledger, TableState
+from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, now
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources

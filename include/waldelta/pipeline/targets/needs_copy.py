@@ -19,7 +19,8 @@ import psycopg
 
 from waldelta.errors import TableBusy
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.records import NEEDS_SYNC, TableState, now
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import NEEDS_SYNC, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.postgres.lock_waits import read_around

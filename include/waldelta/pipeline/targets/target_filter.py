@@ -13,12 +13,12 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.type_options import TypeOptions
+from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, StateError
-from waldelta.lake.ledger.records import ColumnState, TableState
-from waldelta.postgres.catalog import PublishedTable, TableColumn
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.postgres import PublishedTable, TableColumn
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
-from waldelta.types.type_map import column_types
+from waldelta.types import column_types
 
 Connection = psycopg.Connection[Any]
 

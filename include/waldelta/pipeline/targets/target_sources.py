@@ -15,20 +15,13 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import PipelineFile, TargetTable
+from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import TableBusy
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline.targets.target_filter import both
-from waldelta.postgres.catalog import (
-    CatalogRelation,
-    Partition,
-    PublishedRelation,
-    PublishedTable,
-    TableColumn,
-    TableId,
-    read_partitions,
-    read_relations,
-)
+from waldelta.postgres import CatalogRelation, PgType, PublishedTable, TableColumn, TableId
+from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
 from waldelta.postgres.lock_waits import (
     LockedTables,
     limited,
@@ -37,7 +30,7 @@ from waldelta.postgres.lock_waits import (
     within,
 )
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
-from waldelta.postgres.type_catalog import INT8, PgType
+from waldelta.postgres.type_catalog import INT8
 
 Connection = psycopg.Connection[Any]
 

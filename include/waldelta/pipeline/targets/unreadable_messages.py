@@ -17,22 +17,13 @@ from datetime import datetime
 from typing import Any
 
 from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import (
-    RESOLVED,
-    SKIPPED,
-    UNREADABLE,
-    IncompleteRow,
-    Quarantine,
-    SentMessage,
-    message_key,
-)
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
+from waldelta.lake.ledger.quarantine import RESOLVED, SKIPPED, UNREADABLE, SentMessage, message_key
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import BOOKKEEPING, MESSAGES
 from waldelta.lsn import Lsn
+from waldelta.pgoutput import UnreadMessage, read_truncate
 from waldelta.pgoutput.envelope import NAMES
-from waldelta.pgoutput.truncate import read_truncate
-from waldelta.pgoutput.unread_message import UnreadMessage
 from waldelta.pgoutput.wire import unsigned
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import identity_of

@@ -6,12 +6,14 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from waldelta.errors import LateWriter, StateError
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import SYNCED, BatchCut, TableState
-from waldelta.lake.storage import MESSAGES, bookkeeping_uri, target_uri
+from waldelta.lake import bookkeeping_uri, target_uri
+from waldelta.lake.changelog import Snapshot
+from waldelta.lake.ledger import BatchCut, TableState
+from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.storage import MESSAGES
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 
 
 def apply_app_id(identity: SlotIdentity, state: TableState) -> str:

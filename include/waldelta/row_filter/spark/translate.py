@@ -42,7 +42,7 @@ from waldelta.row_filter.typed_tree import FLOATS, MOMENTS, Type, Typed, column_
 from waldelta.spark_sql import quote, string
 
 if TYPE_CHECKING:
-    from waldelta.lake.ledger.records import ColumnState
+    from waldelta.lake.ledger import ColumnState
 
 # Longer conditions cost Spark more to compile than to evaluate.
 _MAX_LENGTH = 100_000

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError
 from waldelta.lsn import Lsn
+from waldelta.pgoutput import read_relation
 from waldelta.pgoutput.control import read_begin
 from waldelta.pgoutput.envelope import STREAM_ABORT
-from waldelta.pgoutput.relation import read_relation
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.postgres.lock_waits import limited
 from waldelta.postgres.publication_tables import filtered_tables
 from waldelta.postgres.walsender import stream_slot

@@ -23,7 +23,8 @@ import tenacity
 from psycopg import sql
 
 from waldelta.arrow import storage
-from waldelta.config.pipeline_file import Options, Source
+from waldelta.config import Source
+from waldelta.config.pipeline_file import Options
 from waldelta.errors import (
     BiteTooLarge,
     PeekTimeout,
@@ -40,7 +41,8 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.unread_message import MARK
-from waldelta.postgres.connection import connect, connect_arrow, ended_by_replay
+from waldelta.postgres import connect
+from waldelta.postgres.connection import connect_arrow, ended_by_replay
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from waldelta.config.pipeline_file import Publication, Source
+from waldelta.config import Publication, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import psycopg
 from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger.records import KeptWindow, now
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 
 # Only transactions that have an xid hold up the snapshot builder.
 _OPEN_TRANSACTIONS = """

@@ -11,11 +11,12 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.lake.changelog.transaction_counts import PreparedRows, Transactions
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
-from waldelta.slot.read.peek import NO_ROOM, call, peek_error
+from waldelta.slot.read import peek_error
+from waldelta.slot.read.peek import NO_ROOM, call
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import ConsumeMismatch, PublicationGone
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn, LsnRange
-from waldelta.slot.read.peek import peek_error, whole
-from waldelta.slot.read.read_request import ReadRequest
+from waldelta.slot.read import ReadRequest, peek_error
+from waldelta.slot.read.peek import whole
 from waldelta.slot.verify.slot_count import agree, counted
 
 log = logging.getLogger(__name__)

@@ -8,10 +8,11 @@ import logging
 
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.ledger.records import BatchCut, TargetCut, now
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import BatchCut, TargetCut
+from waldelta.lake.ledger.records import now
 from waldelta.pgoutput.commit_time import shown_at
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import last_cut
 
 log = logging.getLogger(__name__)

@@ -12,29 +12,23 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from waldelta.errors import StateError
-from waldelta.lake.ledger.records import TableState, TargetCut
-from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
+from waldelta.lake.ledger import TableState, TargetCut
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.partitions import of_partition, record_leaves, with_leaves
 from waldelta.pipeline.drift.record_drift import check_drift, read_published_now
 from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.unsent_truncates import with_truncated
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import (
-    RequiredAction,
-    TableLifecycle,
-    read_published,
-    read_standings,
-    requiring,
-)
+from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings, requiring
 from waldelta.pipeline.targets.lifecycle import states as due_states
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
 from waldelta.postgres.lock_waits import LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.stages.apply.outcome import Applied, isolated
-from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
+from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, Chains, identity_codes, in_order_of
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, with_typed_keys
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode, with_typed_keys
 from waldelta.changes.decode.row_keys import first_values, row_keys
-from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import place_columns
 from waldelta.lake.ledger.quarantine import SentMessage
 

@@ -13,14 +13,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.decode import TargetPlan
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
+from waldelta.postgres import describe
 from waldelta.postgres.catalog import READ_THROUGH, Through
-from waldelta.postgres.connection import describe
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.types.base import printed

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.quantities import counted
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Sequence
 
 from waldelta.changes.merge.commits import read_unreported
-from waldelta.lake.ledger.records import SYNCED, BatchCut, TableState, TargetCut, now
-from waldelta.pipeline.job import Job
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut
+from waldelta.lake.ledger.records import SYNCED, now
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
-from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.pipeline.targets.lifecycle import TableLifecycle
+from waldelta.pipeline.targets import TableLifecycle
 from waldelta.stages.apply.outcome import Applied, isolated
 
 log = logging.getLogger(__name__)

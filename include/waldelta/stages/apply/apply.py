@@ -11,43 +11,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from waldelta.changes.decode import TargetPlan, plan_target
 from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
-from waldelta.changes.decode.target_plan import TargetPlan, plan_target
+from waldelta.changes.merge import CommitTag, merge_staged, read_commit, take_over_target
 from waldelta.changes.merge.alter_columns import reshape
-from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
-from waldelta.changes.merge.merge import merge_staged
-from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.states import complete_states
-from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage import staged_in
 from waldelta.changes.stage.split import splitting
 from waldelta.changes.stage.stage import stage
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import DecodeError, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_range import BatchRanges
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.commit_order import Stream
-from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake.changelog import BatchRanges, ChangeLog, Stream
+from waldelta.lake.ledger import Quarantine, TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import clashes
-from waldelta.pipeline.advisory_locks import LockSessions, target_lock
-from waldelta.pipeline.drift.catalog_state import CatalogTable
-from waldelta.pipeline.drift.schema_evolution import Evolution
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline.advisory_locks import LockSessions
+from waldelta.pipeline.drift import CatalogTable, Evolution
 from waldelta.pipeline.shared_connection import SharedConnection
+from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import record_removed
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
-from waldelta.pipeline.targets.watermarks import (
-    Watermarks,
-    apply_app_id,
-    check_same_copy,
-    last_cut,
-    uri_of,
-)
+from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, last_cut, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.stages.apply._publish_cut import finish_step
@@ -56,7 +46,8 @@ from waldelta.stages.apply._steps import measures, plan_steps, reported_steps
 from waldelta.stages.apply._unreported import unreported, unreported_commits
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.outcome import Applied, isolated, to_be_fed
-from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
+from waldelta.stages.check.gate import TableGate, read_gates
+from waldelta.stages.check.gate.gate import judge_of
 from waldelta.stages.check.gate.verdicts import record_passed
 from waldelta.stages.sync.skipped_copy import is_empty
 

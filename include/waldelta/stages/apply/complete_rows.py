@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -44,28 +45,27 @@ from waldelta.changes.decode.net_rows import (
     without_base,
 )
 from waldelta.changes.decode.row_keys import first_values, own_keys
-from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.stage.stage import Staged
+from waldelta.changes.stage import Staged
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake import write_parquet
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
     DISCARDED,
     QUARANTINED,
     REREAD,
     RESOLVED,
-    IncompleteRow,
     Outline,
-    Quarantine,
     SentMessage,
     discarded_rows,
     latest_rows,
     watched_rows,
 )
 from waldelta.lake.ledger.records import now
-from waldelta.lake.storage import by_row_group, open_parquet, write_parquet
+from waldelta.lake.storage import by_row_group, open_parquet
 from waldelta.metadata_columns import RELID
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply._sent_messages import sent_messages

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from waldelta.errors import LateWriter, WaldeltaError
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.permissions import private_files
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.spark.session import concurrent_session, has_siblings, interrupt
 from waldelta.stages.apply._steps import measures, whole_upto
 

@@ -16,18 +16,19 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.message_search import find_unreadable_logical
-from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.target_table import plainly_typed
 from waldelta.changes.stage.read_changes import read_changes
 from waldelta.errors import ApplyError, DecodeError, LateWriter
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import commits, place_columns
 from waldelta.lake.storage import sync_commit
+from waldelta.pgoutput import Segments
 from waldelta.pgoutput.logical_message import decode_logical_messages
-from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS, Segments
+from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
+from waldelta.pipeline import Job
 from waldelta.pipeline.advisory_locks import messages_lock
-from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id, messages_applied, messages_uri
 from waldelta.pipeline.task_errors import is_conflict, named_error

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
-from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut
-from waldelta.pipeline.drift.repair_plan import Repair
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.target_sources import TargetSource
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import Repair
+from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.task_errors import of_table, unexpected_error
 from waldelta.stages.sync.skipped_copy import stopped
 

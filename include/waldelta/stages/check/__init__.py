@@ -1,1 +1,11 @@
 """Stage check: validates targets by expectations, and decides by gates."""
+
+from typing import TYPE_CHECKING
+
+from waldelta.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from waldelta.stages.check.check import RunOutcome
+
+__all__ = ["RunOutcome"]
+__getattr__ = lazy_exports(__name__, check="RunOutcome")

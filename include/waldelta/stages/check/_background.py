@@ -17,20 +17,17 @@ from deltalake.exceptions import DeltaError
 
 from waldelta.changes.merge.live_rows import live_rows
 from waldelta.config.target_mode import CHANGELOG, MIRROR
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import UNCHANGED
 from waldelta.spark.session_pool import MOST_AT_ONCE
 from waldelta.stages.check._incremental import At
-from waldelta.stages.check.measure.duplicate_keys import (
-    DuplicateKeys,
-    IntegerKey,
-    find_duplicate_keys,
-)
+from waldelta.stages.check.measure import DuplicateKeys, Measured, Reference, find_duplicate_keys
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, find_broken_rows
-from waldelta.stages.check.measure.profile import Measured, profile_by_values
-from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.profile import profile_by_values
 from waldelta.stages.check.measure.rows_without_parent import count_rows_without_parent
-from waldelta.stages.check.suite.plan import AS_BEFORE, SuitePlan
+from waldelta.stages.check.suite import SuitePlan
+from waldelta.stages.check.suite.plan import AS_BEFORE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake import DeltaLog
+from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED, ON_OTHERS
 from waldelta.lake.ledger.passed_suites import PassedSuite
-from waldelta.lake.ledger.records import BatchCut, TableState
 from waldelta.metadata_columns import LSN
 from waldelta.stages.check.measure.row_conditions import is_of_row_alone, snake
-from waldelta.stages.check.suite.plan import AS_BEFORE, PlannedExpectation, SuitePlan
-from waldelta.stages.check.suite.verdict import Outcome
+from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite.plan import AS_BEFORE
 
 # These depend on more than the target's rows, and are judged anew by each check.
 _NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)

@@ -24,38 +24,32 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import codes_of
 from waldelta.changes.merge.small_target import is_small
+from waldelta.lake import files_of
 from waldelta.lake.ledger.expectation_results import ALL_VALUES_KNOWN, IS_FRESH, REFERENCES_HOLD
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_count
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_count
 from waldelta.metadata_columns import LSN
 from waldelta.quantities import counted
+from waldelta.stages.check.measure import Measured, Reference, RowCondition, row_condition
 from waldelta.stages.check.measure.columns import column_differences, listed
-from waldelta.stages.check.measure.profile import Measured, profile_in_driver
-from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.measure.row_conditions import (
-    RowCondition,
-    is_met,
-    is_of_row_alone,
-    row_condition,
-)
+from waldelta.stages.check.measure.profile import profile_in_driver
+from waldelta.stages.check.measure.row_conditions import is_met, is_of_row_alone
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
+from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
 from waldelta.stages.check.suite.plan import (
     AS_BEFORE,
     COLUMNS_MATCH,
     KEY_UNIQUE,
-    PlannedExpectation,
     SourceRules,
-    SuitePlan,
     departures,
     is_judged,
 )
-from waldelta.stages.check.suite.verdict import Outcome
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from pyspark.sql import DataFrame
 
-    from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+    from waldelta.stages.check.measure import DuplicateKeys
 
 log = logging.getLogger(__name__)
 

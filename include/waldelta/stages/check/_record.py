@@ -8,20 +8,20 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 
+from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     ExpectationResult,
     append_expectation_results,
     newest_versions,
 )
-from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.passed_suites import JudgedSuites, PassedSuite
 from waldelta.lake.ledger.profiles import Profile, Profiles
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check.gate.quarantined_rows import record_unknown
-from waldelta.stages.check.suite.verdict import QualityReport, TableVerdict
+from waldelta.stages.check.suite import QualityReport, TableVerdict
 
 log = logging.getLogger(__name__)
 

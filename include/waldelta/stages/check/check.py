@@ -20,22 +20,20 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from waldelta.config import PipelineFile, split_table_name
 from waldelta.config.expectation_files import OwnSuites, read_own_suites
-from waldelta.config.pipeline_file import PipelineFile, split_table_name
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake import DeltaLog, target_uri
+from waldelta.lake.ledger import Ledger, Quarantine, TableState
 from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
-from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import SYNCED, TableState, now
-from waldelta.lake.storage import target_uri
+from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import own_docs_folder
 from waldelta.pipeline.task_errors import unexpected_error
-from waldelta.spark.session_pool import SessionPool
+from waldelta.spark import SessionPool
 from waldelta.stages.check._background import (
     CheckedTarget,
     Measurements,
@@ -62,21 +60,22 @@ from waldelta.stages.check._quick_check import (
     rest_outcomes,
 )
 from waldelta.stages.check._record import keep_report
-from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.measure.profile import Measured
+from waldelta.stages.check.great_expectations import import_great_expectations
+from waldelta.stages.check.measure import Measured
+from waldelta.stages.check.reports import list_reports
 from waldelta.stages.check.reports.data_docs import (
     drop_old_results,
     keep_result,
-    list_reports,
     open_context,
     page_name,
     page_path,
     run_identifier,
     write_check_pages,
 )
-from waldelta.stages.check.suite.plan import SourceRules, SuitePlan, plan_suite
+from waldelta.stages.check.suite import Outcome, QualityReport, SuitePlan, TableVerdict, plan_suite
+from waldelta.stages.check.suite.plan import SourceRules
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
-from waldelta.stages.check.suite.verdict import Outcome, QualityReport, TableVerdict, unchecked
+from waldelta.stages.check.suite.verdict import unchecked
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -406,8 +405,9 @@ def _run(
     begun: tuple[str, datetime],
     planned: Sequence[tuple[CheckedTarget, SuitePlan | Exception, Measurements]],
 ) -> list[TableVerdict]:
+    from waldelta.stages.check.great_expectations import SuiteCheck
     from waldelta.stages.check.great_expectations.build import build_known
-    from waldelta.stages.check.great_expectations.validate import SuiteCheck, measured, outcomes
+    from waldelta.stages.check.great_expectations.validate import measured, outcomes
 
     run_id, at = begun
     context = open_context(folder)

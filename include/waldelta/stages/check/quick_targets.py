@@ -13,9 +13,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from waldelta.lake.storage import files_of, row_count
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult
+from waldelta.lake import files_of
+from waldelta.lake.storage import row_count
+from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import (
     BiteTooLarge,
     DecodeError,
@@ -23,16 +23,16 @@ from waldelta.errors import (
     SourceError,
     StandbyAway,
 )
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake import check_writable
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.transaction_counts import Landed
-from waldelta.lake.storage import check_writable
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.source_load import SlotMeter, SourceBill, moves, peeks
 from waldelta.pipeline.targets.unreadable_messages import record_unreadable, skipped_messages
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.quantities import counted
+from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import consume, move_idle_slot
 from waldelta.slot.failover import check_followed
 from waldelta.slot.read.decode_failure import Reading
@@ -40,7 +40,6 @@ from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, most_m
 from waldelta.slot.read.read_window import ReadWindows
 from waldelta.slot.recovery import check_unmoved, recover, slot_move
 from waldelta.slot.slot import check_received
-from waldelta.slot.standby import slot_position
 from waldelta.stages.land.land import land
 
 if TYPE_CHECKING:

@@ -17,21 +17,19 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, StateError
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.changelog import ChangeLog, Snapshot
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
-from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
+from waldelta.pipeline import Job, SlotIdentity, slot_lock
+from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.unsent_truncates import with_truncated
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
 from waldelta.pipeline.targets.lifecycle import (
-    RequiredAction,
     never_copied,
     read_published,
     read_standings,
@@ -39,21 +37,22 @@ from waldelta.pipeline.targets.lifecycle import (
     requiring,
     states,
 )
-from waldelta.pipeline.targets.target_sources import TargetSource, read_targets
-from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied
+from waldelta.pipeline.targets.target_sources import read_targets
+from waldelta.pipeline.targets.watermarks import messages_applied
 from waldelta.postgres.lock_waits import limited, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.postgres.unpublished_tables import not_published, unpublished
+from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import move_idle_slot
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.health import critical, log_warnings, slot_warnings
+from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.decode_failure import check_next
-from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, peek_error, whole
-from waldelta.slot.read.read_request import ReadRequest
+from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
 from waldelta.slot.recovery import check_unmoved, recover, slot_move
-from waldelta.slot.standby import check_slot, slot_position, standby_warnings
+from waldelta.slot.standby import check_slot, standby_warnings
 from waldelta.slot.verify.slot_count import first_message
 
 log = logging.getLogger(__name__)

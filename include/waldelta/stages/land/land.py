@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import DecodeError
 from waldelta.failpoints import fault_point
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.batch_file import BatchFile
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.pgoutput.unread_message import UnreadMessage
+from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline.task_errors import named_error
+from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
-from waldelta.slot.read.read_request import ReadRequest
+from waldelta.spark import run_tasks
 from waldelta.spark.task_attempts import error_text as told_error
-from waldelta.spark.tasks import run_tasks
 from waldelta.spark.writable import write_error
 
 if TYPE_CHECKING:

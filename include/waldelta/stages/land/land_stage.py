@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 from waldelta.errors import SlotUnreadable
 from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult, slot_lock
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.quantities import counted
+from waldelta.slot import slot_position
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.health import critical, log_warnings, reading, slot_warnings
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import never_compared
-from waldelta.slot.standby import check_slot, committed_upto, slot_position, standby_warnings
+from waldelta.slot.standby import check_slot, committed_upto, standby_warnings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,7 @@ import tenacity
 
 from waldelta.errors import LockHeld, SnapshotLost, StandbyAway
 from waldelta.lsn import Lsn
-from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.stages.land.drain import Drained, drain
 
 if TYPE_CHECKING:

@@ -22,23 +22,17 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import LockHeld
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.quarantine import Quarantine
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake import files_of
+from waldelta.lake.ledger import Quarantine, TableState
+from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
-from waldelta.lake.storage import (
-    NO_HOOKS,
-    files_of,
-    has_deletion_vectors,
-    remove_folder,
-    sync_behind,
-)
+from waldelta.lake.storage import NO_HOOKS, has_deletion_vectors, remove_folder, sync_behind
 from waldelta.pgoutput.transactions import Prepared
-from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult
+from waldelta.pipeline import Job, RunResult, StageResult, target_lock
+from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.lifecycle import copies_under_way
-from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied, synced_states, uri_of
+from waldelta.pipeline.targets.watermarks import messages_applied, synced_states, uri_of
 from waldelta.quantities import counted
 from waldelta.slot.durable_position import durable_position
 from waldelta.spark_sql import path
@@ -232,7 +226,7 @@ def prune_ledger_rows(spark: SparkSession, job: Job, result: RunResult, stage: S
 
 def prune_reports(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
     """Delete the reports that are older than the newest ``quality.keep_reports`` of each table."""
-    from waldelta.stages.check.reports.data_docs import prune_reports
+    from waldelta.stages.check.reports import prune_reports
 
     removed = prune_reports(job.pipeline, job.pipeline.quality.keep_reports)
     stage.detail = f"{counted(removed, 'report')} removed"

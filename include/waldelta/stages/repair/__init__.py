@@ -1,1 +1,14 @@
 """Repairs targets by the rows that differ, without copying them anew."""
+
+from typing import TYPE_CHECKING
+
+from waldelta.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from waldelta.stages.repair.reconcile_targets import ReconcileRequest, compare_all
+    from waldelta.stages.repair.repair import repair_rows
+
+__all__ = ["ReconcileRequest", "compare_all", "repair_rows"]
+__getattr__ = lazy_exports(
+    __name__, reconcile_targets="ReconcileRequest compare_all", repair="repair_rows"
+)

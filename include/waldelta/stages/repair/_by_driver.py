@@ -22,11 +22,12 @@ from waldelta.changes.decode.collapse import (
     Ints,
     codes_of,
 )
+from waldelta.changes.merge import CommitTag
 from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
-from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.net_files import grouped
-from waldelta.lake.storage import open_parquet, write_parquet
-from waldelta.pipeline.job import Job
+from waldelta.lake import write_parquet
+from waldelta.lake.storage import open_parquet
+from waldelta.pipeline import Job
 
 if TYPE_CHECKING:
     from waldelta.stages.repair._repair_rows import RepairRows

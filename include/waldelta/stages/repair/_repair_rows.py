@@ -21,19 +21,20 @@ from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPSERT, Event
 from waldelta.changes.decode.decode import typed_key
 from waldelta.changes.merge.snapshot_rows import staged_names, staged_shape
 from waldelta.errors import NeedsSync
-from waldelta.lake.ledger.records import TableState
-from waldelta.lake.storage import open_parquet, write_parquet
+from waldelta.lake import write_parquet
+from waldelta.lake.ledger import TableState
+from waldelta.lake.storage import open_parquet
 from waldelta.metadata_columns import RELID
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.moving_rows import moving_rows
-from waldelta.pipeline.drift.repair_plan import Repair, is_dear, merges_partitions, within_leaves
-from waldelta.pipeline.job import Job
+from waldelta.pipeline.drift.repair_plan import is_dear, merges_partitions, within_leaves
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.row_filter import RowFilter
-from waldelta.row_filter.analyzed_filter import published_filter
-from waldelta.row_filter.spark.translate import spark_condition
-from waldelta.snapshot.exported_snapshot import SnapshotHolder, reader_name
-from waldelta.snapshot.read_selected import Choice, read_choices, read_keys, whole_table
-from waldelta.snapshot.read_table import TableCopy, plan_copy
+from waldelta.row_filter import RowFilter, published_filter
+from waldelta.row_filter.spark import spark_condition
+from waldelta.snapshot import Choice, SnapshotHolder, TableCopy, plan_copy
+from waldelta.snapshot.exported_snapshot import reader_name
+from waldelta.snapshot.read_selected import read_choices, read_keys, whole_table
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once
 from waldelta.spark_sql import quote

@@ -13,40 +13,30 @@ from typing import TYPE_CHECKING, cast
 
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, WaldeltaError
-from waldelta.lake.ledger.reconciliations import (
-    DIFFERENT,
-    FAILED,
-    NOT_COMPARED,
-    REPAIRED,
-    Reconciliation,
-)
-from waldelta.lake.ledger.records import TableState, now
-from waldelta.pipeline.drift.catalog_state import read_catalog_state
+from waldelta.lake.ledger import Reconciliation, TableState
+from waldelta.lake.ledger.reconciliations import DIFFERENT, FAILED, NOT_COMPARED, REPAIRED
+from waldelta.lake.ledger.records import now
+from waldelta.pipeline import Job, RunResult, StageResult
+from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
+from waldelta.pipeline.run_result import TableResult
+from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import repaired_commits
-from waldelta.pipeline.targets.lifecycle import RequiredAction, TableLifecycle
 from waldelta.pipeline.targets.target_sources import read_unbarred
-from waldelta.pipeline.targets.watermarks import Watermarks
 from waldelta.pipeline.task_errors import first_line, of_table
-from waldelta.postgres.connection import describe, named_loss
+from waldelta.postgres import describe
+from waldelta.postgres.connection import named_loss
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
-from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
+from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.land.drain import Drained
-from waldelta.stages.land.land_until import land_backlog, land_through
-from waldelta.stages.repair.reconcile.compare_table import (
-    ComparedTarget,
-    Found,
-    compare,
-    needs_spark,
-    why_not_compared,
-)
+from waldelta.stages.repair.reconcile import ComparedTarget, compare, needs_spark
+from waldelta.stages.repair.reconcile.compare_table import Found, why_not_compared
 from waldelta.stages.repair.repair import Again, repair_rows
-from waldelta.stages.sync.unfinished_repairs import end_killed_repairs
+from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,9 +28,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from waldelta.changes.merge.commits import commit_untouched, read_commit, take_over_target
+from waldelta.changes.merge import read_commit, take_over_target
+from waldelta.changes.merge.commits import commit_untouched
 from waldelta.changes.merge.snapshot_rows import merge_rows
-from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage import staged_in
 from waldelta.errors import (
     ApplyError,
     ConfigError,
@@ -41,52 +42,43 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.failpoints import fault_point
+from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.quarantine import (
     ACCEPTED,
     QUARANTINED,
-    IncompleteRow,
-    Quarantine,
     discarded_rows,
     message_rows,
     watched_rows,
 )
-from waldelta.lake.ledger.records import (
-    COPYING,
-    NEEDS_SYNC,
-    SYNCED,
-    FileState,
-    StorageState,
-    TableState,
-    TargetCut,
-    now,
-)
+from waldelta.lake.ledger.records import COPYING, NEEDS_SYNC, SYNCED, FileState, StorageState, now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
-from waldelta.pipeline.advisory_locks import target_lock
+from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.drift import unpublished_columns
-from waldelta.pipeline.drift.repair_plan import Repair, is_dear, obstacle
+from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
-from waldelta.pipeline.job import Job
+from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
 from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget
-from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy, last_cut, uri_of
+from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
 from waldelta.pipeline.task_errors import first_line, named_error
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import to_texts, was_interrupted
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
-from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.publication_version import (
     check_version,
     read_version_as_of,
     wait_for_version,
 )
-from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
+from waldelta.stages.check.gate import read_gates
+from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows
 from waldelta.stages.check.gate.release import landed_upto
+from waldelta.stages.land import land_backlog, land_through
 from waldelta.stages.land.drain import Drained
-from waldelta.stages.land.land_until import land_backlog, land_through
 from waldelta.stages.repair._by_driver import merge_rows_in_driver
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
@@ -102,7 +94,7 @@ from waldelta.stages.repair._repair_rows import (
     unheld_keys,
     untouched,
 )
-from waldelta.stages.repair.reconcile.touched_keys import stage_changed
+from waldelta.stages.repair.reconcile import stage_changed
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S, check_unaltered, source_as_of
 from waldelta.stages.sync.unfinished_repairs import (
     carry_over,

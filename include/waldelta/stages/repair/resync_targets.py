@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 
 from waldelta.errors import StateError, WaldeltaError
 from waldelta.lsn import Lsn
-from waldelta.pipeline.drift.repair_plan import Repair
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.run_result import RunResult
+from waldelta.pipeline import Job, RunResult
+from waldelta.pipeline.drift import Repair
+from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import (
-    RequiredAction,
-    TableLifecycle,
     never_copied,
     read_standings,
     record_killed,
     requiring,
 )
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
-from waldelta.pipeline.targets.target_sources import TargetSource
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import record_current
 

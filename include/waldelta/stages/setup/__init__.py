@@ -1,3 +1,13 @@
 """Stage setup: creates or alters publications and slots, after preflight found nothing against
 it.
 """
+
+from typing import TYPE_CHECKING
+
+from waldelta.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from waldelta.stages.setup.setup import SetupPlan, apply_setup, plan_setup, teardown
+
+__all__ = ["SetupPlan", "apply_setup", "plan_setup", "teardown"]
+__getattr__ = lazy_exports(__name__, setup="SetupPlan apply_setup plan_setup teardown")

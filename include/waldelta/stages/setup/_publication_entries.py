@@ -18,8 +18,7 @@ import psycopg
 
 from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.lake.ledger.records import SYNCED, now
-from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.targets.target_sources import read_unbarred
 from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.publication_membership import (

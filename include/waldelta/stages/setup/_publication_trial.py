@@ -15,17 +15,17 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import PublicationGone, SourceUnreachable
 from waldelta.findings import Finding, problem, warning
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
-from waldelta.slot.read.peek import call, peek_error, whole
+from waldelta.slot.read import peek_error
+from waldelta.slot.read.peek import call, whole
 from waldelta.slot.slot import PLUGIN
-from waldelta.stages.setup.facts.publications import PublicationState
-from waldelta.stages.setup.facts.source_facts import Facts
+from waldelta.stages.setup.facts import Facts, PublicationState
 
 log = logging.getLogger(__name__)
 

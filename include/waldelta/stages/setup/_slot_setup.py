@@ -11,19 +11,20 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import Source
+from waldelta.config import Source
 from waldelta.errors import SlotForeign, SourceChanged, TransactionsStillOpen, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import size
+from waldelta.slot import SlotState, read_slot, slot_position
 from waldelta.slot.acknowledge import kept_copy
-from waldelta.slot.slot import PLUGIN, SlotState, check_ours, create_slot, drop_slot, read_slot
-from waldelta.slot.standby import slot_position, snapshots_logged, wait_replayed
+from waldelta.slot.slot import PLUGIN, check_ours, create_slot, drop_slot
+from waldelta.slot.standby import snapshots_logged, wait_replayed
 
 log = logging.getLogger(__name__)
 

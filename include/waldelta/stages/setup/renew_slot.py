@@ -15,19 +15,19 @@ import psycopg
 
 from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
 from waldelta.failpoints import fault_point
+from waldelta.lake import check_writable
 from waldelta.lake.ledger.records import Gap
-from waldelta.lake.storage import check_writable
-from waldelta.pipeline.advisory_locks import slot_lock
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job, slot_lock
 from waldelta.postgres.server_position import read_position
+from waldelta.slot import read_slot, slot_position
 from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import BREAKS, describe, open_gaps, record_gap
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.recovery import recover
-from waldelta.slot.slot import check_health, check_ours, read_slot
-from waldelta.slot.standby import slot_position
+from waldelta.slot.slot import check_health, check_ours
 from waldelta.stages.setup._slot_setup import beyond, slot_life, was_created_by_pipeline
-from waldelta.stages.setup.preflight.target_filters import Translate, resolvable
+from waldelta.stages.setup.preflight import Translate
+from waldelta.stages.setup.preflight.target_filters import resolvable
 from waldelta.stages.setup.setup import carry_out
 
 log = logging.getLogger(__name__)

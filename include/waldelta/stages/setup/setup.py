@@ -18,21 +18,20 @@ from typing import Any, TypeVar
 import psycopg
 import tenacity
 
-from waldelta.config.pipeline_file import Publication
+from waldelta.config import Publication
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
 from waldelta.findings import Finding, merged, problem, warning
 from waldelta.grants import sql_name
-from waldelta.lake.storage import check_writable
+from waldelta.lake import check_writable
 from waldelta.permissions import private_files
-from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_removed
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
+from waldelta.slot import SlotState, read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
-from waldelta.slot.slot import PLUGIN, SlotState, read_slot
-from waldelta.slot.standby import remaining_on_primary
+from waldelta.slot.slot import PLUGIN
 from waldelta.stages.setup._publication_entries import entries_kept
 from waldelta.stages.setup._publication_trial import judge_newer, read_newer
 from waldelta.stages.setup._slot_setup import (
@@ -46,10 +45,10 @@ from waldelta.stages.setup._slot_setup import (
     slot_life,
     slot_that_stays,
 )
+from waldelta.stages.setup.facts import Facts, PublicationState, read_facts
 from waldelta.stages.setup.facts.publications import (
     LOCK_TIMEOUT_MS,
     Mark,
-    PublicationState,
     Statement,
     plan_drop,
     plan_publications,
@@ -59,16 +58,11 @@ from waldelta.stages.setup.facts.publications import (
     try_publications,
     wanted_publication,
 )
-from waldelta.stages.setup.facts.source_facts import Facts, read_facts
+from waldelta.stages.setup.preflight import Translate, judge
 from waldelta.stages.setup.preflight.expectations import judge_suites
-from waldelta.stages.setup.preflight.source import (
-    MIN_VERSION,
-    judge,
-    judge_filters,
-    privileges_needed,
-)
+from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
 from waldelta.stages.setup.preflight.standby import judge_standby
-from waldelta.stages.setup.preflight.target_filters import Translate, judge_wheres, resolvable
+from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolvable
 from waldelta.stages.setup.preflight.targets import plan_targets
 
 log = logging.getLogger(__name__)

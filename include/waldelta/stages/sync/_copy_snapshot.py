@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import psycopg
 
 from waldelta.errors import WaldeltaError
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.source_load import SourceBill, xmin_age
-from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
 
 
 @dataclass

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 from waldelta.background import run_concurrently
 from waldelta.errors import WaldeltaError
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.quantities import counted
-from waldelta.snapshot.exported_snapshot import Chunk, SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
+from waldelta.snapshot.exported_snapshot import Chunk
 
 log = logging.getLogger(__name__)
 

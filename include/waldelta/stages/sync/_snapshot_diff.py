@@ -17,20 +17,20 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from waldelta.changes.merge.commits import check_alone, commit_equal, read_commit, read_untouched
+from waldelta.changes.merge import CommitTag, read_commit
+from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
 from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
-from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import VARIANT, write_error
-from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage import staged_in
 from waldelta.errors import WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.snapshot.read_table import TableCopy
+from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

@@ -22,14 +22,16 @@ from waldelta.changes.merge.target_table import (
     writes_deletion_vectors,
 )
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake.ledger.records import COPYING, TableState, now
-from waldelta.lake.storage import target_uri
-from waldelta.pipeline.job import Job
+from waldelta.lake import target_uri
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import COPYING, now
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.postgres.catalog import TableId
-from waldelta.snapshot.read_table import TableCopy
+from waldelta.postgres import TableId
+from waldelta.snapshot import TableCopy
+from waldelta.spark import run_tasks
 from waldelta.spark.task_attempts import once
-from waldelta.spark.tasks import Task, run_tasks
+from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
 from waldelta.stages.sync._write_files import Reader, copy_files, open_target
 from waldelta.stages.sync._write_states import (

@@ -31,9 +31,10 @@ from waldelta.changes.merge.target_table import (
     write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError
+from waldelta.lake import DeltaLog, files_of
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
-from waldelta.lake.delta_log import Commit, DeltaLog
-from waldelta.lake.storage import checkpoint, files_of, only_if_unchanged, rooted, sync_commit
+from waldelta.lake.delta_log import Commit
+from waldelta.lake.storage import checkpoint, only_if_unchanged, rooted, sync_commit
 from waldelta.lake.write_errors import unwritable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files

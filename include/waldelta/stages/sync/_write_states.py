@@ -20,16 +20,16 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
 from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID
+from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import (
     check_alone,
     commit_equal,
-    read_commit,
     read_untouched,
     take_over_for_copy,
 )
 from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
 from waldelta.changes.merge.snapshot_rows import staged_names
-from waldelta.changes.merge.statements import CommitTag, tagged, with_variants
+from waldelta.changes.merge.statements import tagged, with_variants
 from waldelta.changes.merge.states import ENDS, STATES, Kept, states_statement
 from waldelta.changes.merge.target_table import (
     VARIANT,
@@ -39,18 +39,19 @@ from waldelta.changes.merge.target_table import (
     replace_target,
     write_error,
 )
-from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage import staged_in
+from waldelta.config import TargetMode
 from waldelta.config.target_mode import (
     CHANGELOG,
     HISTORY,
     MIRROR,
-    TargetMode,
     check_change,
     check_key,
     mode_columns,
 )
 from waldelta.errors import ModeRefused, WaldeltaError
-from waldelta.lake.ledger.records import SYNCED, TableState
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import (
@@ -63,9 +64,9 @@ from waldelta.metadata_columns import (
     VALID_FROM_LSN,
     VALID_TO_LSN,
 )
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.snapshot.read_table import TableCopy
+from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, path, quote
 from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, differences
 

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake.ledger.records import SYNCED, StorageState, TableState
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED, StorageState
 from waldelta.lsn import Lsn
 from waldelta.pipeline.drift.drift import unpublished_columns
 from waldelta.pipeline.source_load import SourceBill
+from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.target_filter import column_states
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.stages.sync._snapshot_diff import RowDiff
 from waldelta.stages.sync.skipped_copy import SkippedCopy

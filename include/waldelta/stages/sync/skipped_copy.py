@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from deltalake import DeltaTable
 
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger.records import SYNCED, TableState
-from waldelta.lake.storage import files_of, row_count
+from waldelta.lake import files_of
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.storage import row_count
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.slot_identity import life_of
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget
+from waldelta.pipeline.targets import ReplicatedTarget
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.snapshot.exported_snapshot import SnapshotHolder
+from waldelta.snapshot import SnapshotHolder
 
 # Transaction ids begin at 3, so this snapshot sees none, and apply takes every landed change.
 _SEES_NOTHING = "3:3:"

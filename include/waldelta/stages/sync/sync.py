@@ -36,34 +36,26 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.failpoints import fault_point
+from waldelta.lake import check_writable
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.records import (
-    COPYING,
-    FAILED,
-    NEEDS_SYNC,
-    SYNCED,
-    StorageState,
-    TableState,
-    now,
-)
-from waldelta.lake.storage import check_writable
-from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
+from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, SYNCED, StorageState, now
+from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock
 from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.pipeline.targets.lifecycle import RequiredAction, lives, requiring
+from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
+from waldelta.pipeline.targets.lifecycle import lives, requiring
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, read_target, read_unbarred
+from waldelta.pipeline.targets.target_sources import read_target, read_unbarred
 from waldelta.pipeline.task_errors import first_line
-from waldelta.postgres.catalog import TableId
-from waldelta.postgres.connection import describe, named_loss
+from waldelta.postgres import TableId, describe
+from waldelta.postgres.connection import named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
+from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.exported_snapshot import (
     Chunk,
-    SnapshotHolder,
     bytes_per_task,
     plan_chunks,
     plan_tasks,
@@ -78,7 +70,7 @@ from waldelta.snapshot.publication_version import (
     wait_for_version,
     wait_for_version_again,
 )
-from waldelta.snapshot.read_table import TableCopy, plan_copy, read_chunks
+from waldelta.snapshot.read_table import read_chunks
 from waldelta.stages.sync._copy_snapshot import CopySnapshot
 from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff

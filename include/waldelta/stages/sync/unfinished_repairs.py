@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
-from waldelta.changes.merge.commits import committed_verb, read_commit
-from waldelta.changes.merge.statements import CommitTag, tagged, void_statement
+from waldelta.changes.merge import CommitTag, read_commit
+from waldelta.changes.merge.commits import committed_verb
+from waldelta.changes.merge.statements import tagged, void_statement
 from waldelta.errors import (
     ApplyError,
     ConfigError,
@@ -28,22 +29,16 @@ from waldelta.errors import (
     StateError,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake.ledger.quarantine import (
-    ACCEPTED,
-    RESOLVED,
-    IncompleteRow,
-    Quarantine,
-    latest_rows,
-    watched_rows,
-)
-from waldelta.lake.ledger.records import COPYING, SYNCED, TableState, TargetCut, now
-from waldelta.lake.storage import files_of, has_deletion_vectors, row_count
+from waldelta.lake import files_of
+from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
+from waldelta.lake.ledger.quarantine import ACCEPTED, RESOLVED, latest_rows, watched_rows
+from waldelta.lake.ledger.records import COPYING, SYNCED, now
+from waldelta.lake.storage import has_deletion_vectors, row_count
 from waldelta.lsn import Lsn
-from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.slot_identity import identity_of, life_of
-from waldelta.pipeline.targets.lifecycle import RequiredAction, TableLifecycle, read_standings
-from waldelta.pipeline.targets.target_sources import TargetSource
+from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
+from waldelta.pipeline.targets.lifecycle import read_standings
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 

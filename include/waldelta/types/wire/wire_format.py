@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from waldelta.errors import DecodeError
 from waldelta.pgoutput.wire import ArrowArray, Mask, Messages
-from waldelta.postgres.type_catalog import PgType
+from waldelta.postgres import PgType
 from waldelta.types.wire import _datetime as moment
 from waldelta.types.wire import _geometry as geometry
 from waldelta.types.wire import _network as network

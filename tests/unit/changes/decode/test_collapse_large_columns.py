@@ -9,11 +9,12 @@ import random
 import pyarrow as pa
 import pytest
 
+from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.decode.decode import DecodePlan, collapse_events
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.pgoutput.transactions import Segments
-from waldelta.postgres.type_catalog import PgType
+from waldelta.changes.decode.decode import collapse_events
+from waldelta.lake.changelog import Snapshot
+from waldelta.pgoutput import Segments
+from waldelta.postgres import PgType
 from waldelta.types.type_map import target_type
 
 TYPES = tuple(

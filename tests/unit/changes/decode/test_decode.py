@@ -10,14 +10,14 @@ import pyarrow.compute
 import pytest
 
 from tests.support import pgoutput_encoder as enc
+from waldelta.changes.decode import DecodePlan
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode
 from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.errors import DecodeError
+from waldelta.lake.changelog import Snapshot, Stream
 from waldelta.lake.changelog.change_log import landmarks
-from waldelta.lake.changelog.commit_order import Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.changelog.transaction_counts import (
     COLUMNS,
     PreparedRows,
@@ -26,7 +26,7 @@ from waldelta.lake.changelog.transaction_counts import (
 )
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve
-from waldelta.postgres.type_catalog import PgType
+from waldelta.postgres import PgType
 from waldelta.slot.read.peek import TIMELINE_KINDS
 from waldelta.types.type_map import target_type
 

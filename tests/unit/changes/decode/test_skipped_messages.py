@@ -29,19 +29,14 @@ from tests.unit.changes.decode.test_decode import (
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode
 from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.errors import DecodeError
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.lake.ledger.quarantine import (
-    SKIPPED,
-    UNREADABLE,
-    IncompleteRow,
-    Quarantine,
-    SentMessage,
-    message_key,
-)
+from waldelta.lake.ledger import IncompleteRow, Quarantine
+from waldelta.lake.ledger.quarantine import SKIPPED, UNREADABLE, SentMessage, message_key
 from waldelta.lake.ledger.records import now
+from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.pgoutput.unread_message import MARK, UnreadMessage
+from waldelta.pgoutput.unread_message import MARK
 from waldelta.slot.read.peek import TIMELINE_KINDS
 
 FIRST = (

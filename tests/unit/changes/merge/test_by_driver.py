@@ -19,12 +19,11 @@ from tests.unit.changes.decode.test_collapse import (
     random_events,
 )
 from waldelta.changes.decode.collapse import EventShape, collapse
+from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver
-from waldelta.changes.merge.commits import read_commit
-from waldelta.changes.merge.statements import CommitTag
 from waldelta.errors import LockHeld
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
 

@@ -34,14 +34,14 @@ from tests.unit.changes.merge.test_by_driver import (
     write,
 )
 from waldelta.changes.decode.collapse import EventShape
+from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge import by_file as module
 from waldelta.changes.merge.by_file import merge_files
-from waldelta.changes.merge.commits import read_commit
-from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.errors import LockHeld, StagedLost
-from waldelta.lake.storage import local_path, write_parquet
+from waldelta.lake import write_parquet
+from waldelta.lake.storage import local_path
 from waldelta.snapshot.read_table import RAW_TYPE
 
 __all__ = ["job"]

@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from waldelta.changes.merge._file_bounds import may_hold
+from waldelta.lake import files_of
 from waldelta.lake.file_statistics import FileStatistics, bounded_columns
-from waldelta.lake.storage import files_of
 
 TEXT, DAY, MOMENT, LOCAL = pa.string(), pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us")
 A, UUID = "a" * 32, "3f2504e0-4f89-11d3-9a0c-0305e82c330{}"

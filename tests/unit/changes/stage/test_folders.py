@@ -14,9 +14,10 @@ from pyspark.errors.exceptions.connect import (
     SparkRuntimeException,
 )
 
-from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage import staged_in
 from waldelta.errors import ApplyError
-from waldelta.lake.storage import local_path, write_parquet
+from waldelta.lake import write_parquet
+from waldelta.lake.storage import local_path
 
 # Which kind of session by the module of its class.
 Classic = type("SparkSession", (), {"__module__": "pyspark.sql.session"})

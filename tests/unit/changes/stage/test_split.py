@@ -16,10 +16,9 @@ from tests.support.seeds import chosen_seed
 from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
 from tests.unit.slot.test_oldest_pending import written
 from waldelta.changes.stage import split
+from waldelta.lake.changelog import BatchRanges, Snapshot
 from waldelta.lake.changelog import batch_range as stretch
-from waldelta.lake.changelog.batch_range import BatchRanges
 from waldelta.lake.changelog.row_messages import row_messages
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
 
 TABLES = list(range(16400, 16412))
 

@@ -14,8 +14,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from waldelta.errors import LateWriter, PeekTimeout, TargetNotWritable
-from waldelta.lake.changelog import batch_file
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog, batch_file
 
 SCHEMA = pa.schema(
     [

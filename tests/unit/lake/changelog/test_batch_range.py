@@ -9,8 +9,9 @@ import pytest
 
 from tests.unit.changes.decode.test_decode import T, plain, row
 from tests.unit.slot.test_oldest_pending import written
+from waldelta.lake.changelog import BatchRanges
 from waldelta.lake.changelog import batch_range as stretch
-from waldelta.lake.changelog.batch_range import BatchRanges, split_by_relation
+from waldelta.lake.changelog.batch_range import split_by_relation
 
 
 @pytest.mark.parametrize("ids", [[], [7], [7, 7, 7], [9, 7, 9, 8, 7]])

@@ -19,14 +19,13 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
+from waldelta.lake import bookkeeping_uri
+from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, TargetCut
 from waldelta.lake.ledger import _file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger._file_cache import read_sorted
-from waldelta.lake.ledger.ledger import Ledger
 from waldelta.lake.ledger.records import (
     AttributeState,
-    BatchCut,
-    ColumnState,
     ConsumedBatch,
     FileState,
     Gap,
@@ -34,8 +33,6 @@ from waldelta.lake.ledger.records import (
     Run,
     SlotMove,
     StorageState,
-    TableState,
-    TargetCut,
     now,
 )
 from waldelta.lake.ledger.retention import (
@@ -45,7 +42,7 @@ from waldelta.lake.ledger.retention import (
     keep_states,
     prune_ledger,
 )
-from waldelta.lake.storage import bookkeeping_uri, local_path
+from waldelta.lake.storage import local_path
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps
 
 DAY = timedelta(days=1)

@@ -9,15 +9,14 @@ import pyarrow as pa
 import pytest
 
 from waldelta.errors import LateWriter
+from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
     DISCARDED,
     FAILS,
     QUARANTINED,
     REREAD,
     RESOLVED,
-    IncompleteRow,
     Outline,
-    Quarantine,
     SentMessage,
     watched_rows,
 )

@@ -8,16 +8,17 @@ import pytest
 import tenacity
 
 from waldelta.errors import LateWriter
+from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.ledger.reconciliations import (
     ColumnDifference,
-    Reconciliation,
     Reconciliations,
     RowDifference,
     last_answers,
 )
 from waldelta.lake.ledger.records import now
+from waldelta.stages.check.reports import ReportEntry, checked_runs
 from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
-from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries
+from waldelta.stages.check.reports.index import add_entry, read_entries
 from waldelta.stages.check.reports.page import static_index
 
 HOSTILE = "<script>alert(1)</script>"

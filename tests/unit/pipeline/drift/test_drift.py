@@ -8,22 +8,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.records import (
-    AttributeState,
-    ColumnState,
-    FileState,
-    StorageState,
-    TableState,
-)
-from waldelta.pipeline.drift.catalog_state import CatalogTable
+from waldelta.config import PipelineFile
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.ledger.records import AttributeState, FileState, StorageState
+from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.repair_plan import obstacle
+from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_filter import to_text
-from waldelta.pipeline.targets.target_sources import TargetSource
-from waldelta.postgres.catalog import Leaf, PublishedTable, TableColumn, TableId
+from waldelta.postgres import Leaf, PgType, PublishedTable, TableColumn, TableId
 from waldelta.postgres.publication_membership import Membership, to_texts
-from waldelta.postgres.type_catalog import PgType
 from waldelta.row_filter import RowFilter
 
 EVERY = ["delete", "insert", "update"]

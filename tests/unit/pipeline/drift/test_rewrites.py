@@ -8,15 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.lake.ledger.records import (
-    AttributeState,
-    ColumnState,
-    FileState,
-    LabelState,
-    StorageState,
-    TableState,
-    now,
-)
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.ledger.records import AttributeState, FileState, LabelState, StorageState, now
 from waldelta.pipeline.drift.rewrites import relabelled, rewritten, to_record, unsent_changes
 
 

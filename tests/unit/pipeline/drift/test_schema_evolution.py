@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from waldelta.errors import NeedsSync, SchemaChanged
-from waldelta.lake.ledger.records import ColumnState, TableState, now
-from waldelta.pgoutput.relation import Relation, RelationColumn
-from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.ledger.records import now
+from waldelta.pgoutput import Relation
+from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pipeline.drift import CatalogTable
+from waldelta.pipeline.drift.catalog_state import CatalogColumn
 from waldelta.pipeline.drift.schema_evolution import (
     check_key,
     keeps_values,
@@ -17,7 +20,7 @@ from waldelta.pipeline.drift.schema_evolution import (
     plan_ignoring,
     unchanged,
 )
-from waldelta.postgres.type_catalog import PgType
+from waldelta.postgres import PgType
 
 INT, TEXT, VARCHAR, NUMERIC, TIMESTAMP = 23, 25, 1043, 1700, 1114
 TYPES = {(INT, -1): PgType(INT, -1, "integer"), (TEXT, -1): PgType(TEXT, -1, "text")}

@@ -11,12 +11,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.power_cut import Disk
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import StateError
-from waldelta.jobs.pipeline import Pipeline
-from waldelta.lake.ledger.records import BatchCut, TargetCut, now
+from waldelta.jobs import Pipeline
+from waldelta.lake.ledger import BatchCut, TargetCut
+from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import local_path, sync_commit
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.consistent_cuts import renew_cut
 
 NAMES = ("t", "u")

@@ -16,8 +16,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import PyFileSystem
 
 from waldelta.errors import StateError
-from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.lake import DeltaLog
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut
+from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import rooted, sync_commits
 from waldelta.pipeline.targets.external_commits import check_log, checked_upto
 

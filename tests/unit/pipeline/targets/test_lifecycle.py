@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 
 from tests.support.pipelines import pipeline_file
-from waldelta.lake.ledger.records import SlotMove, TableState
-from waldelta.pipeline.job import Job
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SlotMove
+from waldelta.pipeline import Job
+from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import (
     Life,
-    RequiredAction,
-    TableLifecycle,
     lifecycle_of,
     lives,
     read_standings,
     record_removed,
 )
-from waldelta.pipeline.targets.target_sources import TargetSource
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

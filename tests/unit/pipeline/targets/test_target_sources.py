@@ -9,25 +9,13 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.config.pipeline_file import TargetTable
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift.partitions import with_leaves
-from waldelta.pipeline.targets.target_sources import (
-    TargetSource,
-    differing,
-    merge_partitions,
-    target_sources,
-)
-from waldelta.postgres.catalog import (
-    CatalogRelation,
-    Leaf,
-    Partition,
-    PublishedRelation,
-    PublishedTable,
-    TableColumn,
-    TableId,
-)
-from waldelta.postgres.type_catalog import PgType
+from waldelta.pipeline.targets import TargetSource
+from waldelta.pipeline.targets.target_sources import differing, merge_partitions, target_sources
+from waldelta.postgres import CatalogRelation, Leaf, PgType, PublishedTable, TableColumn, TableId
+from waldelta.postgres.catalog import Partition, PublishedRelation
 
 
 def name(table: str) -> TableId:

@@ -11,10 +11,11 @@ from deltalake import write_deltalake
 
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
-from waldelta.lake.ledger.records import SlotMove, TableState, now
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
-from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SlotMove, now
+from waldelta.pipeline import Job, SlotIdentity
+from waldelta.pipeline.targets import Watermarks
+from waldelta.pipeline.targets.watermarks import uri_of
 
 LIFE = SlotMove(now(), "r", "created", "s", "1", 1, "0/1", 1)
 STATE = TableState(now(), "r", "public.t", 1, "synced")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.pipelines import pipeline_file
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.retention import prune_ledger
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.slot.read.read_window import ReadWindow, ReadWindows
 
 FILE = (512, 600)

@@ -11,15 +11,17 @@ import pyarrow as pa
 import pytest
 
 import waldelta.changes.merge.merge as merge_module
-from waldelta.changes.merge.statements import CommitTag
-from waldelta.changes.stage.stage import Staged
+from waldelta.changes.merge import CommitTag
+from waldelta.changes.stage import Staged
 from waldelta.changes.stage.stage_tasks import tasks_for
 from waldelta.errors import LockHeld
 from waldelta.lake.changelog.row_messages import Volume
-from waldelta.lake.ledger.records import BatchCut, TableState, TargetCut, now
+from waldelta.lake.ledger import BatchCut, TableState, TargetCut
+from waldelta.lake.ledger.records import now
+from waldelta.stages.apply import Applied
 from waldelta.stages.apply._publish_cut import is_published
 from waldelta.stages.apply._steps import plan_steps, reported_steps
-from waldelta.stages.apply.outcome import Applied, isolated
+from waldelta.stages.apply.outcome import isolated
 
 
 def cut(batch: int, **generations: int) -> BatchCut:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.changes.decode.test_decode import change_log, described, plain, plan_of
-from waldelta.lake.storage import write_parquet
+from waldelta.lake import write_parquet
 from waldelta.stages.apply.complete_rows import discarded_since
 
 CASES = {

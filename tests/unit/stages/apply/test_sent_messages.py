@@ -19,7 +19,7 @@ from tests.unit.changes.decode.test_decode import (
     plan_of,
     row,
 )
-from waldelta.lake.changelog.change_log import ChangeLog
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger.quarantine import SentMessage
 from waldelta.stages.apply._sent_messages import keep_bytes, sent_messages
 

@@ -13,9 +13,10 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
-from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake import DeltaLog
+from waldelta.lake.ledger import BatchCut, TargetCut
 from waldelta.lake.ledger.passed_suites import JudgedSuites, PassedSuite
-from waldelta.lake.ledger.records import BatchCut, TargetCut, now
+from waldelta.lake.ledger.records import now
 from waldelta.stages.check._incremental import (
     At,
     Known,
@@ -24,7 +25,7 @@ from waldelta.stages.check._incremental import (
     met_at,
     suite_of,
 )
-from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 
 PLAN = SuitePlan(
     "public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),)

@@ -11,10 +11,10 @@ from deltalake import DeltaTable, write_deltalake
 from tests.unit.stages.check.suite.test_plan import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.stages.check._quick_check import outcomes_in_driver, quick_profile
-from waldelta.stages.check.constraints.check_constraints import CheckConstraint
-from waldelta.stages.check.constraints.declared_types import DeclaredType
+from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.quick_targets import is_little
-from waldelta.stages.check.suite.plan import AS_BEFORE, SourceRules, plan_suite
+from waldelta.stages.check.suite import plan_suite
+from waldelta.stages.check.suite.plan import AS_BEFORE, SourceRules
 from waldelta.stages.check.suite.profile_drift import Before
 
 SCHEMA = pa.schema(

@@ -8,20 +8,26 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     newest_versions,
     recorded_unknown,
 )
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED, IncompleteRow, Quarantine
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.quarantine import DISCARDED, QUARANTINED
+from waldelta.lake.ledger.records import now
 from waldelta.stages.check import _record as reports
 from waldelta.stages.check._incremental import Known
 from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.gate import quarantined_rows as quarantined
-from waldelta.stages.check.suite.plan import PlannedExpectation, SourceRules, plan_suite
-from waldelta.stages.check.suite.verdict import Outcome, QualityReport, TableVerdict
+from waldelta.stages.check.suite import (
+    Outcome,
+    PlannedExpectation,
+    QualityReport,
+    TableVerdict,
+    plan_suite,
+)
+from waldelta.stages.check.suite.plan import SourceRules
 
 PLANNED = (
     PlannedExpectation("a", {}, "critical", "catalog", "m"),

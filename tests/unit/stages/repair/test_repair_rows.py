@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from waldelta.errors import NeedsSync
-from waldelta.postgres.type_catalog import PgType
+from waldelta.postgres import PgType
 from waldelta.stages.repair._by_driver import net_changes
 from waldelta.stages.repair._repair_rows import stage_named
 from waldelta.types.type_map import target_type

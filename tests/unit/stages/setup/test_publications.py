@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from waldelta.config.pipeline_file import Publication
-from waldelta.postgres.catalog import TableId
+from waldelta.config import Publication
+from waldelta.postgres import TableId
+from waldelta.stages.setup.facts import PublicationState
 from waldelta.stages.setup.facts.publications import (
     Mark,
-    PublicationState,
     PublicationTable,
     plan_publications,
     wanted_publication,

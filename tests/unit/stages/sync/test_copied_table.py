@@ -7,20 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.lake.ledger.records import (
-    COPYING,
-    SYNCED,
-    AttributeState,
-    ColumnState,
-    StorageState,
-    TableState,
-)
+from waldelta.config import PipelineFile
+from waldelta.lake.ledger import ColumnState, TableState
+from waldelta.lake.ledger.records import COPYING, SYNCED, AttributeState, StorageState
 from waldelta.lsn import Lsn
-from waldelta.pipeline.targets.target_sources import ReplicatedTarget, TargetSource
-from waldelta.postgres.catalog import Leaf, PublishedTable, TableColumn, TableId
-from waldelta.postgres.type_catalog import PgType
-from waldelta.stages.sync.copied_table import SyncResult, synced_state
+from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
+from waldelta.postgres import Leaf, PgType, PublishedTable, TableColumn, TableId
+from waldelta.stages.sync import SyncResult
+from waldelta.stages.sync.copied_table import synced_state
 from waldelta.stages.sync.skipped_copy import SkippedCopy
 
 ID = TableId("public", "t")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.changes.merge.comparable import comparable
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff, obstacle
 
 COPIED = Former(

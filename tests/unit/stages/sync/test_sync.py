@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.stages.check.suite.test_plan import ID, state
 from waldelta.lake.ledger.records import COPYING, SYNCED
-from waldelta.postgres.catalog import TableId
+from waldelta.postgres import TableId
 from waldelta.stages.sync.sync import CopyRequest
 
 LIFE = "2026-01-01T00:00:00"

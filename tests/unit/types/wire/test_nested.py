@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from waldelta.errors import DecodeError
-from waldelta.postgres.type_catalog import PgType
-from waldelta.types.wire.wire_format import has_wire_format, text_of, wire_name
+from waldelta.postgres import PgType
+from waldelta.types.wire import has_wire_format, text_of, wire_name
 
 INT4, TEXT = PgType(23, -1, "integer", type_name="int4"), PgType(25, -1, "text", type_name="text")
 

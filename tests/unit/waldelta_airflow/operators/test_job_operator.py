@@ -29,7 +29,7 @@ from airflow.sdk.execution_time.timeout import TimeoutPosix
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.waiting import wait_until
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.spark.settings import driver_settings
 from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
@@ -68,7 +68,7 @@ def use_spark_submit(monkeypatch, host: str = "local[2]", **extra: str) -> None:
 
 
 def ledger_says(pipeline, run_id: str, result: dict) -> None:
-    from waldelta.lake.ledger.ledger import Ledger
+    from waldelta.lake.ledger import Ledger
     from waldelta.lake.ledger.records import Run, now
 
     Ledger(pipeline.target.root).append(

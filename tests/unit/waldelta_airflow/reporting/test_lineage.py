@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pipelines import pipeline_file
-from waldelta.config.pipeline_file import load_pipeline_file
+from waldelta.config import load_pipeline_file
 from waldelta.lake.storage import local_path
 from waldelta_airflow.operators.job_operator import ReportOperator
 

@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from tests.support.bookkeeping import NOON, run
-from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.config import load_pipeline_file
+from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import now
 from waldelta_airflow.views._dag_states import (
     ActionDag,

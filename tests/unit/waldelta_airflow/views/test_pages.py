@@ -20,21 +20,24 @@ from fastapi.testclient import TestClient
 from tests.support.bookkeeping import run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
-from waldelta.config.pipeline_file import load_pipeline_file
-from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import IncompleteRow, Quarantine, SentMessage, message_key
-from waldelta.lake.ledger.reconciliations import (
-    ColumnDifference,
+from waldelta.config import load_pipeline_file
+from waldelta.lake.ledger import (
+    IncompleteRow,
+    Ledger,
+    Quarantine,
     Reconciliation,
-    Reconciliations,
-    RowDifference,
+    TableState,
+    TargetCut,
 )
-from waldelta.lake.ledger.records import Release, Run, TableState, TargetCut, now
+from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
+from waldelta.lake.ledger.quarantine import SentMessage, message_key
+from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
+from waldelta.lake.ledger.records import Release, Run, now
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
-from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.check.reports import ReportEntry
+from waldelta.stages.check.reports.index import add_entry
 from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import split_table_name
-from waldelta.lake.ledger.records import TableState
+from waldelta.config import split_table_name
+from waldelta.lake.ledger import TableState
 
 
 @dataclass(frozen=True, slots=True)

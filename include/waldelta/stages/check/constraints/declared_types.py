@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.lake.ledger.records import ColumnState, TableState
+from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres.type_catalog import fetch
 from waldelta.stages.check.constraints.check_constraints import CheckConstraint, is_before
 

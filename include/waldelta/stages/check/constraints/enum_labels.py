@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.lake.ledger.records import TableState
+from waldelta.lake.ledger import TableState
 
 
 def read_enum_labels(

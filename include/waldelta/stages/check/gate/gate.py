@@ -26,34 +26,35 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.target_table import VARIANT
-from waldelta.changes.stage.stage import Staged
+from waldelta.changes.stage import Staged
 from waldelta.config.expectation_files import OwnExpectation, assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.expectation_results import ExpectationResult, append_expectation_results
 from waldelta.lake.ledger.quarantine import FAILS
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.quantities import counted
-from waldelta.snapshot.read_table import TableCopy
+from waldelta.snapshot import TableCopy
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
+from waldelta.stages.check.measure import RowCondition, row_condition
 from waldelta.stages.check.measure.row_conditions import (
     NO_TEXT,
     ROW_KINDS,
-    RowCondition,
     columns_of,
     is_met,
-    row_condition,
     with_raw,
 )
-from waldelta.types.type_map import TargetType, may_be_raw
+from waldelta.types import TargetType
+from waldelta.types.type_map import may_be_raw
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -504,14 +505,14 @@ def _judge_as_a_whole(
     """What isn't of single rows is Great Expectations' to evaluate, on the rows that were sent
     whole where one wasn't.
     """
-    from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+    from waldelta.stages.check.great_expectations import import_great_expectations
 
     import_great_expectations({verdict.gated.item.type for verdict in verdicts})
     import great_expectations as gx
 
-    from waldelta.stages.check.great_expectations.build import build_suite
-    from waldelta.stages.check.great_expectations.validate import SuiteCheck, outcomes
-    from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
+    from waldelta.stages.check.great_expectations import SuiteCheck, build_suite
+    from waldelta.stages.check.great_expectations.validate import outcomes
+    from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 
     for number, verdict in enumerate(verdicts):
         item = verdict.gated.item

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import ConfigError, StateError
+from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     VALUES_KNOWN,
@@ -22,19 +23,11 @@ from waldelta.lake.ledger.expectation_results import (
     last_recorded,
     recorded_unknown,
 )
-from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.quarantine import (
-    ACCEPTED,
-    DISCARDED,
-    RESOLVED,
-    IncompleteRow,
-    Quarantine,
-    SentMessage,
-)
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.quarantine import ACCEPTED, DISCARDED, RESOLVED, SentMessage
+from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.advisory_locks import target_lock
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job, target_lock
+from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import (
     as_json,
@@ -42,7 +35,7 @@ from waldelta.pipeline.targets.unreadable_messages import (
     messages_to_acknowledge,
     open_messages,
 )
-from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
+from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.stages.check.gate.verdicts import record_let_in, record_or_warn
 
 log = logging.getLogger(__name__)

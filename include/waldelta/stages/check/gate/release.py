@@ -12,8 +12,7 @@ from typing import Any
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger.records import Release, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline import Job, SlotIdentity
 from waldelta.stages.check.gate.quarantined_rows import current_user
 
 

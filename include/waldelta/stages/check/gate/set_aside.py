@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
@@ -26,9 +27,8 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.net_rows import WRITTEN, keys_of, move_keys, purges, sent, unsent
-from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.stage.stage import Staged
-from waldelta.lake.storage import write_parquet
+from waldelta.changes.stage import Staged
+from waldelta.lake import write_parquet
 from waldelta.spark_sql import parquet
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from waldelta.errors import WaldeltaError
+from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.expectation_results import (
     ExpectationResult,
     append_expectation_results,
     expectations_table,
 )
-from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.records import now
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets.lifecycle import target_generations
 
 log = logging.getLogger(__name__)

@@ -29,9 +29,9 @@ from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import functions as F
 
 from waldelta.quantities import counted
+from waldelta.stages.check.measure import DuplicateKeys, Measured, find_duplicate_keys
 from waldelta.stages.check.measure.columns import column_differences
-from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys, find_duplicate_keys
-from waldelta.stages.check.measure.profile import Measured, profile_aggregate, read_profile
+from waldelta.stages.check.measure.profile import profile_aggregate, read_profile
 from waldelta.stages.check.measure.row_conditions import is_met
 from waldelta.stages.check.suite.profile_drift import find_departures
 

@@ -17,7 +17,7 @@ from great_expectations.expectations.registry import (
 
 import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
 from waldelta.errors import ConfigError
-from waldelta.stages.check.suite.plan import PlannedExpectation, SuitePlan
+from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ from waldelta.stages.check.great_expectations._custom import (
     WITHOUT_VALUES,
 )
 from waldelta.stages.check.great_expectations.build import META
+from waldelta.stages.check.suite import Outcome
 from waldelta.stages.check.suite.plan import is_judged
-from waldelta.stages.check.suite.verdict import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from great_expectations.datasource.fluent import SparkDatasource
     from pyspark.sql import DataFrame
 
-    from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
-    from waldelta.stages.check.measure.profile import Measured
-    from waldelta.stages.check.suite.plan import SuitePlan
+    from waldelta.stages.check.measure import DuplicateKeys, Measured
+    from waldelta.stages.check.suite import SuitePlan
 
 # Counts only: fetching examples costs a query per expectation, so they are fetched for those that
 # failed.

@@ -22,7 +22,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, has_deletion_vectors
+from waldelta.lake import files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, has_deletion_vectors
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

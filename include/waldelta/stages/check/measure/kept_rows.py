@@ -14,7 +14,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.live_rows import SNAPSHOT, TRUNCATE
-from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE, TargetMode
+from waldelta.config import TargetMode
+from waldelta.config.target_mode import CHANGELOG, HISTORY, SOFT_DELETE
 from waldelta.metadata_columns import (
     DELETED,
     DELETED_AT,

@@ -19,15 +19,10 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.merge.small_target import is_small
+from waldelta.lake import files_of
+from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.profiles import ColumnProfile
-from waldelta.lake.ledger.records import TableState
-from waldelta.lake.storage import (
-    SPARKS_TIMESTAMPS,
-    by_row_group,
-    files_of,
-    has_deletion_vectors,
-    row_count,
-)
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, has_deletion_vectors, row_count
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:

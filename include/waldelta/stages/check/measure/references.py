@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Literal
 from deltalake import DeltaTable
 
 from waldelta.changes.merge.live_rows import live_rows
-from waldelta.config.target_mode import CHANGELOG, MIRROR, TargetMode
-from waldelta.lake.ledger.records import SYNCED, BatchCut, ColumnState, TableState
+from waldelta.config import TargetMode
+from waldelta.config.target_mode import CHANGELOG, MIRROR
+from waldelta.lake.ledger import BatchCut, ColumnState, TableState
+from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.row_filter.typed_tree import column_type
-from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn
+from waldelta.stages.check.constraints import ForeignKey
+from waldelta.stages.check.constraints.foreign_keys import KeyColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,8 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode.collapse import codes_of
 from waldelta.changes.merge.small_target import is_small
 from waldelta.config.target_mode import MIRROR
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of
+from waldelta.lake import files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,
     NOT_COMPARED,
     REPAIRED,
-    Reconciliation,
     RowDifference,
 )
 from waldelta.lsn import Lsn

@@ -16,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waldelta.config.pipeline_file import PipelineFile, split_table_name
-from waldelta.lake.ledger.reconciliations import Reconciliation
+from waldelta.config import PipelineFile, split_table_name
+from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.storage import encode_segment
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import RESULTS_FOLDER, docs_folder, own_docs_folder
-from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.great_expectations import import_great_expectations
 from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.index import (
@@ -33,7 +33,7 @@ from waldelta.stages.check.reports.index import (
     remove_entry,
 )
 from waldelta.stages.check.reports.page import is_own_page, static_index
-from waldelta.stages.check.suite.verdict import TableVerdict
+from waldelta.stages.check.suite import TableVerdict
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from waldelta.spark_sql import quote, string
-from waldelta.stages.check.constraints.declared_types import BIT, DeclaredType
+from waldelta.stages.check.constraints import DeclaredType
+from waldelta.stages.check.constraints.declared_types import BIT
 
 _LENGTHS, _LENGTH = (
     "expect_column_value_lengths_to_be_between",

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from waldelta.config.expectation_files import OwnSuiteFile, Severity
 from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.errors import ConfigError, FilterNotTranslatable
+from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.ledger.expectation_results import (
     ALL_VALUES_KNOWN,
     IS_FRESH,
@@ -22,21 +23,20 @@ from waldelta.lake.ledger.expectation_results import (
     VALUES_KNOWN,
     recorded_unknown,
 )
-from waldelta.lake.ledger.records import ColumnState, TableState
 from waldelta.metadata_columns import RAW, UNCHANGED
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.domain_constraint import of_column
-from waldelta.row_filter.spark.translate import spark_condition
+from waldelta.row_filter.spark import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.spark_sql import quote
-from waldelta.stages.check.constraints.check_constraints import CheckConstraint
-from waldelta.stages.check.constraints.declared_types import DeclaredType, base_columns
+from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
+from waldelta.stages.check.constraints.declared_types import base_columns
+from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
-from waldelta.stages.check.measure.profile import Measured, profiled_columns
-from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.check.measure.row_conditions import (
     asks_for_nulls,
     null_condition,

@@ -15,26 +15,30 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from waldelta.errors import SourceError, StateError, WaldeltaError
-from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline.run_result import RunResult
-from waldelta.pipeline.targets.watermarks import Watermarks, uri_of
+from waldelta.pipeline import RunResult
+from waldelta.pipeline.targets import Watermarks
+from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.lock_waits import read_around
+from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
-from waldelta.slot.standby import slot_position
-from waldelta.stages.check.constraints.check_constraints import read_check_constraints
-from waldelta.stages.check.constraints.declared_types import read_declared_types
+from waldelta.stages.check.constraints import (
+    ForeignKey,
+    read_check_constraints,
+    read_declared_types,
+    read_foreign_keys,
+)
 from waldelta.stages.check.constraints.enum_labels import read_enum_labels
-from waldelta.stages.check.constraints.foreign_keys import ForeignKey, read_foreign_keys
 from waldelta.stages.check.measure.references import ChangedTarget, Lake, plan_references, touched
 from waldelta.stages.check.suite._freshness import Lag, freshness_limits
 from waldelta.stages.check.suite.plan import SourceRules
 
 if TYPE_CHECKING:
-    from waldelta.lake.ledger.records import BatchCut, TableState
-    from waldelta.pipeline.job import Job
+    from waldelta.lake.ledger import BatchCut, TableState
+    from waldelta.pipeline import Job
 
 Connection = psycopg.Connection[Any]
 

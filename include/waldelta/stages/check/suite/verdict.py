@@ -8,7 +8,7 @@ from pathlib import Path
 from waldelta.errors import QualityFailed, WaldeltaError
 from waldelta.lake.ledger.expectation_results import CAN_BE_JUDGED
 from waldelta.quantities import counted
-from waldelta.stages.check.measure.profile import Measured
+from waldelta.stages.check.measure import Measured
 from waldelta.stages.check.suite.plan import PlannedExpectation
 
 

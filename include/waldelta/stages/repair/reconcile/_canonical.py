@@ -23,6 +23,7 @@ from psycopg import sql
 
 from waldelta.arrow import storage
 from waldelta.pgoutput.wire import ArrowArray, arrow_buffer
+from waldelta.types import TargetType
 from waldelta.types.array import Array
 from waldelta.types.base import printed, validity
 from waldelta.types.binary import Bytea
@@ -31,7 +32,6 @@ from waldelta.types.hstore import Hstore
 from waldelta.types.json import Variant
 from waldelta.types.numeric import Boolean, Decimal, Number, NumericAsDouble
 from waldelta.types.text import Text
-from waldelta.types.type_map import TargetType
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HEX = np.stack([np.repeat(_DIGITS, 16), np.tile(_DIGITS, 16)], axis=1)

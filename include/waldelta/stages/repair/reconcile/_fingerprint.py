@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.stages.repair.reconcile._canonical import Marks, hex_text, lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
-from waldelta.types.type_map import TargetType, may_be_raw
+from waldelta.types import TargetType
+from waldelta.types.type_map import may_be_raw
 
 # So that the rows of one bucket are few to read, and the sums of all are few beside the rows.
 _ROWS_PER_BUCKET, _FEWEST, _MOST = 512, 16, 1 << 16

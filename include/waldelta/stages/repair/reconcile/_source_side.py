@@ -27,15 +27,15 @@ from waldelta.errors import (
     TableBusy,
 )
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.postgres.connection import connect, describe
+from waldelta.postgres import connect, describe
+from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.exported_snapshot import Chunk, reader_name
-from waldelta.snapshot.read_selected import Choice, is_one_of, other_files
+from waldelta.snapshot.read_selected import is_one_of, other_files
 from waldelta.snapshot.read_table import (
     GONE,
     LOCK_TIMEOUT_MS,
     NO_PRIVILEGE,
     NO_SNAPSHOT,
-    TableCopy,
     chunk_conditions,
     chunk_relation,
     column_sql,

@@ -21,9 +21,10 @@ from waldelta.arrow import storage
 from waldelta.changes.merge.by_driver import MOST_BYTES, is_known
 from waldelta.changes.merge.small_target import is_at_most
 from waldelta.changes.stage.net_files import batches
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, files_of, row_group_bytes
+from waldelta.lake import files_of
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, row_group_bytes
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.reconcile._canonical import lake_rows

@@ -32,31 +32,31 @@ from deltalake import DeltaTable
 from waldelta.arrow import one_array
 from waldelta.changes.decode.decode import typed_key
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.lake.changelog.batch_range import BatchRanges
+from waldelta.lake import files_of
+from waldelta.lake.changelog import BatchRanges, Snapshot
 from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.quarantine import Quarantine
+from waldelta.lake.ledger import Quarantine, Reconciliation, TableState
 from waldelta.lake.ledger.reconciliations import (
     DIFFERENT,
     EQUAL,
     ROWS_KEPT,
     ROWS_VALUED,
     TEXT_KEPT,
-    Reconciliation,
     RowDifference,
 )
-from waldelta.lake.ledger.records import TableState, now
+from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import files_of, open_parquet, remove_folder
+from waldelta.lake.storage import open_parquet, remove_folder
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.pipeline.drift.repair_plan import Repair, is_dear, within_leaves
-from waldelta.pipeline.job import Job
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import Repair
+from waldelta.pipeline.drift.repair_plan import is_dear, within_leaves
 from waldelta.pipeline.targets.target_filter import read_target_filter
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.publication_membership import EVERY_CHANGE
-from waldelta.snapshot.exported_snapshot import SnapshotHolder, plan_chunks
+from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
+from waldelta.snapshot.exported_snapshot import plan_chunks
 from waldelta.snapshot.read_selected import whole_table
-from waldelta.snapshot.read_table import TableCopy, plan_copy
 from waldelta.stages.repair.reconcile._canonical import is_comparable
 from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes

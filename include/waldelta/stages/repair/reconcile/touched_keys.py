@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from waldelta.changes.decode import DecodePlan, TargetPlan, plan_target
 from waldelta.changes.decode.collapse import DELETE, INSERT
-from waldelta.changes.decode.decode import DecodePlan, decode, typed_key
-from waldelta.changes.decode.target_plan import TargetPlan, plan_target
-from waldelta.changes.stage.read_changes import read_row_changes
+from waldelta.changes.decode.decode import decode, typed_key
+from waldelta.changes.stage import read_row_changes
 from waldelta.errors import NeedsSync
-from waldelta.lake.changelog.batch_range import BatchRanges
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.ledger.records import TableState
-from waldelta.lake.storage import write_parquet
-from waldelta.pipeline.drift.catalog_state import read_catalog_state
-from waldelta.pipeline.job import Job
+from waldelta.lake import write_parquet
+from waldelta.lake.changelog import BatchRanges, ChangeLog
+from waldelta.lake.ledger import TableState
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import read_catalog_state
 from waldelta.postgres.type_catalog import read_types
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once

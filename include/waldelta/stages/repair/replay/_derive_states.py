@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
-from waldelta.changes.decode.decode import DecodePlan, collapse_events, decode, with_typed_keys
+from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
 from waldelta.changes.decode.final_states import final_states, reached
 from waldelta.changes.decode.route import OLD_ROW, UNTOLD, judgement
-from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage import read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
-from waldelta.changes.stage.read_changes import read_row_changes
 from waldelta.changes.stage.stage_tasks import tasks_for
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.storage import write_parquet
+from waldelta.lake import write_parquet
+from waldelta.lake.changelog import ChangeLog
 from waldelta.pgoutput.transactions import SEQ_BITS
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once

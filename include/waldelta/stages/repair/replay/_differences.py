@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_PURGE,
@@ -19,11 +20,10 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPSERT,
 )
 from waldelta.changes.decode.counts import RAW_ROWS
-from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.statements import merged_raw, of_leaves
 from waldelta.changes.merge.target_table import VARIANT
-from waldelta.changes.stage.stage import Staged
+from waldelta.changes.stage import Staged
 from waldelta.errors import ApplyError
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.spark_sql import parquet, path, quote

@@ -11,23 +11,24 @@ from typing import Any
 
 import psycopg
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
 from waldelta.changes.decode.target_plan import (
-    TargetPlan,
     as_merged_partition,
     bringing_rows,
     check_prepared,
     plan_decode,
 )
 from waldelta.errors import NeedsSync, SchemaChanged
+from waldelta.lake.changelog import Snapshot
 from waldelta.lake.changelog.batch_range import BatchRange
 from waldelta.lake.changelog.commit_order import last_truncates
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.records import SYNCED, TableState
-from waldelta.pipeline.drift.catalog_state import CatalogTable
+from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger.records import SYNCED
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import CatalogTable, Evolution
 from waldelta.pipeline.drift.rewrites import unsent_changes
-from waldelta.pipeline.drift.schema_evolution import Evolution, NewColumn
-from waldelta.pipeline.job import Job
+from waldelta.pipeline.drift.schema_evolution import NewColumn
 from waldelta.postgres.type_catalog import read_types
 from waldelta.stages.repair.replay.interval import (
     doubtful_leaves,

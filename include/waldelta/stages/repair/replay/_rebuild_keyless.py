@@ -18,11 +18,10 @@ from waldelta.changes.merge.keyless import CopiedColumn, different_rows, rewritt
 from waldelta.changes.merge.statements import FOUND_DELETES, FOUND_UPDATES
 from waldelta.changes.stage.stage import stage
 from waldelta.errors import SchemaChanged
-from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
+from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.delta_log import read_metadata
-from waldelta.lake.ledger.records import TableState
-from waldelta.pipeline.job import Job
+from waldelta.lake.ledger import TableState
+from waldelta.pipeline import Job
 from waldelta.spark_sql import parquet, path
 from waldelta.stages.repair.replay._plan import ReplayPlan
 

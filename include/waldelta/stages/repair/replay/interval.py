@@ -17,10 +17,11 @@ from itertools import accumulate
 
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
-from waldelta.lake.ledger.records import BatchCut, ColumnState, Run, SlotMove, TableState
+from waldelta.lake.ledger import BatchCut, ColumnState, TableState
+from waldelta.lake.ledger.records import Run, SlotMove
 from waldelta.lsn import Lsn
-from waldelta.pgoutput.relation import Relation
-from waldelta.pipeline.job import Job
+from waldelta.pgoutput import Relation
+from waldelta.pipeline import Job
 from waldelta.pipeline.slot_identity import life_of
 from waldelta.postgres.publication_membership import from_texts
 

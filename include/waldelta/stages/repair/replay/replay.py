@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import tenacity
 from deltalake import DeltaTable
 
+from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -27,37 +28,32 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.counts import QUARANTINED_ROWS
 from waldelta.changes.decode.row_keys import own_keys, typed_keys
-from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.commits import read_commit, read_untouched, take_over_target
+from waldelta.changes.merge import CommitTag, read_commit, take_over_target
+from waldelta.changes.merge.commits import read_untouched
 from waldelta.changes.merge.keyless import replace_statement
-from waldelta.changes.merge.statements import CommitTag, merge_statement, tagged, with_variants
+from waldelta.changes.merge.statements import merge_statement, tagged, with_variants
 from waldelta.changes.merge.target_table import VARIANT
-from waldelta.changes.stage.folders import staged_in
-from waldelta.changes.stage.stage import Staged
+from waldelta.changes.stage import Staged, staged_in
 from waldelta.config.target_mode import MIRROR, check_mirror
 from waldelta.errors import LockHeld, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_range import BatchRange, BatchRanges
-from waldelta.lake.changelog.snapshot_visibility import Snapshot
-from waldelta.lake.ledger.quarantine import DISCARDED, IncompleteRow, Quarantine
-from waldelta.lake.ledger.records import TableState, TargetCut
+from waldelta.lake import write_parquet
+from waldelta.lake.changelog import BatchRanges, Snapshot
+from waldelta.lake.changelog.batch_range import BatchRange
+from waldelta.lake.ledger import IncompleteRow, Quarantine, TableState, TargetCut
+from waldelta.lake.ledger.quarantine import DISCARDED
 from waldelta.lake.staging_leftovers import staging_folder
-from waldelta.lake.storage import write_parquet
-from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
-from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.targets.lifecycle import (
-    RequiredAction,
-    TableLifecycle,
-    read_published,
-    read_standings,
-)
-from waldelta.pipeline.targets.watermarks import Watermarks, apply_app_id, check_same_copy, uri_of
+from waldelta.pipeline import AdvisoryLock, Job, target_lock
+from waldelta.pipeline.drift import CatalogTable, read_catalog_state
+from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
+from waldelta.pipeline.targets.lifecycle import read_published, read_standings
+from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply.complete_rows import complete_rows
-from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
+from waldelta.stages.check.gate import TableGate, read_gates
+from waldelta.stages.check.gate.gate import judge_of
 from waldelta.stages.repair.replay._derive_states import derive_states
 from waldelta.stages.repair.replay._differences import write_differences
 from waldelta.stages.repair.replay._plan import ReplayPlan, plan_replay

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from waldelta.postgres.catalog import Leaf, TableId
+from waldelta.postgres import Leaf, TableId
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
 from waldelta.stages.setup.facts.source_facts import Facts, TableFacts
 

@@ -19,8 +19,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import namedtuple_row
 
-from waldelta.config.pipeline_file import Publication
-from waldelta.postgres.catalog import TableColumn, TableId
+from waldelta.config import Publication
+from waldelta.postgres import TableColumn, TableId
 from waldelta.row_filter import parse_row_filter, refused_filter
 
 Connection = psycopg.Connection[Any]

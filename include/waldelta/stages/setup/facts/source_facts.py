@@ -11,16 +11,10 @@ from typing import Any
 import psycopg
 from psycopg.rows import namedtuple_row
 
-from waldelta.config.pipeline_file import PipelineFile
-from waldelta.postgres.catalog import (
-    CatalogRelation,
-    Leaf,
-    TableId,
-    read_leaves,
-    read_relations,
-    read_table_oids,
-)
-from waldelta.slot.slot import SlotState
+from waldelta.config import PipelineFile
+from waldelta.postgres import CatalogRelation, Leaf, TableId
+from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
+from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
 
 Connection = psycopg.Connection[Any]

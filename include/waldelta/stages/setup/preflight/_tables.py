@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from waldelta.findings import Finding, lacking, problem, warning
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
-from waldelta.postgres.catalog import CatalogRelation, Leaf
+from waldelta.postgres import CatalogRelation, Leaf
 from waldelta.postgres.partition_access import describe_unreadable
 from waldelta.quantities import size
 from waldelta.row_filter.runtime_errors import raising_parts
+from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import is_overruled, own_leaves
-from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
-from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, TableFacts
-from waldelta.types.wire.wire_format import has_wire_format
+from waldelta.stages.setup.facts.publications import PublicationTable
+from waldelta.stages.setup.facts.source_facts import ServerFacts, TableFacts
+from waldelta.types.wire import has_wire_format
 
 READING = "for copies, repairs, and values that the stream left out"
 _RELKINDS = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
-from waldelta.config.pipeline_file import PipelineFile
 from waldelta.config.target_mode import MIRROR
 from waldelta.findings import Finding, problem, warning
 

@@ -11,10 +11,10 @@ from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed
 from waldelta.findings import Finding, problem, warning
 from waldelta.metadata_columns import clashes
-from waldelta.postgres.catalog import CatalogRelation, TableColumn
-from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
-from waldelta.stages.setup.facts.source_facts import Facts
-from waldelta.types.type_map import column_types
+from waldelta.postgres import CatalogRelation, TableColumn
+from waldelta.stages.setup.facts import Facts, PublicationState
+from waldelta.stages.setup.facts.publications import PublicationTable
+from waldelta.types import column_types
 
 # Spark's types that hold every value of their PostgreSQL type.
 _COMPLETE = frozenset(

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from waldelta.config.pipeline_file import PipelineFile, Publication
+from waldelta.config import PipelineFile, Publication
 from waldelta.errors import ConfigError, SlotForeign
 from waldelta.findings import Finding, lacking, owning, problem, warning
 from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.pipeline.report_folder import judge_docs
 from waldelta.quantities import counted, size
 from waldelta.row_filter import parse_row_filter
-from waldelta.slot.slot import SlotState, check_ours
+from waldelta.slot import SlotState
+from waldelta.slot.slot import check_ours
+from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import find_clashes, members
-from waldelta.stages.setup.facts.publications import Mark, PublicationState
-from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, Facts, ServerFacts
+from waldelta.stages.setup.facts.publications import Mark
+from waldelta.stages.setup.facts.source_facts import SLOT_TIMEOUTS, TIMEOUTS, ServerFacts
 from waldelta.stages.setup.preflight._tables import judge_binary, judge_table
 from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
 

@@ -18,9 +18,10 @@ from waldelta.errors import (
     SourceUnreachable,
 )
 from waldelta.findings import Finding, problem, warning
-from waldelta.pipeline.job import Job
-from waldelta.slot.standby import remaining_on_primary, slot_position
-from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts
+from waldelta.pipeline import Job
+from waldelta.slot import remaining_on_primary, slot_position
+from waldelta.stages.setup.facts import Facts
+from waldelta.stages.setup.facts.source_facts import ServerFacts
 
 Connection = psycopg.Connection[Any]
 

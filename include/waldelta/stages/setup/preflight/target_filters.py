@@ -10,22 +10,16 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import PipelineFile, TargetTable
-from waldelta.config.type_options import TypeOptions
+from waldelta.config import PipelineFile, TypeOptions
+from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.findings import Finding, lacking, problem
 from waldelta.grants import Grant, sql_name
-from waldelta.lake.ledger.records import ColumnState
+from waldelta.lake.ledger import ColumnState
+from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_filter import column_states, unpublished
-from waldelta.pipeline.targets.target_sources import TargetSource
-from waldelta.postgres.catalog import (
-    CatalogRelation,
-    Leaf,
-    TableId,
-    read_leaves,
-    read_relations,
-    read_table_oids,
-)
+from waldelta.postgres import CatalogRelation, Leaf, TableId
+from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed_tree import column_type

@@ -13,28 +13,18 @@ from typing import Any
 
 import psycopg
 
-from waldelta.config.pipeline_file import PipelineFile, TargetTable
+from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import TargetTable
 from waldelta.config.target_mode import check_key
 from waldelta.errors import ModeRefused
 from waldelta.findings import Finding, problem
 from waldelta.metadata_columns import RELID
-from waldelta.pipeline.targets.target_sources import (
-    TargetSource,
-    merged_roots,
-    sources,
-    target_sources,
-)
-from waldelta.postgres.catalog import (
-    CatalogRelation,
-    Partition,
-    PublishedRelation,
-    TableId,
-    read_partitions,
-    read_relations,
-)
+from waldelta.pipeline.targets import TargetSource
+from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
+from waldelta.postgres import CatalogRelation, TableId
+from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
+from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import members
-from waldelta.stages.setup.facts.publications import PublicationState
-from waldelta.stages.setup.facts.source_facts import Facts
 
 Connection = psycopg.Connection[Any]
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.stages.check.gate.gate import TableGate, _used_columns, judge
+from waldelta.stages.check.gate import TableGate
+from waldelta.stages.check.gate.gate import _used_columns, judge
 
 
 def test_a_target_that_keeps_more_than_a_mirror_has_no_gate():

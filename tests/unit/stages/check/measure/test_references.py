@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from waldelta.lake.ledger.records import BatchCut, ColumnState, TableState, TargetCut
-from waldelta.stages.check.constraints.foreign_keys import ForeignKey, KeyColumn
+from waldelta.lake.ledger import BatchCut, ColumnState, TableState, TargetCut
+from waldelta.stages.check.constraints import ForeignKey
+from waldelta.stages.check.constraints.foreign_keys import KeyColumn
+from waldelta.stages.check.measure import Reference
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     ChangedTarget,
     Lake,
-    Reference,
     Side,
     plan_references,
     touched,

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
-from waldelta.stages.check.constraints.check_constraints import CheckConstraint
-from waldelta.stages.check.constraints.declared_types import DeclaredType
+from waldelta.stages.check.constraints import CheckConstraint, DeclaredType
+from waldelta.stages.check.suite import plan_suite
 from waldelta.stages.check.suite._declared_limits import limits, printed_numeric
-from waldelta.stages.check.suite.plan import SourceRules, plan_suite
+from waldelta.stages.check.suite.plan import SourceRules
 
 
 def numeric(precision, scale):

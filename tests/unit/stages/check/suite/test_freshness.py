@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Freshness
+from waldelta.stages.check.suite import plan_suite
 from waldelta.stages.check.suite._freshness import Lag, freshness_limits
-from waldelta.stages.check.suite.plan import SourceRules, plan_suite
+from waldelta.stages.check.suite.plan import SourceRules
 
 CASES = [
     (

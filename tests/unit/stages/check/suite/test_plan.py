@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.lake.ledger.records import ColumnState, TableState
+from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.row_filter import RowFilter
 from waldelta.stages.check._incremental import rest_of
 from waldelta.stages.check._quick_check import rest_outcomes
-from waldelta.stages.check.constraints.check_constraints import CheckConstraint
-from waldelta.stages.check.suite.plan import SourceRules, plan_suite
+from waldelta.stages.check.constraints import CheckConstraint
+from waldelta.stages.check.suite import plan_suite
+from waldelta.stages.check.suite.plan import SourceRules
 
 HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
 

@@ -16,7 +16,8 @@ from tests.unit.stages.check.suite.test_plan import HELD, ID, state
 from waldelta.config.quality import Drift
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile, Profiles
 from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
-from waldelta.stages.check.suite.plan import departures, is_judged, plan_suite
+from waldelta.stages.check.suite import plan_suite
+from waldelta.stages.check.suite.plan import departures, is_judged
 from waldelta.stages.check.suite.profile_drift import bounds_of, find_departures
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

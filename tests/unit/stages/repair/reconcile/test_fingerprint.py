@@ -20,10 +20,10 @@ from waldelta.stages.repair.reconcile._fingerprint import (
     in_parts,
 )
 from waldelta.stages.repair.reconcile._hash64 import hash_texts
+from waldelta.types import TargetType
 from waldelta.types.datetime import Moment
 from waldelta.types.numeric import Number
 from waldelta.types.text import Text
-from waldelta.types.type_map import TargetType
 
 INT, TEXT = Number("int", pa.int32(), "int4"), Text(is_plain=True)
 MARKS = Marks.drawn("ab")

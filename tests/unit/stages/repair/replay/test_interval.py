@@ -9,31 +9,24 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta.config.pipeline_file import PipelineFile
+from waldelta.config import PipelineFile
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
-from waldelta.lake.ledger.records import (
-    BatchCut,
-    ColumnState,
-    FileState,
-    Run,
-    SlotMove,
-    StorageState,
-    TableState,
-)
-from waldelta.pgoutput.relation import Relation, RelationColumn
-from waldelta.pipeline.job import Job
+from waldelta.lake.ledger import BatchCut, ColumnState, TableState
+from waldelta.lake.ledger.records import FileState, Run, SlotMove, StorageState
+from waldelta.pgoutput import Relation
+from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pipeline import Job
 from waldelta.postgres.publication_membership import Membership, to_texts
+from waldelta.stages.repair.replay import is_replay, read_span
 from waldelta.stages.repair.replay.interval import (
     doubtful_leaves,
     falls_into,
-    is_replay,
     may_lack_rows,
     place_columns_by_history,
     place_columns_by_name,
     plan_span,
     range_by_cuts,
-    read_span,
     segments,
 )
 
