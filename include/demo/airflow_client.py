@@ -191,14 +191,14 @@ class AirflowClient:
         """
         latest: list[DagRun] = []
 
-        def look() -> bool:
+        def has_finished() -> bool:
             latest[:] = [self.run(dag_id, run_id)]
             if on_poll is not None:
                 on_poll(latest[0])
             return latest[0].finished
 
         try:
-            self._until(look, timeout_s, f"{dag_id} {run_id}")
+            self._until(has_finished, timeout_s, f"{dag_id} {run_id}")
         except AirflowError as err:
             states = latest[0].states if latest else {}
             raise AirflowError(f"{err}; tasks: {states}") from None

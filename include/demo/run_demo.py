@@ -62,7 +62,7 @@ class Demo:
             for part in plan_slices(self.slices):
                 self._replay(part)
                 self._run_dag(airflow, CDC, f"apply {part.name}")
-            self._look_after(airflow)
+            self._reconcile_and_maintain(airflow)
             runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
         return Outcome(loaded, self.operations, self.seconds, runs, self.compare(),
                        Ledger(self.pipeline.target.root))  # fmt: skip
@@ -125,7 +125,7 @@ class Demo:
         airflow.unpause(CDC)
         self._run_dag(airflow, SYNC, "copy the tables")
 
-    def _look_after(self, airflow: AirflowClient) -> None:
+    def _reconcile_and_maintain(self, airflow: AirflowClient) -> None:
         """What a pipeline in production has: compared with its source once, and maintained every
         night.
 
@@ -169,12 +169,12 @@ class Demo:
         last = ""
         with self.console.status(title) as status:
 
-            def tell(text: str, *, final: bool = True) -> None:
+            def show(text: str, *, final: bool = True) -> None:
                 nonlocal last
                 last = text if final else last
                 status.update(f"{title}: {text}")
 
-            yield tell
+            yield show
         self.seconds[title] = time.monotonic() - began
         self.console.print(
             f"[green]✓[/] {title}: {last} [dim]{self.seconds[title]:.1f} s[/]", soft_wrap=True

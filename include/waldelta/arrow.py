@@ -1,10 +1,17 @@
-"""Columns as one Arrow array of plain storage, which is what buffers are read from."""
+"""Arrow arrays of plain storage, which is what buffers are read from, and names of array types."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+# How every moment is kept in the ledger and the change log.
+UTC_TIME = pa.timestamp("us", tz="UTC")
 
 
 def storage(array: pa.Array[Any]) -> pa.Array[Any]:

@@ -23,7 +23,7 @@
      |         +-- SlotLost              WAL it needed is gone
      |         +-- PublicationGone       a listed publication doesn't exist where the slot is read
      |         +-- PeekTimeout           (retryable) a read took longer than the statement timeout
-     |         +-- BiteTooLarge          (retryable) a call gives more than the server can hold
+     |         +-- PeekTooLarge          (retryable) a call gives more than the server can hold
      |         +-- SourceDiskFull        (retryable) a disk of the server's is full
      |         +-- NoFreeSlot            (retryable) the server has no free slot for a slot copy
      |         +-- SlotUnreadable        PostgreSQL itself can't decode what comes next
@@ -193,7 +193,7 @@ class PeekTimeout(SlotError):
     retryable = True
 
 
-class BiteTooLarge(SlotError):
+class PeekTooLarge(SlotError):
     """The server may not, or can't, hold the answer of a call that reads the slot: temp_file_limit,
     or memory.
     """

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
+PLAIN_NAME = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
 # What SQL reserves, or takes for a function or type where a name stands alone (pg_get_keywords():
 # R, T and C).
 _RESERVED = frozenset(
@@ -39,9 +39,9 @@ class Grant:
     """A privilege that a role lacks: ``what`` stands before the object, "" for a membership;
     ``why`` becomes a comment.
 
-    >>> statements("r", [Grant("select on", "public.t"), Grant("select on", "public.u"), Grant("",
-    "app", "owns them")]) ['grant select on public.t, public.u to r;', 'grant app to r;  -- owns
-    them']
+    >>> tables = [Grant("select on", "public.t"), Grant("select on", "public.u")]
+    >>> statements("r", [*tables, Grant("", "app", "owns them")])
+    ['grant select on public.t, public.u to r;', 'grant app to r;  -- owns them']
     """
 
     what: str
@@ -66,8 +66,8 @@ class DefaultGrant:
     """SELECT on tables that ``creator`` will make in a schema: a partition of tomorrow has the
     grants of none of today.
 
-    >>> statements("r", [DefaultGrant("app", "sales")]) ['alter default privileges for role app in
-    schema sales grant select on tables to r;']
+    >>> statements("r", [DefaultGrant("app", "sales")])
+    ['alter default privileges for role app in schema sales grant select on tables to r;']
     """
 
     creator: str
@@ -120,7 +120,7 @@ def columns_of(names: Sequence[str]) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    return _PLAIN.match(name) is not None and name not in _RESERVED
+    return PLAIN_NAME.match(name) is not None and name not in _RESERVED
 
 
 def _before(what: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 
 # Position and time of the commit a row comes from, and PostgreSQL's text of values that a type
 # can't hold.
+# What the names of ours begin with.
+PREFIX = "_wd_"
 OURS = LSN, COMMIT_TS, RAW = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 # Of soft_delete: whether and when the source deleted the row.
 DELETED, DELETED_AT = "_wd_deleted", "_wd_deleted_at"
@@ -39,8 +41,9 @@ RELID_ATTNUM = -6
 def clashes(names: Iterable[str], *, metadata_columns: bool) -> Iterator[str]:
     """Each column that can't stand beside another one, with that one and what to do.
 
-    >>> list(clashes(["a", "A"], metadata_columns=True)) ["Delta ignores case and can't keep column
-    'A' and column 'a' apart: leave it out by a column list, or rename it"]
+    >>> print(*clashes(["a", "A"], metadata_columns=True))  # doctest: +NORMALIZE_WHITESPACE
+    Delta ignores case and can't keep column 'A' and column 'a' apart: leave it out by a column
+    list, or rename it
     """
     seen = (
         dict.fromkeys((*OURS, *OF_MODES), "a column of waldelta's own") if metadata_columns else {}

@@ -6,7 +6,7 @@ from waldelta import errors
 from waldelta.errors import WaldeltaError
 
 # Every failure of a task, also one without a class: a job that was killed, a time limit.
-ANY = "any"
+ANY_ERROR = "any"
 ERRORS: dict[str, type[WaldeltaError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -20,7 +20,9 @@ def is_kind(name: str, of: str) -> bool:
     >>> is_kind("SlotGap", "SlotError"), is_kind("SlotGap", "LakeError"), is_kind("Killed", "any")
     (True, False, True)
     """
-    return of == ANY or (name in ERRORS and of in ERRORS and issubclass(ERRORS[name], ERRORS[of]))
+    return of == ANY_ERROR or (
+        name in ERRORS and of in ERRORS and issubclass(ERRORS[name], ERRORS[of])
+    )
 
 
 # README's failure table says the same.
@@ -58,7 +60,7 @@ REMEDIES: dict[str, str] = {
     "SlotGap": "as the message says: find out what did it; resync",
     "SlotStuck": "look at pg_replication_slots and the server's log",
     "SlotCritical": "as the message says, at once: afterwards only a resync helps",
-    "BiteTooLarge": "as the message says; a huge transaction comes in one piece",
+    "PeekTooLarge": "as the message says; a huge transaction comes in one piece",
     "SourceDiskFull": "free the disk that the message names, soon: the server may need it for WAL",
     "NoFreeSlot": "drop unused slots, or raise max_replication_slots; nothing was consumed",
     "StandbyAway": "start it, or let it catch up; or take it out of synchronized_standby_slots",

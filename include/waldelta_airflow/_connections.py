@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What Airflow keeps in the environment is no business of the job: its database, keys and other
 # connections.
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
-SPARK_TYPES = ("spark_connect", "spark")
+SPARK_CONNECTION_TYPES = ("spark_connect", "spark")
 
 
 def source_environment(*conn_ids: str) -> dict[str, str]:
@@ -70,7 +70,7 @@ def spark_connection(conn_id: str) -> Connection:
     run on.
     """
     connection = BaseHook.get_connection(conn_id)
-    if connection.conn_type not in SPARK_TYPES:
+    if connection.conn_type not in SPARK_CONNECTION_TYPES:
         raise ConfigError(
             f"connection {conn_id!r} has type {connection.conn_type!r}: give spark_conn_id a"
             " connection of type spark_connect (a running Spark Connect server) or spark"

@@ -31,7 +31,7 @@ SYNC_TIMEOUT = timedelta(hours=24)
 NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)
 
 # Airflow kills a task 5 s after it asked it to end, so the job gets a little less to end by itself.
-KILL_AFTER_S = 4.0
+KILL_JOB_AFTER_S = 4.0
 
 
 def retry_delay() -> timedelta:

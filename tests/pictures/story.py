@@ -65,7 +65,7 @@ class Tale:
         return Schedule(self.is_paused, due=due, well=runs[-1], dags=self._dags())
 
     def _dags(self) -> tuple[DagState, ...]:
-        from waldelta_airflow.views._dag_states import VERBS, DagState, dag_id_of
+        from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of
 
         ended = self.runs()[-1]
         ran = {
@@ -94,7 +94,7 @@ class Tale:
                 *ran.get(kind, (None, None, None)),
                 schedule.get(kind),
             )
-            for kind in VERBS
+            for kind in DAG_VERBS
         )
 
     @property

@@ -45,7 +45,7 @@ appender.console.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 
 
 @contextmanager
-def _port_beside(port: int) -> Iterator[Sequence[int]]:
+def _port_on_ipv6(port: int) -> Iterator[Sequence[int]]:
     """A socket on the same port of ::1, for the server to inherit: it takes no connection, and no
     other user can.
 
@@ -108,7 +108,7 @@ class SparkConnectServer:
             MAIN_CLASS,
             "spark-internal",
         ]
-        with _port_beside(self.port) as held:
+        with _port_on_ipv6(self.port) as held:
             return start("Spark Connect server", command, folder=self.folder, log=self.log,
                          environment={**environment, **own}, held=held)  # fmt: skip
 

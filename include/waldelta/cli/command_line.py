@@ -183,7 +183,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
         )
         named = [load_pipeline_file(path).source.slot for path in files]
         lines, nothing = (
-            pipeline.orphans(named, options.drop or ()),
+            pipeline.slots_without_pipeline(named, options.drop or ()),
             "no slot on the source is without a pipeline file",
         )
     else:

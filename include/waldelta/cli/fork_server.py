@@ -39,7 +39,7 @@ from waldelta.fork_socket import other_end, receive_request
 
 log = logging.getLogger("waldelta.fork_server")
 
-KILL_AFTER_S = 3.0
+KILL_CHILD_AFTER_S = 3.0
 # Shorter than the other side's patience: whoever has given up starts a process itself.
 _REQUEST_TIMEOUT_S = 2.0
 # What a job's first seconds go into.
@@ -241,7 +241,7 @@ class ForkServer:
 
     def _end(self, job: _Job) -> None:
         if job.deadline is None:
-            job.deadline = time.monotonic() + KILL_AFTER_S
+            job.deadline = time.monotonic() + KILL_CHILD_AFTER_S
             _signal(job.pid, signal.SIGTERM)
 
     def _kill_late(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-PREFIX = "WALDELTA_"
+VARIABLE_PREFIX = "WALDELTA_"
 # Other variables that the operator lets pipeline files use, separated by commas.
 ALLOWED_VARIABLES = "WALDELTA_ALLOWED_VARIABLES"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -25,10 +25,11 @@ def expand(text: str) -> str:
 def _value(variable: re.Match[str]) -> str:
     name = variable.group(1)
     allowed = {one.strip() for one in os.environ.get(ALLOWED_VARIABLES, "").split(",")}
-    if not name.startswith(PREFIX) and name not in allowed:
+    if not name.startswith(VARIABLE_PREFIX) and name not in allowed:
         raise ValueError(
             f"environment variable {name} isn't for pipeline files: use one whose name begins with"
-            f" {PREFIX}, or list {name} in {ALLOWED_VARIABLES} where Airflow and the jobs run"
+            f" {VARIABLE_PREFIX}, or list {name} in {ALLOWED_VARIABLES} where Airflow and the jobs"
+            " run"
         )
     if not (value := os.environ.get(name)):
         raise ValueError(

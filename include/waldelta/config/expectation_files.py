@@ -32,7 +32,7 @@ from waldelta.errors import ConfigError
 
 Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
-SYNCED = "that has been synced"
+_SYNCED = "that has been synced"
 _SUFFIXES = (".yml", ".yaml")
 # A file that ends so, whatever the case, was meant to be read as well.
 _MEANT = (*_SUFFIXES, ".json")
@@ -70,8 +70,9 @@ class OwnExpectation(BaseModel):
     def meaning(self) -> str:
         """What it is called: its notes, else its type and the columns that it is about.
 
-        >>> OwnExpectation(type="expect_x", kwargs={"column_A": "a", "column_B": "b",
-        "column_index": 1}).meaning 'expect_x on a, b'
+        >>> kwargs = {"column_A": "a", "column_B": "b", "column_index": 1}
+        >>> OwnExpectation(type="expect_x", kwargs=kwargs).meaning
+        'expect_x on a, b'
         """
         if self.notes:
             return self.notes
@@ -120,7 +121,7 @@ class OwnSuites:
     unused: Sequence[str] = ()
 
 
-def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = SYNCED) -> OwnSuites:
+def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = _SYNCED) -> OwnSuites:
     """Read the suites of these tables, and say ``which`` they are of files that fit none; raises
     ConfigError when there is no folder.
 
@@ -149,7 +150,7 @@ def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
 
 
 def assign_suites(
-    files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iterable[str], which: str = SYNCED
+    files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iterable[str], which: str = _SYNCED
 ) -> OwnSuites:
     """Give each table its suite, or why it is refused.
 

@@ -22,7 +22,7 @@ from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.target_mode import TargetMode
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.errors import ConfigError
-from waldelta.remedies import ANY, ERRORS
+from waldelta.remedies import ANY_ERROR, ERRORS
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]
@@ -44,7 +44,8 @@ def split_table_name(name: str) -> tuple[str, str]:
     """Split ``schema.table`` into its parts; parts with dots or upper case are double-quoted as in
     SQL.
 
-    >>> split_table_name('public."odd.name"') ('public', 'odd.name')
+    >>> split_table_name('public."odd.name"')
+    ('public', 'odd.name')
     """
     parts = _NAME_PART.findall(name)
     if len(parts) != 2 or ".".join(parts) != name:
@@ -517,8 +518,8 @@ class Notification(_Model):
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if name != ANY and name not in ERRORS:
-                near = get_close_matches(name, [ANY, *ERRORS], 1)
+            if name != ANY_ERROR and name not in ERRORS:
+                near = get_close_matches(name, [ANY_ERROR, *ERRORS], 1)
                 hint = f"write {near[0]}" if near else "README.md lists them"
                 raise ValueError(f"there is no class of errors {name!r}: {hint}")
         return value

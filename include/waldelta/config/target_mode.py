@@ -48,8 +48,8 @@ def mode_columns(mode: TargetMode, key: Mapping[str, str]) -> dict[str, str]:
     """The columns that a target of this mode has besides a mirror's, with their Spark types;
     ``key`` are its key's.
 
-    >>> mode_columns("soft_delete", {"id": "int"}) {'_wd_deleted': 'boolean', '_wd_deleted_at':
-    'timestamp'}
+    >>> mode_columns("soft_delete", {"id": "int"})
+    {'_wd_deleted': 'boolean', '_wd_deleted_at': 'timestamp'}
     """
     columns = dict(_COLUMNS[mode])
     if mode == CHANGELOG and key:

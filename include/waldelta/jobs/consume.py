@@ -153,7 +153,7 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
     return {}
 
 
-CONSUME: dict[str, Stage] = {
+CONSUME_STAGES: dict[str, Stage] = {
     "land": land_stage,
     "apply": apply_stage,
     "check": check_stage,
@@ -172,4 +172,4 @@ def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) 
     if is_replay(job, only):
         return replay(spark, job, only)
     result = continued(job, "consume", fresh=only is None or "land" in only, begun=begun)
-    return run_stages(spark, job, result, CONSUME, only)
+    return run_stages(spark, job, result, CONSUME_STAGES, only)

@@ -289,7 +289,7 @@ class Pipeline:
         with job.connect("teardown") as connection:
             return teardown(connection, job)
 
-    def orphans(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
+    def slots_without_pipeline(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
         """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``,
         on what was dropped of them.
         """

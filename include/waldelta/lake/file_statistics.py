@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from waldelta.pgoutput.commit_time import UNIX_EPOCH
 
 # As many columns as Spark keeps bounds of, unless a table says otherwise.
 MOST_COLUMNS = 32
@@ -22,7 +24,6 @@ _LONGEST_TEXT = 32
 # So many digits a double holds as they are.
 DOUBLE_DIGITS = 15
 _LAST_ASCII, _LAST = "\x7f", "\U0010ffff"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Years that every reader's calendar has: 0001 and 9999.
 _LEAST_DAY, _MOST_DAY = -719_162, 2_932_896
 _DAY_MICROSECONDS = 86_400_000_000
@@ -110,7 +111,7 @@ def _has_bounds(kind: pa.DataType, least: Any, most: Any) -> bool:
 def _least_text(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_string(kind):
         return value[:_LONGEST_TEXT]
-    return _told(kind, value - value % 1000 if pa.types.is_timestamp(kind) else value)
+    return _as_text(kind, value - value % 1000 if pa.types.is_timestamp(kind) else value)
 
 
 def _most_text(kind: pa.DataType, value: Any) -> Any:
@@ -119,15 +120,15 @@ def _most_text(kind: pa.DataType, value: Any) -> Any:
         return value[:_LONGEST_TEXT] + (cut and (_LAST_ASCII if cut < _LAST_ASCII else _LAST))
     # Delta's timestamps here are whole milliseconds; readers that don't add one would skip what
     # lies within the last.
-    return _told(kind, value + -value % 1000 if pa.types.is_timestamp(kind) else value)
+    return _as_text(kind, value + -value % 1000 if pa.types.is_timestamp(kind) else value)
 
 
-def _told(kind: pa.DataType, value: Any) -> Any:
+def _as_text(kind: pa.DataType, value: Any) -> Any:
     if pa.types.is_date(kind):
-        return (_EPOCH + timedelta(days=value)).date().isoformat()
+        return (UNIX_EPOCH + timedelta(days=value)).date().isoformat()
     if pa.types.is_timestamp(kind):
         text = (
-            (_EPOCH + timedelta(microseconds=value))
+            (UNIX_EPOCH + timedelta(microseconds=value))
             .replace(tzinfo=None)
             .isoformat(timespec="milliseconds")
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Severity = Literal["failed", "warning"]
+AttentionLevel = Literal["failed", "warning"]
 
 _MOST_NAMED = 3
 _MOST_SHOWN = 600
@@ -20,7 +20,7 @@ class Attention:
     "tables" is a part of the pipeline's own page.
     """
 
-    severity: Severity
+    severity: AttentionLevel
     text: str
     page: tuple[str, ...] = ()
 
@@ -38,8 +38,10 @@ def names(found: Sequence[str]) -> str:
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:
     """A message in one line; of a long one the middle is left out, since the remedy is at its end.
 
-    >>> shortened("2 tables not synced:\\n  - a: run setup"), shortened("the slot is lost: run
-    resync", 20) ('2 tables not synced: - a: run setup', 'the slot … un resync')
+    >>> shortened("2 tables not synced:\\n  - a: run setup")
+    '2 tables not synced: - a: run setup'
+    >>> shortened("the slot is lost: run resync", 20)
+    'the slot … un resync'
     """
     line = " ".join(message.split())
     if len(line) <= most:

@@ -52,7 +52,7 @@ class Check:
         return next((v for v in WORST_FIRST if counts.get(v)), "passed")
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """In words, without values."""
         if self.verdict == "passed":
             return f"{self.expectations} met"
@@ -252,7 +252,7 @@ def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
     first.
     """
     found = _widening(lambda since: read_checks(lake, since), now, most)
-    cells = {(c.table_name, c.run_id): Cell(c.verdict, c.told) for c in found}
+    cells = {(c.table_name, c.run_id): Cell(c.verdict, c.summary) for c in found}
     return _heat_map([(c.at, c.run_id) for c in found], cells, most)
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import UTC_TIME
 from waldelta.lake.ledger import IncompleteRow
 from waldelta.lake.ledger.quarantine import MESSAGE_HEAD, QUARANTINED, as_row, row_id_of
 from waldelta.monitoring.lake_tables import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
 _NAMED = ("table_name", "generation", "batch", "lsn", "key")
-_UTC = pa.timestamp("us", tz="UTC")
 # Not the messages: megabytes for each row, which no list shows.
 _SHOWN = tuple(name for name in IncompleteRow.schema.names if name != "messages")
 
@@ -72,7 +72,7 @@ def read_by_id(lake: Bookkeeping, row_id: str) -> IncompleteRow | None:
     )
     if found is None:
         return None
-    chosen = (pc.field("at") == pa.scalar(found["at"], _UTC)) & (
+    chosen = (pc.field("at") == pa.scalar(found["at"], UTC_TIME)) & (
         pc.field("table_name") == found["table_name"]
     )
     return next(
@@ -87,7 +87,7 @@ def read_since(lake: Bookkeeping, row: IncompleteRow) -> IncompleteRow | None:
     """
     chosen = (pc.field("table_name") == row.table_name) & (pc.field("key") == row.key)
     chosen &= (pc.field("generation") == row.generation) & (
-        pc.field("at") > pa.scalar(row.at, _UTC)
+        pc.field("at") > pa.scalar(row.at, UTC_TIME)
     )
     return next(reversed(_rows(lake, chosen)), None)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger import Reconciliation
 from waldelta.lake.ledger.reconciliations import ANSWERS, DIFFERENT, last_answers, last_whole
-from waldelta.lake.ledger.reconciliations import FAILED as NOT_ANSWERED
+from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.check_results import Verdict
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
@@ -71,7 +71,7 @@ class Compared:
         )
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def summary(self) -> tuple[str, ...]:
         """What is known of those that aren't known to be equal, in words."""
         if not self.equal and self.never == self.rest:
             return ("never compared",) if self.never else ()

@@ -16,10 +16,10 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 from waldelta.lake import files_of, target_uri
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.storage import has_deletion_vectors, row_count
+from waldelta.metadata_columns import PREFIX
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.postgres import TableId
 
-_OWN = "_wd_"
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
@@ -108,7 +108,7 @@ def _columns(schema: Schema, state: TableState) -> tuple[ColumnLine, ...]:
         for field in schema.fields
     ]
     return tuple(
-        sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(_OWN))
+        sorted(lines, key=lambda line: line.source_type is None and line.name.startswith(PREFIX))
     )
 
 

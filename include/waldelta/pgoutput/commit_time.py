@@ -20,9 +20,12 @@ from waldelta.pgoutput.wire import EPOCH_SHIFT_US, ArrowArray, Positions
 # A day within the years 1 to 9999, so that a reader's time zone doesn't lead out of them.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 SHOWN = pa.timestamp("us", "UTC")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_EARLIEST_US, _LATEST_US = (EARLIEST - _EPOCH) // _MICROSECOND, (LATEST - _EPOCH) // _MICROSECOND
+_EARLIEST_US, _LATEST_US = (
+    (EARLIEST - UNIX_EPOCH) // _MICROSECOND,
+    (LATEST - UNIX_EPOCH) // _MICROSECOND,
+)
 _GREATEST_US = np.iinfo(np.int64).max
 
 
@@ -55,4 +58,4 @@ def shown_at(time_us: int) -> datetime:
     >>> shown_at(2**63 - 1).isoformat(), shown_at(0).isoformat()
     ('9999-12-31T00:00:00+00:00', '1970-01-01T00:00:00+00:00')
     """
-    return _EPOCH + min(max(time_us, _EARLIEST_US), _LATEST_US) * _MICROSECOND
+    return UNIX_EPOCH + min(max(time_us, _EARLIEST_US), _LATEST_US) * _MICROSECOND

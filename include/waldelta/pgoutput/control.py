@@ -15,7 +15,7 @@ from waldelta.pgoutput.wire import MessageReader
 # Those that decide which rows count, and when; Begin and Commit aren't among them, because plain
 # rows count anyway.
 CONTROL_KINDS = ("S", "E", "A", "c", "b", "P", "p", "K", "r")
-NAMES = {
+CONTROL_NAMES = {
     "S": "Stream Start",
     "E": "Stream Stop",
     "A": "Stream Abort",
@@ -52,9 +52,9 @@ def read_control(data: bytes) -> Control:
     exactly its kind.
     """
     kind = chr(data[0]) if data else ""
-    if kind not in NAMES:
+    if kind not in CONTROL_NAMES:
         raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
-    reader = MessageReader(data, NAMES[kind], kind)
+    reader = MessageReader(data, CONTROL_NAMES[kind], kind)
     found = _READERS[kind](reader)
     reader.finish()
     return found
@@ -65,7 +65,7 @@ def begun_at(data: bytes) -> int | None:
     since 1970; None of another message.
     """
     if data[:1] != b"B":
-        return read_control(data).at_us or None if data and chr(data[0]) in NAMES else None
+        return read_control(data).at_us or None if data and chr(data[0]) in CONTROL_NAMES else None
     return read_begin(data).at_us
 
 

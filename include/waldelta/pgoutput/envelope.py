@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from waldelta.errors import DecodeError
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.commit_time import unix_us
-from waldelta.pgoutput.control import NAMES as CONTROL_NAMES
+from waldelta.pgoutput.control import CONTROL_NAMES
 from waldelta.pgoutput.unread_message import MARK, UnreadMessage, message_id
 from waldelta.pgoutput.wire import (
     ArrowArray,
@@ -52,9 +52,9 @@ _FIELDS: list[pa.Field[Any]] = [
 ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
 # First bytes by the protocol version that brought them.
-KINDS = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
+KINDS_BY_VERSION = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
 STREAM_ABORT = ord("A")
-NAMES = {
+MESSAGE_NAMES = {
     "B": "Begin",
     "C": "Commit",
     "O": "Origin",
@@ -185,7 +185,7 @@ class Envelope:
         self._unsettled: UnreadMessage | None = None
         self._last: UnreadMessage | None = None
         self._needed = np.zeros(256, np.int64)
-        for letter in "".join(kinds for v, kinds in KINDS.items() if v <= version):
+        for letter in "".join(kinds for v, kinds in KINDS_BY_VERSION.items() if v <= version):
             self._needed[ord(letter)] = _SIZES[letter]
         self._needed[STREAM_ABORT] = _SIZES["A"]
 
@@ -301,7 +301,7 @@ class Envelope:
         if kind == _STREAM_START:
             self._streamed.add(message.xid)
 
-    def _settle(self, kind: Bytes) -> None:
+    def _resolve_unread(self, kind: Bytes) -> None:
         """Whether messages that weren't read have begun or ended a transaction, by the messages
         behind them.
         """
@@ -327,7 +327,7 @@ class Envelope:
         """
         if self._open is None or self._unsettled is not None:
             return
-        opener = NAMES[chr(self._open.kind)]
+        opener = MESSAGE_NAMES[chr(self._open.kind)]
         error = DecodeError(
             opener,
             "transaction",
@@ -342,7 +342,7 @@ class Envelope:
         part = _part(Messages(data, "slot"), lsn, xid, self._next_seq, is_plain=self.version == 1)
         kind = self._kinds(part)
         if len(kind):
-            self._settle(kind)
+            self._resolve_unread(kind)
             self._last = part.message(len(kind) - 1)
         scopes = self._scopes(part, kind)
         chunked = scopes.inside & (scopes.kind == _STREAM_START)
@@ -398,7 +398,7 @@ class Envelope:
 
     def _refusal(self, part: _Part, row: int) -> DecodeError:
         first = part.messages.at(row)[:1].decode("latin-1")
-        later = next((v for v, kinds in KINDS.items() if first and first in kinds), None)
+        later = next((v for v, kinds in KINDS_BY_VERSION.items() if first and first in kinds), None)
         detail = (
             f"{first!r} belongs to protocol version {later}, {self.version} was asked for"
             if later
@@ -471,7 +471,10 @@ class _Part:
             f"message {self.first_seq + row} of this call, at {Lsn(unread.lsn)}; the slot keeps it"
         )
         error = DecodeError(
-            NAMES.get(unread.kind, "slot"), found.field, found.offset, f"{found.detail}, {place}"
+            MESSAGE_NAMES.get(unread.kind, "slot"),
+            found.field,
+            found.offset,
+            f"{found.detail}, {place}",
         )
         error.unread = unread
         return error
@@ -503,7 +506,7 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
     crossed = closes & (_CLOSED_BY[scopes.kind] != kind) & (scopes.commit_lsn != _UNKNOWN)
     if crossed.any():
         row = int(np.argmax(crossed))
-        opener = NAMES.get(chr(scopes.kind[row]), "")
+        opener = MESSAGE_NAMES.get(chr(scopes.kind[row]), "")
         raise part.error(row, "transaction", 0, f"it closes what a {opener} message opened")
     ends = np.flatnonzero(closes & (scopes.kind != _STREAM_START))
     announced = scopes.commit_lsn[ends]

@@ -15,17 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from waldelta.arrow import Ints
 from waldelta.pgoutput.control import Control
 
 # A message's place in the whole stream: its batch, then its number within the batch.
 SEQ_BITS = 40
 XID_BITS = 32
 LAST_SEQ = (1 << SEQ_BITS) - 1
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 def order_of(batch: int, seq: int) -> int:

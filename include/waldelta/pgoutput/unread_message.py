@@ -12,8 +12,8 @@ from typing import Self
 # asks for such a kind.
 MARK = "!"
 # A longer message is known by its beginning until it lands, which keeps all of it.
-MOST_BYTES = 1 << 20
-_ID_LETTERS = 16
+MOST_MESSAGE_BYTES = 1 << 20
+ID_LETTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class UnreadMessage:
         return replace(self, batch=batch, seq=seq)
 
     def shortened(self) -> Self:
-        """The same with no more than the first MOST_BYTES of its bytes."""
-        return replace(self, raw=self.raw[:MOST_BYTES])
+        """The same with no more than the first MOST_MESSAGE_BYTES of its bytes."""
+        return replace(self, raw=self.raw[:MOST_MESSAGE_BYTES])
 
 
 def message_id(lsn: int, xid: int, raw: bytes) -> str:
     """The ``id`` of a whole message."""
-    return hashlib.sha256(b"%d %d " % (lsn, xid) + raw).hexdigest()[:_ID_LETTERS]
+    return hashlib.sha256(b"%d %d " % (lsn, xid) + raw).hexdigest()[:ID_LETTERS]

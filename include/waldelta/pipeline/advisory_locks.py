@@ -13,18 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import psycopg
 
 from waldelta.errors import LockHeld
-from waldelta.postgres import TableId, connect
+from waldelta.postgres import Connection, TableId, connect
 from waldelta.postgres.connection import named_loss
 
 if TYPE_CHECKING:
     from waldelta.pipeline.job import Job
-
-_Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class AdvisoryLock:
     """A lock that is held; ``check()`` before an effect that only its holder may have."""
 
     name: LockName
-    connection: _Connection
+    connection: Connection
 
     @property
     def pid(self) -> int:
@@ -154,7 +152,7 @@ class LockSessions:
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
-        self._idle: list[_Connection] = []
+        self._idle: list[Connection] = []
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +177,7 @@ class LockSessions:
             else:
                 connection.close()
 
-    def _try(self, name: LockName, application_name: str) -> tuple[_Connection, bool]:
+    def _try(self, name: LockName, application_name: str) -> tuple[Connection, bool]:
         """A session, and whether it has the lock now."""
         while self._idle:
             with suppress(
@@ -199,8 +197,8 @@ class LockSessions:
 
 
 def _tried(
-    connection: _Connection, name: LockName, application_name: str
-) -> tuple[_Connection, bool]:
+    connection: Connection, name: LockName, application_name: str
+) -> tuple[Connection, bool]:
     try:
         row = connection.execute(_TRY, (application_name[:63], name.key)).fetchone()
     except BaseException:
@@ -209,7 +207,7 @@ def _tried(
     return connection, row is not None and bool(row[1])
 
 
-def _release(connection: _Connection, name: LockName) -> bool:
+def _release(connection: Connection, name: LockName) -> bool:
     """Give a lock back; whether it was there until now: a lost connection has lost it too."""
     # Closing alone ends the backend only some time later, and the run that follows at once would
     # find the lock held.
@@ -225,7 +223,7 @@ def _halves(name: LockName) -> dict[str, int]:
     return {"high": unsigned >> 32, "low": unsigned & 0xFFFFFFFF}
 
 
-def _holder(connection: _Connection, name: LockName) -> str:
+def _holder(connection: Connection, name: LockName) -> str:
     holder = connection.execute(_HOLDER, _halves(name)).fetchone()
     if holder is None:
         return f"lock {name.text!r} was held by a run that has just ended: run again"

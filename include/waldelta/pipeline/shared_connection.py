@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psycopg
 
 from waldelta.pipeline.job import Job
-
-_Connection = psycopg.Connection[tuple[Any, ...]]
+from waldelta.postgres import Connection
 
 
 class SharedConnection:
@@ -26,13 +25,13 @@ class SharedConnection:
 
     def __init__(self, job: Job, purpose: str) -> None:
         self._job, self._purpose = job, purpose
-        self._opened: tuple[AbstractContextManager[_Connection], _Connection] | None = None
+        self._opened: tuple[AbstractContextManager[Connection], Connection] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     @contextmanager
-    def use(self) -> Iterator[_Connection]:
+    def use(self) -> Iterator[Connection]:
         """The connection; raises as Job.connect() does."""
         connection = self._alive()
         try:
@@ -41,7 +40,7 @@ class SharedConnection:
             self._close(type(err), err, err.__traceback__)
             raise
 
-    def _alive(self) -> _Connection:
+    def _alive(self) -> Connection:
         if self._opened is not None:
             try:
                 self._opened[1].execute("select 1")

@@ -20,10 +20,9 @@ from psycopg.abc import Params
 
 from waldelta.config import Source
 from waldelta.lsn import Lsn
+from waldelta.postgres import Connection
 from waldelta.postgres.connection import OneStatementCursor
 from waldelta.quantities import counted, size
-
-Connection = psycopg.Connection[Any]
 
 
 @dataclass(slots=True)

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
         TableColumn,
         TableId,
     )
-    from waldelta.postgres.connection import connect, describe
+    from waldelta.postgres.connection import Connection, connect, describe
     from waldelta.postgres.type_catalog import PgType
 
 __all__ = [
     "CatalogRelation",
+    "Connection",
     "Leaf",
     "PgType",
     "PublishedTable",
@@ -30,6 +31,6 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     catalog="CatalogRelation Leaf PublishedTable TableColumn TableId",
-    connection="connect describe",
+    connection="Connection connect describe",
     type_catalog="PgType",
 )

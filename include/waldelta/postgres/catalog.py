@@ -7,22 +7,19 @@ depend on its search_path.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import psycopg
 from psycopg import sql
 
 from waldelta.config import split_table_name
+from waldelta.grants import PLAIN_NAME
+from waldelta.postgres.connection import Connection
 from waldelta.postgres.publication_membership import Membership
 from waldelta.postgres.type_catalog import PgType, fetch, read_types
 
-Connection = psycopg.Connection[Any]
 ReplicaIdentity = Literal["d", "i", "f", "n"]
-
-_PLAIN = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -304,7 +301,7 @@ def read_leaves(
 
 
 def _quoted(name: str) -> str:
-    return name if _PLAIN.match(name) else '"' + name.replace('"', '""') + '"'
+    return name if PLAIN_NAME.match(name) else '"' + name.replace('"', '""') + '"'
 
 
 def _identity(

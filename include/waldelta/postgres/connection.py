@@ -29,6 +29,9 @@ from waldelta.errors import (
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
 
+# Whatever its rows are made to be.
+Connection = psycopg.Connection[Any]
+
 # The text of a value follows the settings of the session that prints it, so the copy, the slot
 # functions and every check use this one list.
 SESSION_SETTINGS: dict[str, str] = {
@@ -74,7 +77,7 @@ _SERVER_KEEPALIVES = {
 # nothing for that long.
 _GIVES_UP_SENDING = {"tcp_user_timeout": "60000"}
 _CHECKS_CLIENT = {"client_connection_check_interval": "10000"}
-CONNECT_TIMEOUT_S = 10
+POSTGRES_CONNECT_TIMEOUT_S = 10
 # A network that drops every packet in silence ends a wait in a minute, not in the two hours that a
 # kernel takes by itself.
 KEEPALIVES = {
@@ -326,7 +329,7 @@ def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -
         **{key: value for key, value in KEEPALIVES.items() if key not in given},
         application_name=application_name[:63],
         options=options,
-        connect_timeout=str(given.get("connect_timeout") or CONNECT_TIMEOUT_S),
+        connect_timeout=str(given.get("connect_timeout") or POSTGRES_CONNECT_TIMEOUT_S),
     )
 
 
@@ -513,8 +516,9 @@ def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
 def _reason(text: str) -> str:
     """What went wrong, of all that a driver says around it.
 
-    >>> _reason('connection failed: connection to server at "::1", port 5 failed: Connection
-    refused\\n\\tIs the server …') 'Connection refused'
+    >>> failed = 'connection failed: connection to server at "::1", port 5 failed'
+    >>> _reason(f"{failed}: Connection refused\\n\\tIs the server …")
+    'Connection refused'
     """
     lines = text.strip().splitlines()
     found = next((line for line in lines if " failed: " in line), lines[0] if lines else "")

@@ -8,17 +8,19 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import psycopg
 from psycopg import sql
 
 from waldelta.errors import TableBusy
-
-Connection = psycopg.Connection[Any]
+from waldelta.postgres.connection import Connection
 
 _Found = TypeVar("_Found")
 
+# How long a reader of a table waits for its lock. Whoever holds one for longer, as VACUUM FULL
+# does, must not hold up the tables that come after it, nor keep the next run from reading the slot.
+LOCK_TIMEOUT_S = 10.0
 # What keeps a table from being read.
 EXCLUSIVE_MODES = ("AccessExclusiveLock",)
 # Another table may be locked while one is waited for.

@@ -218,8 +218,10 @@ def to_texts(memberships: Iterable[Membership]) -> list[str]:
     """Memberships as the ledger keeps them, one text for all relations that a publication says the
     same of.
 
-    >>> held = [Membership(relation, 1, frozenset({"table 2"}), row_filter="(a > 1)") for relation
-    in (7, 8)] >>> len(to_texts(held)), from_texts(to_texts(held)) == held (1, True)
+    >>> ways = frozenset({"table 2"})
+    >>> held = [Membership(relation, 1, ways, row_filter="(a > 1)") for relation in (7, 8)]
+    >>> len(to_texts(held)), from_texts(to_texts(held)) == held
+    (1, True)
     """
     relations: dict[str, list[int]] = {}
     for m in memberships:

@@ -12,7 +12,6 @@ from typing import Any
 from waldelta.errors import SourceError
 from waldelta.postgres.catalog import (
     CatalogRelation,
-    Connection,
     Leaf,
     PublishedRelation,
     PublishedTable,
@@ -20,6 +19,7 @@ from waldelta.postgres.catalog import (
     read_leaves,
     read_relations,
 )
+from waldelta.postgres.connection import Connection
 from waldelta.postgres.publication_membership import Membership
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch

@@ -21,7 +21,9 @@ READABLE_LSN = (
     " pg_current_wal_flush_lsn() end"
 )
 # Where the last record ends that a primary has written, by Lsn.of_record, and what that takes.
-WRITTEN = "pg_current_wal_insert_lsn()::text, pg_size_bytes(current_setting('wal_segment_size'))"
+WRITTEN_SQL = (
+    "pg_current_wal_insert_lsn()::text, pg_size_bytes(current_setting('wal_segment_size'))"
+)
 # A standby's timeline is told by the replication protocol alone.
 _POSITION = f"""
 select (select system_identifier::text from pg_control_system()),

@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import psycopg
 from psycopg.rows import namedtuple_row
 
-Connection = psycopg.Connection[Any]
-INT8 = 20  # bigint's oid
+from waldelta.postgres.connection import Connection
+
+# Oids of built-in types, as pg_type.dat has them.
+INT8, TEXT_OID, BPCHAR_OID, VARCHAR_OID = 20, 25, 1042, 1043
+BIT_OID, VARBIT_OID, NUMERIC_OID = 1560, 1562, 1700
 TypeKind = Literal["base", "enum", "domain", "composite", "range", "multirange", "array"]
 
 _KINDS: dict[str, TypeKind] = {

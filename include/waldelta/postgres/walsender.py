@@ -39,8 +39,9 @@ def read_timeline_ends(conninfo: str, timeline: int) -> dict[int, Lsn]:
 def parse_timeline_ends(history: str) -> dict[int, Lsn]:
     r"""The lines of a timeline's history file: a timeline, where it was left, and why.
 
-    >>> parse_timeline_ends('1\t0/3000148\tno recovery target specified\n\n2\t0/5000000\tbefore
-    2026-01-01') {1: Lsn('0/3000148'), 2: Lsn('0/5000000')}
+    >>> file = "1\t0/3000148\tno recovery target specified\n\n2\t0/5000000\tbefore 2026-01-01"
+    >>> {timeline: str(end) for timeline, end in parse_timeline_ends(file).items()}
+    {1: '0/3000148', 2: '0/5000000'}
     """
     found = (_HISTORY_LINE.match(line) for line in history.splitlines())
     return {int(line[1]): Lsn.parse(line[2]) for line in found if line is not None}

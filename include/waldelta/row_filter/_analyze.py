@@ -11,15 +11,13 @@ import psycopg
 from psycopg import sql
 
 from waldelta.errors import ConfigError, PrivilegeMissing
-from waldelta.postgres import TableId
+from waldelta.postgres import Connection, TableId
 from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.row_filter.parse.parse import column_names
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.parse.syntax import functions_of, parse_row_filter
-
-Connection = psycopg.Connection[Any]
 
 _CONSTRAINT = "waldelta_filter"
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})

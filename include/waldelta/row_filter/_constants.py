@@ -34,7 +34,7 @@ _YEAR_DIGITS = 4  # digits
 def is_representable(text: str) -> bool:
     """Whether a date or timestamp lies in the years 1 to 9999, which Spark's types are for.
 
-    >>> is_held("0044-03-15 BC"), is_held("9999-12-31")
+    >>> is_representable("0044-03-15 BC"), is_representable("9999-12-31")
     (False, True)
     """
     return "infinity" not in text and not text.endswith("BC") and text.index("-") == _YEAR_DIGITS
@@ -54,7 +54,8 @@ def interval_parts(text: str) -> tuple[int, int, int] | None:
     """Months, days and microseconds of an interval in IntervalStyle postgres; None for one that
     isn't certain.
 
-    >>> interval_parts("1 year 2 mons -3 days +04:05:06.5".replace("+", "")) (14, -3, 14706500000)
+    >>> interval_parts("1 year 2 mons -3 days +04:05:06.5".replace("+", ""))
+    (14, -3, 14706500000)
     """
     found = _INTERVAL.fullmatch(text.replace("+", ""))
     if found is None or not text:

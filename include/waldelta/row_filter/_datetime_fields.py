@@ -10,7 +10,7 @@ PERIODIC = frozenset(
 )
 MONOTONIC = frozenset({"year", "isoyear", "epoch"})
 _TIMES = frozenset({"hour", "minute", "second"})
-UNITS = frozenset({"year", "quarter", "month", "week", "day", "hour", "minute", "second"})
+DATETIME_UNITS = frozenset({"year", "quarter", "month", "week", "day", "hour", "minute", "second"})
 # So many days keep any date of the years 1 to 9999 within both calendars.
 FEW_DAYS = 1_000_000
 
@@ -23,7 +23,7 @@ def check_moment(typed: Typed) -> str | None:
             return f"{field!r} of a {kind}"
         if field == "epoch" and kind != "date":
             return "the epoch of a timestamp"
-    if typed.key == "date_trunc" and typed.arguments[0].value not in UNITS:
+    if typed.key == "date_trunc" and typed.arguments[0].value not in DATETIME_UNITS:
         return f"date_trunc to {typed.arguments[0].value!r}"
     if typed.key in ("extract", "date_part", "date_trunc") and not typed.arguments[0].is_constant:
         return "a field of a date that isn't a constant"

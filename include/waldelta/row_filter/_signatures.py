@@ -239,4 +239,4 @@ SIGNATURES: dict[tuple[str, tuple[str, ...]], Signature] = {
     for name, arguments, signature in rows
 }
 CASTS: dict[tuple[str, str], str] = dict(_casts())
-NAMES = frozenset(name for name, _ in SIGNATURES)
+FUNCTION_NAMES = frozenset(name for name, _ in SIGNATURES)

@@ -43,9 +43,11 @@ def published_filter(analysed: str) -> RowFilter:
     """The filter of a publication, from the text that the catalogs print.
 
     Its columns' collations aren't known; PostgreSQL lets no user-defined ones into a publication,
-    and its own are all deterministic. Raises FilterNotTranslatable for a text that can't be read.
+    and its own are all
+    deterministic. Raises FilterNotTranslatable for a text that can't be read.
 
-    >>> published_filter("((a > 1) AND (b = 'x'::text))").columns ('a', 'b')
+    >>> published_filter("((a > 1) AND (b = 'x'::text))").columns
+    ('a', 'b')
     """
     from waldelta.row_filter.parse import parse_analysed
     from waldelta.row_filter.parse.parse import column_names

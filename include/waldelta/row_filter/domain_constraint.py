@@ -13,7 +13,8 @@ def of_column(expression: str, column: str) -> str:
     """The constraint, as the catalogs print it, with the column in the place of VALUE; raises
     FilterNotTranslatable.
 
-    >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b") '(("a b")::text <> \\'VALUE\\'::text)'
+    >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
+    '(("a b")::text <> \\'VALUE\\'::text)'
     """
     try:
         tokens = sqlglot.tokenize(expression, read="postgres")

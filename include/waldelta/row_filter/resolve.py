@@ -12,7 +12,7 @@ from waldelta.row_filter import _numeric as numeric
 from waldelta.row_filter._datetime_fields import check_moment
 from waldelta.row_filter._operands import Operands
 from waldelta.row_filter._patterns import PatternRefused, java_regex, like_parts, similar_to_regex
-from waldelta.row_filter._signatures import COMPARISONS, NAMES, SIGNATURES, Signature
+from waldelta.row_filter._signatures import COMPARISONS, FUNCTION_NAMES, SIGNATURES, Signature
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
 from waldelta.row_filter.parse import parse_analysed
 from waldelta.row_filter.parse.tree import (
@@ -110,7 +110,7 @@ class _Resolver(Operands):
             kinds = ", ".join(str(a.type) for a in arguments)
             what = (
                 f"{name} of {kinds}"
-                if name in NAMES
+                if name in FUNCTION_NAMES
                 else f"{name}, which isn't among the functions"
             )
             raise self.refused(node, f"{what} that can be translated")

@@ -96,8 +96,10 @@ def raising_parts(text: str, types: Mapping[str, str]) -> list[str]:
     Of a filter that can't be read here nothing is known, and nothing is said.
 
     >>> raising_parts("(((10 / n) > 0) AND ((v)::integer < 5))", {"n": "integer", "v": "text"})
-    ['division', 'a cast to integer'] >>> raising_parts("(((n / 2) > 0) AND ((v)::text ~~
-    'L%'::text))", {"n": "integer", "v": "character varying(3)"}) []
+    ['division', 'a cast to integer']
+    >>> types = {"n": "integer", "v": "character varying(3)"}
+    >>> raising_parts("(((n / 2) > 0) AND ((v)::text ~~ 'L%'::text))", types)
+    []
     """
     try:
         tree = parse_analysed(text)

@@ -43,7 +43,7 @@ _COMPLETE = frozenset(
     {"string", "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "binary"}
 )
 # What holds the values of a type in Spark.
-SPARK_TYPES = {
+SPARK_TYPE_NAMES = {
     "int2": "smallint",
     "int4": "int",
     "int8": "bigint",
@@ -131,8 +131,10 @@ def short_name(printed: str) -> str | None:
 def column_type(printed: str, spark_type: str) -> ColumnType:
     """The type of a column, from what PostgreSQL and Spark call it.
 
-    >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits (10, 2) >>> column_type("numeric",
-    "double").may_be_raw, column_type("double precision", "double").may_be_raw (True, False)
+    >>> column_type("numeric(12,2)", "decimal(12,2)").type.digits
+    (10, 2)
+    >>> [column_type(kind, "double").may_be_raw for kind in ("numeric", "double precision")]
+    [True, False]
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
     short, spark_type = _SHORT.get(name.removesuffix("[]").strip()), spark_type.lower()
@@ -140,7 +142,7 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
     may_be_raw = spark_type not in _COMPLETE or (spark_type == "double" and short != "float8")
     opaque = ColumnType(Type("opaque", printed=printed), may_be_raw)
     if is_array:
-        held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPES[short]}>"
+        held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"
         return (
             ColumnType(Type("array", element=short, printed=printed), may_be_raw)
             if held
@@ -153,6 +155,6 @@ def column_type(printed: str, spark_type: str) -> ColumnType:
             return opaque
         precision, scale = int(found[1]), int(found[2])
         return ColumnType(Type("numeric", (precision - scale, scale), printed=printed), may_be_raw)
-    if short is None or short == "interval" or spark_type != SPARK_TYPES.get(short):
+    if short is None or short == "interval" or spark_type != SPARK_TYPE_NAMES.get(short):
         return opaque
     return ColumnType(Type(short, printed=printed), may_be_raw)

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -31,14 +30,14 @@ from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
+from waldelta.postgres import Connection
 from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole
-from waldelta.slot.verify.binary_count import WORTH_IT, is_plain, is_refused
+from waldelta.slot.verify.binary_count import BINARY_COUNT_FROM, is_plain, is_refused
 from waldelta.slot.verify.slot_count import agree, counted, named_use
 from waldelta.slot.verify.verify import check_landed
 
 log = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Sessions = Callable[[], AbstractContextManager[Connection]]
 
 
@@ -106,7 +105,7 @@ def _get_verified(
     keep = _copy_slot(connection, source.slot)
     fault_point("consume.copied")
     consumed = None
-    if sessions is not None and landed.changes >= WORTH_IT and not source.options.binary:
+    if sessions is not None and landed.changes >= BINARY_COUNT_FROM and not source.options.binary:
         consumed = _get_in_binary(sessions, source, move, _Kept(keep, _backend_pid(connection)))
         if consumed is None:
             _check_alone(connection, move)

@@ -21,7 +21,7 @@ from waldelta.slot.slot import SlotState
 
 log = logging.getLogger(__name__)
 
-Severity = Literal["warning", "critical"]
+HealthLevel = Literal["warning", "critical"]
 
 # Over a shorter time a rate is a guess.
 _SHORTEST = timedelta(minutes=10)
@@ -31,7 +31,7 @@ _SHORTEST = timedelta(minutes=10)
 class SlotWarning:
     """One thing worth saying of the slot, with figures."""
 
-    severity: Severity
+    severity: HealthLevel
     text: str
 
     def __str__(self) -> str:

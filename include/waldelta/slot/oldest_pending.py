@@ -28,7 +28,7 @@ from waldelta.slot.verify.slot_count import first_message
 
 # A dead pipeline's first change is found at once; WAL without any of ours is gone through as far as
 # that goes.
-BUDGET_S = 30.0
+SEARCH_BUDGET_S = 30.0
 
 
 def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
@@ -41,7 +41,7 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
     source = job.pipeline.source
     landed = Lsn(job.change_log(job.slot_identity()).end_after(job.first_batch()))
     try:
-        with slot_lock(job), limited(connection, "statement_timeout", BUDGET_S):
+        with slot_lock(job), limited(connection, "statement_timeout", SEARCH_BUDGET_S):
             confirmed = confirmed_lsn(connection, source.slot)
             if confirmed < landed:
                 raise StateError(
@@ -52,7 +52,7 @@ def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> d
             first = first_message(connection, _of_changes(source), upto)
     except psycopg.errors.QueryCanceled as err:
         raise PeekTimeout(
-            f"more WAL waits in slot {source.slot!r} than is gone through in {BUDGET_S:g} s"
+            f"more WAL waits in slot {source.slot!r} than is gone through in {SEARCH_BUDGET_S:g} s"
         ) from err
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None

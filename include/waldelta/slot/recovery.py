@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 
 from waldelta.errors import (
-    BiteTooLarge,
     ConsumeMismatch,
     LateWriter,
     PeekTimeout,
+    PeekTooLarge,
     SlotGap,
     SourceChanged,
     SourceDiskFull,
@@ -107,7 +107,7 @@ def recover(
                 _catch_up(
                     connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite
                 )
-            except (BiteTooLarge, SourceDiskFull) as err:
+            except (PeekTooLarge, SourceDiskFull) as err:
                 bites.lacks_room(
                     is_disk_full=isinstance(err, SourceDiskFull)
                 )  # the next run compares less at once
@@ -230,7 +230,7 @@ def landed_behind(
         if 0 < change_log.landed_end(first) <= confirmed.value:
             break
         behind.add(first)
-    told = change_log.told(range(first, batches[1] + 1))
+    told = change_log.commit_infos(range(first, batches[1] + 1))
     found: list[VerifiedRange] = []
     ended = confirmed.value
     for batch in range(first, batches[1] + 1):

@@ -25,10 +25,9 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.lsn import Lsn
+from waldelta.postgres import Connection
 from waldelta.slot.read.peek import reader_name
 from waldelta.slot.read.read_window import open_transactions
-
-Connection = psycopg.Connection[Any]
 
 PLUGIN = "pgoutput"
 CREATE_TIMEOUT_S = 60

@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from threading import Event
-from typing import Any
 
 import psycopg
 
@@ -32,11 +31,11 @@ from waldelta.errors import (
 )
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.postgres import describe
+from waldelta.postgres import Connection, describe
 from waldelta.postgres.connection import describe_server
 from waldelta.postgres.server_position import (
     READABLE_LSN,
-    WRITTEN,
+    WRITTEN_SQL,
     ServerPosition,
     read_position,
     read_standby_position,
@@ -48,7 +47,6 @@ from waldelta.slot.slot import SlotState, check_health, read_slot
 
 log = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[Any]
 
 REPLAY_TIMEOUT_S = 60
 _PAUSE_S = 0.05
@@ -165,7 +163,7 @@ def wait_replayed(
     """
     if connection is primary:
         return
-    ((written, segment_bytes),) = primary.execute(f"select {WRITTEN}".encode()).fetchall()
+    ((written, segment_bytes),) = primary.execute(f"select {WRITTEN_SQL}".encode()).fetchall()
     wanted, deadline = Lsn.parse(written).of_record(segment_bytes), time.monotonic() + timeout_s
     statement = f"select ({READABLE_LSN})::text".encode()
     while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < wanted:

@@ -21,7 +21,7 @@ import psycopg
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect, describe
-from waldelta.postgres.server_position import WRITTEN
+from waldelta.postgres.server_position import WRITTEN_SQL
 
 if TYPE_CHECKING:
     from waldelta.postgres import Leaf, TableId
@@ -211,7 +211,7 @@ class SnapshotHolder:
         # The first statement takes the snapshot; the insert position read after it lies behind all
         # commits it sees.
         self.snapshot, self.snapshot_id, written, segment_bytes = self._execute(
-            f"select pg_current_snapshot()::text, pg_export_snapshot(), {WRITTEN}"
+            f"select pg_current_snapshot()::text, pg_export_snapshot(), {WRITTEN_SQL}"
         )[0]
         self.lsn = Lsn.parse(written).of_record(segment_bytes)
 

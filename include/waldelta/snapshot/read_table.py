@@ -46,10 +46,10 @@ from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key
 
-BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 8 << 20
 # A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on
 # the whole server.
-LOCK_TIMEOUT_MS = 60_000
+COPY_LOCK_TIMEOUT_MS = 60_000
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 METADATA_COLUMNS: dict[str, Any] = {
@@ -234,7 +234,7 @@ def fetch_rows(
     """What a select_statement() finds, as the target's columns."""
     with connection.cursor() as cursor:
         cursor.adbc_statement.set_options(
-            **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
+            **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
         )
         cursor.execute(query)
         has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
@@ -253,7 +253,7 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
         .format(sql.Literal(copy.snapshot_id))
         .as_string(None),
     )
-    run_statement(connection, f"set local lock_timeout = {LOCK_TIMEOUT_MS}")
+    run_statement(connection, f"set local lock_timeout = {COPY_LOCK_TIMEOUT_MS}")
 
 
 def lock_query(copy: TableCopy, chunk: Chunk) -> str:
@@ -432,8 +432,8 @@ def _named(
         )
     if state == LOCKED:
         return TableBusy(
-            f"{copy.table} can't be copied now: it stayed locked for {LOCK_TIMEOUT_MS / 1000:g}"
-            f" s{_holders(conninfo)}; it starts again"
+            f"{copy.table} can't be copied now: it stayed locked for"
+            f" {COPY_LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"
         )
     # An error in mid-stream comes without SQLSTATE, so whether the session has survived it tells
     # what it was.

@@ -17,7 +17,7 @@ from waldelta.errors import ConfigError, SparkUnreachable
 if TYPE_CHECKING:
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-CONNECT_TIMEOUT_S = 30.0
+SPARK_CONNECT_TIMEOUT_S = 30.0
 # Servers on other machines that are used without TLS, as host:port, separated by commas: a service
 # mesh encrypts below PySpark.
 UNENCRYPTED_VARIABLE = "WALDELTA_UNENCRYPTED_SPARK"
@@ -25,7 +25,7 @@ UNENCRYPTED_VARIABLE = "WALDELTA_UNENCRYPTED_SPARK"
 _REASON_TIMEOUT_S = 5.0
 
 
-def check_reachable(remote: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+def check_reachable(remote: str, timeout_s: float = SPARK_CONNECT_TIMEOUT_S) -> None:
     """Connect to the Spark Connect server of a SPARK_REMOTE as PySpark will, and close the
     connection.
 

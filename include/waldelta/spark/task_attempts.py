@@ -18,7 +18,7 @@ import pyarrow as pa
 from waldelta.errors import WaldeltaError
 from waldelta.pipeline.task_errors import named_error
 
-Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def error_text(err: BaseException) -> str:
@@ -26,7 +26,7 @@ def error_text(err: BaseException) -> str:
     return "".join(traceback.format_exception_only(err)).strip()
 
 
-def once(read: Reader) -> Reader:
+def once(read: _Reader) -> _Reader:
     """The same function of a task, whose later attempts raise the named error that an earlier one
     met instead of doing all again.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Task = Callable[[int], pa.Table]
 # Has a number of tasks done, whose answers have this schema; gives the rows of these.
-Run = Callable[[int, pa.Schema, Task], list[Any]]
+RunTask = Callable[[int, pa.Schema, Task], list[Any]]
 
 _FAILED = pa.field("_wd_failed", pa.string())
 

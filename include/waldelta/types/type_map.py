@@ -12,6 +12,7 @@ import pyarrow as pa
 from waldelta.config import TypeOptions
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.postgres import PgType
+from waldelta.postgres.type_catalog import NUMERIC_OID
 from waldelta.types.array import Array
 from waldelta.types.base import TargetType
 from waldelta.types.binary import Bytea
@@ -21,7 +22,7 @@ from waldelta.types.json import Variant
 from waldelta.types.numeric import Boolean, Number, NumericAsDouble, decimal, scaled_decimal
 from waldelta.types.text import Text
 
-_NUMERIC_OID, _BOX_OID = 1700, 603
+_BOX_OID = 603
 _JSON, _JSONB = 114, 3802
 _FLOAT = Number("float", pa.float32(), "float4")
 _SCALARS: dict[int, TargetType] = {
@@ -80,13 +81,14 @@ def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> Target
     """The type of a column of ``pg_type``; whatever has no type of its own in the lake stays
     PostgreSQL's text.
 
-    >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark 'decimal(12,2)'
+    >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark
+    'decimal(12,2)'
     """
     if pg_type.base is not None:
         return target_type(pg_type.base, options)
     if pg_type.oid in _SCALARS:
         return _SCALARS[pg_type.oid]
-    if pg_type.oid == _NUMERIC_OID:
+    if pg_type.oid == NUMERIC_OID:
         return decimal(pg_type.typmod) or _unlimited(options)
     if pg_type.oid in (_JSON, _JSONB) and options.json_type == "variant":
         return Variant(may_repeat_keys=pg_type.oid == _JSON)

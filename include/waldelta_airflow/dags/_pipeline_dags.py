@@ -266,7 +266,7 @@ def _cdc(job: _Job) -> DAG:
             task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.IDLE_CHECK_TIMEOUT
         )
         def slot_has_changes(**context: Any) -> bool:
-            return _look(pipeline, context)
+            return _has_work(pipeline, context)
 
         # With spark-submit the first task's application runs all stages.
         limit = settings.land_timeout(pipeline.batch.longest_timeout_s)
@@ -338,7 +338,7 @@ def _maintenance(job: _Job) -> DAG:
     return dag
 
 
-def _look(pipeline: PipelineFile, context: Any) -> bool:
+def _has_work(pipeline: PipelineFile, context: Any) -> bool:
     """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves
     the slot alone.
     """

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from waldelta_airflow.settings import KILL_AFTER_S
+from waldelta_airflow.settings import KILL_JOB_AFTER_S
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ _WATCHER = 'read -r _ && exit; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -
 
 
 @contextmanager
-def ended_with_us(leader: int, kill_after_s: float = KILL_AFTER_S) -> Iterator[None]:
+def ended_with_us(leader: int, kill_after_s: float = KILL_JOB_AFTER_S) -> Iterator[None]:
     """End a process group when this process dies in here, however it does: a killed one can't end
     its children itself.
 
@@ -84,7 +84,9 @@ def ended_with_us(leader: int, kill_after_s: float = KILL_AFTER_S) -> Iterator[N
             watcher.communicate(b"ended\n")
 
 
-def end_group(leader: int, reap: Callable[[], object], kill_after_s: float = KILL_AFTER_S) -> None:
+def end_group(
+    leader: int, reap: Callable[[], object], kill_after_s: float = KILL_JOB_AFTER_S
+) -> None:
     """Ask a process group to end (SIGTERM), and kill it when it didn't in time.
 
     The process must have been started as the leader of its group; ``reap`` asks for its exit code

@@ -28,7 +28,7 @@ from waldelta_airflow.launchers.job_result import (
 )
 from waldelta_airflow.reporting.assets import (
     changed_targets,
-    left_out,
+    changed_without_event,
     pipeline_alias,
     target_asset,
 )
@@ -287,7 +287,7 @@ class ReportOperator(WaldeltaJobOperator):
                 "%s: %s", table, ", ".join(f"{name} {value}" for name, value in extra.items())
             )
             events.add(target_asset(self.pipeline, table), extra=extra)
-        for table in left_out(summary):
+        for table in changed_without_event(summary):
             self.log.warning(
                 "no asset event for %s: it stays behind, or wasn't checked, or failed its check",
                 table,

@@ -56,7 +56,7 @@ def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def left_out(result: Mapping[str, Any]) -> list[str]:
+def changed_without_event(result: Mapping[str, Any]) -> list[str]:
     """The targets that a run changed but that get no event: not all of their changes are there, or
     a check failed.
     """

@@ -54,13 +54,13 @@ class NotifyOn:
         """
         failure, kinds = describe_failure(self.pipeline, context)
         if self.is_for(*kinds):
-            self.tell(context, failure)
+            self.notify(context, failure)
 
     def is_for(self, *kinds: str) -> bool:
         """Whether one of these classes is of those that the entry names."""
         return any(is_kind(kind, of) for kind in kinds for of in self.entry.errors)
 
-    def tell(self, context: Context, failure: Mapping[str, str]) -> None:
+    def notify(self, context: Context, failure: Mapping[str, str]) -> None:
         """Hand a failure, as of describe_failure(), to the notifier."""
         self.notifier()({**context, "failure": failure})
 
@@ -122,7 +122,7 @@ def notify_critical(pipeline: PipelineFile, texts: Sequence[str], context: Conte
     failure = _described(pipeline.pipeline, kind, "\n".join(texts))
     for entry in concerned:
         with _going_on(f"notifier {entry.entry.notifier}"):
-            entry.tell(context, failure)
+            entry.notify(context, failure)
     with _going_on("XCom"):
         context["ti"].xcom_push(_NOTIFIED_AT, datetime.now(UTC).isoformat())
 

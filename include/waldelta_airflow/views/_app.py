@@ -361,7 +361,7 @@ def _lake(asked: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Bookkee
     found = asked.pipeline(name)
     try:
         yield found, bookkeeping_of(found)
-    except pages.UNREADABLE as err:
+    except pages.READ_ERRORS as err:
         raise HTTPException(
             502,
             f"The lake of {name} can't be read from Airflow's API server:"

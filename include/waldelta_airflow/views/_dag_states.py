@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Kind = Literal["setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"]
 # A pipeline's DAGs in the order in which a new pipeline needs them, and the verb that their runs
 # have in the ledger.
-VERBS: dict[Kind, str] = {
+DAG_VERBS: dict[Kind, str] = {
     "setup": "setup",
     "initial_sync": "sync",
     "cdc": "consume",
@@ -63,16 +63,16 @@ def dag_id_of(pipeline: str, kind: Kind) -> str:
 
 def dag_of_verb(pipeline: str, verb: str) -> str | None:
     """The DAG whose runs have this verb in the ledger; None of a verb that no DAG has."""
-    kinds = {of: kind for kind, of in VERBS.items()} | {"replay": "cdc"}
+    kinds = {of: kind for kind, of in DAG_VERBS.items()} | {"replay": "cdc"}
     return dag_id_of(pipeline, kinds[verb]) if verb in kinds else None
 
 
 def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
-    """The DAGs of each pipeline that Airflow has parsed, in the order of VERBS."""
+    """The DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
     from airflow.models.dag import DagModel
     from sqlalchemy import select
 
-    ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in VERBS}
+    ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
     asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
     known = {dag_id: (bool(is_paused), told) for dag_id, is_paused, told in session.execute(asked)}

@@ -15,7 +15,7 @@ from waldelta.errors import ConfigError
 from waldelta_airflow._pipeline_files import read_pipeline_files
 from waldelta_airflow.reporting.notify import LOOK
 from waldelta_airflow.settings import pipelines_folder
-from waldelta_airflow.views._dag_states import VERBS, DagState, dag_id_of, read_dags
+from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of, read_dags
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -61,7 +61,7 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
     """The pipeline that a DAG belongs to, and the verb that its runs have in the ledger; None of
     other DAGs.
     """
-    for kind, verb in VERBS.items():
+    for kind, verb in DAG_VERBS.items():
         name = dag_id.removesuffix(f"_{kind}")
         if name != dag_id and name in pipelines:
             return name, verb

@@ -47,10 +47,10 @@ from waldelta_airflow.views._reports import read_reports, reports_of
 log = logging.getLogger(__name__)
 
 # What a store, a file or a table that isn't one of ours raises.
-UNREADABLE = (DeltaError, OSError, pa.ArrowException)
+READ_ERRORS = (DeltaError, OSError, pa.ArrowException)
 HOURS = (24, 168)
 # In addresses, where only the run's id is known.
-ANY = "any"
+ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
@@ -139,7 +139,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
         )
     except Exception as err:
         # Whatever is wrong with one lake, the others' lines are still worth showing.
-        if not isinstance(err, UNREADABLE):
+        if not isinstance(err, READ_ERRORS):
             log.exception("the overview can't show pipeline %s", name)
         return Card(
             name,
@@ -293,13 +293,12 @@ def _is_under_way(name: str) -> bool:
 def run_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, asked: tuple[str, str], reader: Reader
 ) -> tuple[str, bool]:
-    """A run by its verb and id, and whether the ledger knows it; of the verb ANY, what the run did
-    last.
+    """A run by its verb and id, and whether the ledger knows it; of ANY_VERB, its newest result.
 
     It has keys of rows for readers who may see values.
     """
     name, (verb, run_id) = pipeline.pipeline, asked
-    if verb == ANY:
+    if verb == ANY_VERB:
         verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)
     dag_id = dag_of_verb(name, verb)

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.views._formats import FILTERS, MARKS, ago
-from waldelta_airflow.views.deferred_app import PREFIX
+from waldelta_airflow.views.deferred_app import URL_PREFIX
 
 # Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source:
 # none may run with the reader's login.
@@ -88,7 +88,7 @@ def url(base: str, *parts: str, **query: str | int) -> str:
 
 def airflow_url(base: str, *parts: str) -> str:
     """The address of one of Airflow's own pages, which the application is mounted below."""
-    return "/".join([base.removesuffix(PREFIX), *(quote(part, safe="") for part in parts)])
+    return "/".join([base.removesuffix(URL_PREFIX), *(quote(part, safe="") for part in parts)])
 
 
 def render(

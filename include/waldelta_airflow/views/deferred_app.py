@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-PREFIX = "/waldelta"
+URL_PREFIX = "/waldelta"
 
 
 class DeferredApp:

@@ -294,7 +294,7 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.SMALL_ROWS", 1000)
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.COUNTED_BYTES", 0)
     monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
-    monkeypatch.setattr(stage_tasks, "BYTES_PER_TASK", 20_000)
+    monkeypatch.setattr(stage_tasks, "STAGED_BYTES_PER_TASK", 20_000)
     monkeypatch.setattr(stage_tasks, "ROWS_PER_DECODE", 2000)
     sync(spark, job)
     database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")

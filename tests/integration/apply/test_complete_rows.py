@@ -170,7 +170,7 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
 
 def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):
     """One statement for a bounded number of keys."""
-    monkeypatch.setattr("waldelta.stages.apply.complete_rows.ROWS_PER_READ", 10)
+    monkeypatch.setattr("waldelta.stages.apply.complete_rows.SOURCE_ROWS_PER_READ", 10)
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
     sync(spark, job)
     database.execute(

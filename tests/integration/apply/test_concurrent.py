@@ -217,7 +217,7 @@ def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(
         cuts.extend(job.ledger.batches())
         real(*args)
 
-    monkeypatch.setitem(flow.CONSUME, "apply", applied)
+    monkeypatch.setitem(flow.CONSUME_STAGES, "apply", applied)
     result = consume(spark, replace(job, run_id="second"))
     assert held.upto
     assert cuts == [first]
@@ -310,7 +310,7 @@ def test_what_was_applied_to_a_table_that_left_is_told(spark, database, job, mon
         )
         real(*args)
 
-    monkeypatch.setitem(flow.CONSUME, "apply", left)
+    monkeypatch.setitem(flow.CONSUME_STAGES, "apply", left)
     held = Held(monkeypatch, {1, 2})
     result = consume(spark, job)
     assert held.upto[:2] == [1, 2]
@@ -358,7 +358,7 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
         )
         raise SourceUnreachable("the server went away")
 
-    real = apply_module._feed
+    real = apply_module._apply_upto
     behind = (
         fail
         if fails_in == "select_targets"

@@ -607,7 +607,7 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
 
     with monkeypatch.context() as first:
         first.setattr(replay_module, "_commit", killed)
-        first.setattr(replay_module, "LOCK_TIMEOUT_S", 0.0)
+        first.setattr(replay_module, "TARGET_LOCK_TIMEOUT_S", 0.0)
         assert list(replay_module.replay(made.spark, job, span).failures) == ["public.t"]
     assert ([row["key"]["id"] for row in list_quarantined(made.job)], made.rows()) == (["1"], [])
     assert replay_module.replay(made.spark, job, span).failures == {}

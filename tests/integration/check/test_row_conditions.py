@@ -17,7 +17,7 @@ from waldelta.stages.check import RunOutcome
 from waldelta.stages.check._quick_check import quick_outcomes
 from waldelta.stages.check.check import check
 from waldelta.stages.check.measure import row_condition
-from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_KINDS, is_of_row_alone
+from waldelta.stages.check.measure.row_conditions import NO_TEXT, ROW_EXPECTATIONS, is_of_row_alone
 from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 from waldelta.stages.check.suite.plan import SourceRules
 
@@ -147,7 +147,7 @@ def test_they_count_what_great_expectations_counts(spark, lake):
         "".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_")
         for kind, _ in EXPECTATIONS
     }
-    assert known == set(ROW_KINDS)
+    assert known == set(ROW_EXPECTATIONS)
 
 
 @pytest.mark.usefixtures("spark")

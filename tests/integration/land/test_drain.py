@@ -18,11 +18,11 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.config import Publication
 from waldelta.errors import (
-    BiteTooLarge,
     ConsumeMismatch,
     LateWriter,
     LockHeld,
     PeekTimeout,
+    PeekTooLarge,
     SlotGap,
     SlotInUse,
     SourceChanged,
@@ -215,7 +215,7 @@ def test_an_answer_that_never_has_room_says_what_it_takes(spark, database, lake,
     job = small_bites(database, lake)
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
-    with pytest.raises(BiteTooLarge, match="raise temp_file_limit for the role"):
+    with pytest.raises(PeekTooLarge, match="raise temp_file_limit for the role"):
         drain(spark, job)
     database.execute(f"alter database {database.name} reset temp_file_limit")
     assert drain(spark, job).changes == 8000
@@ -227,7 +227,7 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(spark, da
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     land_only(spark, job, 1)
     database.execute(f"alter database {database.name} set temp_file_limit = '1MB'")
-    with pytest.raises(BiteTooLarge):
+    with pytest.raises(PeekTooLarge):
         drain(spark, job)
     assert job.ledger.last_window().window_bytes == 8 << 20
     database.execute(f"alter database {database.name} reset temp_file_limit")

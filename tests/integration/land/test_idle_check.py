@@ -191,10 +191,10 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
     """
     from waldelta_airflow import settings
 
-    assert settings.IDLE_CHECK_TIMEOUT.total_seconds() >= 2 * idle.BUDGET_S
+    assert settings.IDLE_CHECK_TIMEOUT.total_seconds() >= 2 * idle.IDLE_CHECK_BUDGET_S
     write_wal(database)
     for budget in (0.0, 1e-6):
-        monkeypatch.setattr(idle, "BUDGET_S", budget)
+        monkeypatch.setattr(idle, "IDLE_CHECK_BUDGET_S", budget)
         seen = check_idle(job)
         assert seen.has_work
         assert seen.reason.startswith("more WAL between")

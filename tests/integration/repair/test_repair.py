@@ -19,7 +19,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed, is_long
 from waldelta.config import Publication
 from waldelta.jobs.consume import consume
-from waldelta.pipeline.drift.repair_plan import Rule, entering
+from waldelta.pipeline.drift.repair_plan import FilterRule, entering
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
@@ -222,7 +222,7 @@ def test_an_index_finds_the_rows_that_enter(database, before, after):
     database.execute("create index on t(a); create index on t(n)")
     database.execute("analyze t")
     found = []
-    for condition in entering(Rule(f"({before})"), Rule(f"({after})"), ["n"]):
+    for condition in entering(FilterRule(f"({before})"), FilterRule(f"({after})"), ["n"]):
         found += [row[0] for row in database.execute(f"select id from only t where {condition}")]
         plan = "\n".join(
             row[0] for row in database.execute(f"explain select * from only t where {condition}")

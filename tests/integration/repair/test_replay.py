@@ -189,7 +189,7 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
         return real(*args)
 
     monkeypatch.setattr(replay_module, "_commit", slept)
-    monkeypatch.setattr(replay_module, "LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(replay_module, "TARGET_LOCK_TIMEOUT_S", 0.0)
     late = replay_module.replay(spark, replace(job, run_id="slept"), span).failures
     assert (ended, [type(err) for err in late.values()]) == ([{}], [LockHeld])
     assert rows(spark, job, "t") == right
@@ -217,7 +217,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
     assert (versions(job), set(some.tables)) == (before, {"public.t", "public.keyless"})
     assert not any(table.changed for table in some.tables.values())
 
-    monkeypatch.setattr("waldelta.stages.repair.replay.replay.LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("waldelta.stages.repair.replay.replay.TARGET_LOCK_TIMEOUT_S", 0.0)
     with target_lock(job, "public.own"), pytest.raises(RunFailed, match="held by another run"):
         replay(spark, replace(job, run_id="beside", **interval), tables=["public.own"])
 

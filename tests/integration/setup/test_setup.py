@@ -513,8 +513,8 @@ def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(database, co
 
 def test_locked_table(database, conn, lake, tables, monkeypatch):
     """Set-up gives up after its attempts, names who holds the lock, and leaves nothing."""
-    monkeypatch.setattr("waldelta.stages.setup.facts.publications.LOCK_TIMEOUT_MS", 50)
-    monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("waldelta.stages.setup.facts.publications.DDL_LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(setup, "DDL_LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
     for entry in ({"name": "public.planes"}, {"name": "public.planes", "where": "tail > 'N'"}):
         job = job_for(database.conninfo, lake, {"name": "p", "tables": [entry]})
@@ -565,7 +565,7 @@ def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch)
     """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what
     nobody asked for isn't read.
     """
-    monkeypatch.setattr(setup, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(setup, "DDL_LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
     database.execute("create publication theirs for table planes where (tail > 'A')")
     job = job_for(

@@ -82,7 +82,7 @@ def counted(monkeypatch, worth_it=1):
         return real(verb, source, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(consume_module, "WORTH_IT", worth_it)
+        patched.setattr(consume_module, "BINARY_COUNT_FROM", worth_it)
         patched.setattr(slot_count, "call", call)
         yield asked
 

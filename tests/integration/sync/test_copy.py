@@ -255,7 +255,7 @@ class TestSnapshotLost:
         """Whoever waits keeps the snapshot, and with it vacuum, from going on; who is in the way is
         told by name.
         """
-        monkeypatch.setattr("waldelta.snapshot.read_table.LOCK_TIMEOUT_MS", 50)
+        monkeypatch.setattr("waldelta.snapshot.read_table.COPY_LOCK_TIMEOUT_MS", 50)
         table = copying(
             "create table t (id int primary key) partition by range (id)",
             "create table t1 partition of t for values from (0) to (100)",

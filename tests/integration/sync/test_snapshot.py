@@ -12,7 +12,7 @@ from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect
-from waldelta.postgres.server_position import WRITTEN
+from waldelta.postgres.server_position import WRITTEN_SQL
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import reader_name, wait_for_old_transactions
 
@@ -274,7 +274,7 @@ def test_where_the_last_record_ends(database, behind):
         ((start,),) = database.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
         length = (8192 - int(start) % 8192) + behind + USABLE - OVERHEAD
         ((end, written, segment_bytes),) = database.execute(
-            f"select pg_logical_emit_message(false, 'p', repeat('x', %s))::text, {WRITTEN}",
+            f"select pg_logical_emit_message(false, 'p', repeat('x', %s))::text, {WRITTEN_SQL}",
             (length,),
         )
         insert = Lsn.parse(written)
@@ -291,7 +291,7 @@ def test_where_the_last_record_of_a_file_ends(database):
     """Its rest counts as the record; the next one begins behind a longer header, which isn't
     written yet.
     """
-    ((written, segment_bytes),) = database.execute(f"select {WRITTEN} from pg_switch_wal()")
+    ((written, segment_bytes),) = database.execute(f"select {WRITTEN_SQL} from pg_switch_wal()")
     assert Lsn.parse(written).value % segment_bytes == 40
     ends = str(Lsn.parse(written).of_record(segment_bytes))
     assert database.execute("select pg_current_wal_flush_lsn() >= %s::pg_lsn", (ends,)) == [(True,)]

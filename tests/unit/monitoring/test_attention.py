@@ -215,7 +215,7 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
         )
         Reconciliations(book.root).add([row])
     compared = read_compared(book, [f"public.{name}" for name in fed])
-    assert (compared.verdict, compared.told, compared.count) == (verdict, told, len(fed))
+    assert (compared.verdict, compared.summary, compared.count) == (verdict, told, len(fed))
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
 
 

@@ -443,7 +443,7 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
     heat = tables_map(book, minutes(9), 2)
     assert [name for name, _ in heat.rows] == ["public.new", "public.partly"]
     found = missed_earlier(book, heat, minutes(-5_000), fed)
-    assert [(c.table_name, c.verdict, c.told) for c in found] == [
+    assert [(c.table_name, c.verdict, c.summary) for c in found] == [
         ("public.old", "failed", "1 failed of 1"), ("public.partly", "failed", "1 failed of 2"),
         ("public.warned", "warning", "1 not met (warning) of 1"),
     ]  # fmt: skip

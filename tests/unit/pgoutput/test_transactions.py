@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from waldelta.pgoutput.control import NAMES, Control
+from waldelta.pgoutput.control import CONTROL_NAMES, Control
 from waldelta.pgoutput.transactions import Landmark, prepared_transactions, resolve
 
 
@@ -201,7 +201,7 @@ class Subscriber:
                     self.row((f"{self.batch}.{seq}", word[:-1]))
                 else:
                     xid, _, subxid = word[1:].partition("/")
-                    getattr(self, NAMES[word[0]].lower().replace(" ", "_"))(xid, subxid)
+                    getattr(self, CONTROL_NAMES[word[0]].lower().replace(" ", "_"))(xid, subxid)
         return " ".join(row for row, _ in self.applied)
 
     def row(self, row):

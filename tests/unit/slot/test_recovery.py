@@ -87,7 +87,12 @@ def test_by_what_it_was_read(log, batches, stands, expected):
     """Batches of a version that didn't tell come first; maintenance commits to the log as well."""
     for batch, (end, asked, begins) in enumerate(batches, 1):
         rows = transaction(end) if end else []
-        land(log, batch, rows, **(asked.told() | {"from_lsn": str(Lsn(begins))} if asked else {}))
+        land(
+            log,
+            batch,
+            rows,
+            **(asked.as_commit_info() | {"from_lsn": str(Lsn(begins))} if asked else {}),
+        )
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
     found = landed_behind(log, (0, len(batches)), Lsn(stands), LARGE)
     assert [
@@ -120,6 +125,12 @@ BITES = {
 def test_no_more_is_compared_together_than_one_bite_holds(log, most, expected):
     """What one bite left is one answer of the server, and fits its disk."""
     for batch, (end, asked, begins) in enumerate(TWO_REQUESTS, 1):
-        land(log, batch, transaction(end) if end else [], **asked.told(), from_lsn=str(Lsn(begins)))
+        land(
+            log,
+            batch,
+            transaction(end) if end else [],
+            **asked.as_commit_info(),
+            from_lsn=str(Lsn(begins)),
+        )
     found = landed_behind(log, (0, 5), Lsn(50), most)
     assert [(stretch.begins, stretch.batches) for stretch in found] == expected

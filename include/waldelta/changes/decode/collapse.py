@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from waldelta.arrow import Bools, Ints
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from waldelta.arrow import Bools, Ints
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -18,9 +19,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     DELETE,
     INSERT,
-    Bools,
     EventShape,
-    Ints,
     Root,
     follow,
     identity_codes,

@@ -32,7 +32,12 @@ from waldelta.changes.decode.collapse import (
 from waldelta.changes.decode.collapse_keyless import PLACE, collapse_copies
 from waldelta.changes.decode.relation_versions import RelationVersion
 from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
-from waldelta.changes.decode.row_states import XID, Unfolding, row_version_fields, row_versions
+from waldelta.changes.decode.row_states import (
+    STATE_XID,
+    Unfolding,
+    row_version_fields,
+    row_versions,
+)
 from waldelta.config.target_mode import CHANGELOG
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lake.changelog import Snapshot
@@ -94,7 +99,7 @@ class DecodePlan:
     undescribed: frozenset[tuple[int, int | None]] = frozenset()
 
     @property
-    def gathers(self) -> bool:
+    def merges_leaves(self) -> bool:
         """Whether the target gathers leaves, so that a TRUNCATE may concern some of its rows
         only.
         """
@@ -104,7 +109,7 @@ class DecodePlan:
     def event_schema(self) -> pa.Schema:
         """The Arrow schema of events: every value as text."""
         schema = event_schema(self.shape, [pa.binary()] * len(self.names))
-        return schema.append(pa.field(XID, pa.int64())) if self._sends_changes else schema
+        return schema.append(pa.field(STATE_XID, pa.int64())) if self._sends_changes else schema
 
     @property
     def _sends_changes(self) -> bool:
@@ -261,8 +266,8 @@ def _decode_version(
         untold = np.full(len(rows), plan.keeps_absent and at is None and i not in identity)
         columns[f"u{i}"] = pa.array(untold if i in identity or at is None else rows.unchanged[at])
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
-    if XID in plan.event_schema.names:
-        columns[XID] = changes["xid8"].cast(pa.int64())
+    if STATE_XID in plan.event_schema.names:
+        columns[STATE_XID] = changes["xid8"].cast(pa.int64())
     if plan.routing is not None:
         columns |= _routed(rows, plan, plan.routing, described)
         columns |= _whole_updates(rows, plan, positions, columns)

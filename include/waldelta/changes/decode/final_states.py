@@ -12,16 +12,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from waldelta.arrow import Bools, Ints
 from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
     DELETE,
     INSERT,
-    Bools,
     Chains,
     EventShape,
-    Ints,
     Root,
     identity_codes,
     in_order,
@@ -70,8 +69,8 @@ def reached(touched: Ints, source: Ints, destination: Ints) -> Bools:
     """Which moves (from ``source`` to ``destination``, as codes of keys) concern a touched key,
     directly or through others.
 
-    >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist() [True, True,
-    False]
+    >>> reached(np.array([1]), np.array([1, 2, 7]), np.array([2, 3, 8])).tolist()
+    [True, True, False]
     """
     size = (
         int(max((codes.max(initial=-1) for codes in (touched, source, destination)), default=-1))

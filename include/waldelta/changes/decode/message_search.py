@@ -26,7 +26,7 @@ from waldelta.pgoutput import Segments, UnreadMessage, read_relation, read_trunc
 from waldelta.pgoutput.control import CONTROL_KINDS, read_control
 from waldelta.pgoutput.logical_message import decode_logical_messages
 
-Read = Callable[[pa.RecordBatch], object]
+_Decode = Callable[[pa.RecordBatch], object]
 
 
 def find_unreadable(
@@ -98,12 +98,12 @@ def _read_logical(part: pa.RecordBatch, segments: Segments) -> None:
     decode_logical_messages(counting["data"], place_columns(counting)[2] >= 0)
 
 
-def _first(parts: Iterable[pa.RecordBatch], read: Read) -> tuple[int, int] | None:
+def _first(parts: Iterable[pa.RecordBatch], read: _Decode) -> tuple[int, int] | None:
     """The place of the first message that can't be read."""
     return next(_failing(parts, read), None)
 
 
-def _failing(parts: Iterable[pa.RecordBatch], read: Read) -> Iterator[tuple[int, int]]:
+def _failing(parts: Iterable[pa.RecordBatch], read: _Decode) -> Iterator[tuple[int, int]]:
     for part in parts:
         failing = part
         if _is_readable(failing, read):
@@ -114,7 +114,7 @@ def _failing(parts: Iterable[pa.RecordBatch], read: Read) -> Iterator[tuple[int,
         yield failing["batch"][0].as_py(), failing["seq"][0].as_py()
 
 
-def _is_readable(part: pa.RecordBatch, read: Read) -> bool:
+def _is_readable(part: pa.RecordBatch, read: _Decode) -> bool:
     try:
         read(part)
     except DecodeError:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from waldelta.arrow import one_array
+from waldelta.arrow import Bools, one_array
 from waldelta.changes.decode.collapse import (
     ACTION_INSERT,
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
-    Bools,
 )
 from waldelta.changes.decode.row_keys import row_keys
 from waldelta.changes.decode.target_plan import TargetPlan

@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog import Stream
 from waldelta.pgoutput import Relation, read_relation
-from waldelta.pgoutput.transactions import Bools, Ints, order_of
+from waldelta.pgoutput.transactions import order_of
 from waldelta.pgoutput.unread_message import MARK
 
 _END = int(np.iinfo(np.int64).max)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import UTC_TIME, Ints
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -28,7 +29,6 @@ from waldelta.changes.decode.collapse import (
     INSERT,
     Chains,
     EventShape,
-    Ints,
     Root,
     identity_codes,
     in_order,
@@ -36,6 +36,7 @@ from waldelta.changes.decode.collapse import (
     newest_known,
     remaining_rows,
 )
+from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.config import TargetMode
 from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE
 
@@ -43,8 +44,7 @@ from waldelta.config.target_mode import CHANGELOG, SOFT_DELETE
 TO_LSN, TO_TS = "to_lsn", "to_ts"
 # Of a change: its place, its transaction, whether it moved the row to another key (whose old one is
 # in ``o<k>``).
-PLACE, XID, MOVED = "place", "xid", "moved"
-_TS = pa.timestamp("us", tz="UTC")
+STATE_XID, MOVED = "xid", "moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,12 @@ def row_version_fields(
 ) -> list[pa.Field]:
     """The Arrow fields of unfolded rows besides those of net changes."""
     if mode != CHANGELOG:
-        return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, _TS)]
-    fields = [pa.field(PLACE, pa.int64()), pa.field(XID, pa.int64()), pa.field(MOVED, pa.bool_())]
+        return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, UTC_TIME)]
+    fields = [
+        pa.field(PLACE, pa.int64()),
+        pa.field(STATE_XID, pa.int64()),
+        pa.field(MOVED, pa.bool_()),
+    ]
     return fields + [
         pa.field(name, kind)
         for name, kind in zip(shape.old_keys, key_types, strict=True)
@@ -126,7 +130,7 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     chains, era, (source, destination) = _chains(events, shape, unfolding)
     lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
     at, emptied_at = _times(events, unfolding)
-    events = _with(_with(events, "lsn", pa.array(lsn)), "commit_ts", pa.array(at).cast(_TS))
+    events = _with(_with(events, "lsn", pa.array(lsn)), "commit_ts", pa.array(at).cast(UTC_TIME))
     emptied = np.array([truncate.lsn for truncate in unfolding.truncates], np.int64)
     end_lsn, end_at = _ends(chains, era, (lsn, emptied), (at, emptied_at))
     left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
@@ -208,7 +212,7 @@ def _is_last(keys: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]
 def _until(rows: pa.Table, lsn: Ints, at: Ints) -> pa.Table:
     open_ended = lsn < 0
     rows = rows.append_column(TO_LSN, pa.array(lsn, mask=open_ended))
-    return rows.append_column(TO_TS, pa.array(at, mask=open_ended).cast(_TS))
+    return rows.append_column(TO_TS, pa.array(at, mask=open_ended).cast(UTC_TIME))
 
 
 def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
@@ -240,7 +244,7 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
         columns[f"u{i}"] = pa.array(unknown & (op != DELETE))
     lsn = np.maximum(events["lsn"].to_numpy().astype(np.int64), unfolding.floor_lsn)
     columns |= {"lsn": pa.array(lsn), "commit_ts": events["commit_ts"]}
-    columns |= {PLACE: events["ord"], XID: events[XID], MOVED: pa.array(moved)}
+    columns |= {PLACE: events["ord"], STATE_XID: events[STATE_XID], MOVED: pa.array(moved)}
     for name in shape.old_keys if shape.key else ():
         columns[name] = pc.if_else(
             pa.array(moved), events[name], pa.scalar(None, events.schema.field(name).type)

@@ -89,12 +89,12 @@ class TargetPlan:
         """Whether all rows that the target had are gone; of one that gathers leaves only those of
         truncated ones are.
         """
-        return self.truncated and not self.decode.gathers
+        return self.truncated and not self.decode.merges_leaves
 
     @property
     def truncated_leaves(self) -> tuple[int, ...]:
         """Of a target that gathers leaves: those whose rows were truncated."""
-        return tuple(sorted(self.decode.truncated_at)) if self.decode.gathers else ()
+        return tuple(sorted(self.decode.truncated_at)) if self.decode.merges_leaves else ()
 
 
 def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsewhere

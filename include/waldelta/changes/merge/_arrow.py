@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import Bools, Ints
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
     ACTION_PURGE,
     ACTION_UPSERT,
-    Bools,
     EventShape,
-    Ints,
     codes_of,
 )
 from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES

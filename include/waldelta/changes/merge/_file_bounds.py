@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.changes.decode.collapse import Bools
+from waldelta.arrow import Bools
 from waldelta.lake.file_statistics import DOUBLE_DIGITS
 
 # Characters beyond 16 bits: delta-rs (arrow-json) takes an escaped one, as in files that we wrote

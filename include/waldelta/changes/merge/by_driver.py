@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 # In memory; what is packed into small files may unpack to much more, so that it is counted while it
 # is read.
-MOST_BYTES = 64 << 20
+MOST_DRIVER_BYTES = 64 << 20
 # New rows alone become one more file, until there are so many.
 _MOST_FILES = 8
 # As often as Spark writes one.
-CHECKPOINT_INTERVAL = 10
+TARGET_CHECKPOINT_INTERVAL = 10
 # What a table's writers have to know of it, by Delta's names; of others this one may not be a
 # writer.
 _LEGACY_WRITER = 2
@@ -129,7 +129,7 @@ def _merge(
     appends = adds_only and len(table.file_uris()) < _MOST_FILES
     check()
     _commit(table, merge.new_rows() if appends else merge.rows(), tag, appends=appends)
-    checkpoint(table, CHECKPOINT_INTERVAL)
+    checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
     return tag
 
 
@@ -195,15 +195,15 @@ def _read(table: DeltaTable) -> pa.Table | None:
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
-    """All rows; None when they take more than MOST_BYTES of memory."""
+    """All rows; None when they take more than MOST_DRIVER_BYTES of memory."""
     # A first batch of large rows would be in memory before it could be counted.
-    if sum(row_group_bytes(dataset)) > MOST_BYTES:
+    if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
         return None
     parts: list[pa.RecordBatch] = []
     taken = 0
     for part in batches(dataset):
         taken += part.nbytes
-        if taken > MOST_BYTES:
+        if taken > MOST_DRIVER_BYTES:
             return None
         parts.append(part)
     return pa.Table.from_batches(parts, schema)

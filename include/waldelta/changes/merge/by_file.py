@@ -24,12 +24,13 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import FileSystem
 
+from waldelta.arrow import Ints
 from waldelta.changes.decode import TargetPlan
-from waldelta.changes.decode.collapse import Ints, net_changes
+from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
 from waldelta.changes.merge._file_bounds import may_hold
 from waldelta.changes.merge.by_driver import (
-    CHECKPOINT_INTERVAL,
+    TARGET_CHECKPOINT_INTERVAL,
     arrow_schema,
     is_for_arrow,
     written_columns,
@@ -56,7 +57,7 @@ from waldelta.lake.storage import SPARKS_TIMESTAMPS, checkpoint, only_if_unchang
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
-from waldelta.spark.tasks import Run, shares
+from waldelta.spark.tasks import RunTask, shares
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,9 @@ log = logging.getLogger(__name__)
 MOST_NET_BYTES = 512 << 20
 # A task reads at least so many of the target's rows, and half as many as there are net changes,
 # whose keys it reads too.
-ROWS_PER_TASK = 250_000
+MERGED_ROWS_PER_TASK = 250_000
 # Or so many bytes of its files, as they are stored.
-BYTES_PER_TASK = 64 << 20
+MERGED_BYTES_PER_TASK = 64 << 20
 MERGED = pa.schema(
     [
         ("removed", pa.string()),
@@ -109,7 +110,12 @@ class _Target:
 
 
 def merge_files(
-    run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, check: Callable[[], object]
+    run: RunTask,
+    job: Job,
+    plan: TargetPlan,
+    folder: str,
+    tag: CommitTag,
+    check: Callable[[], object],
 ) -> CommitTag | None:
     """Commit the net changes that are staged in ``folder`` under ``tag``; returns the tag that
     tells what they did.
@@ -159,12 +165,12 @@ def _merged(
             merge.discard()
         raise
     table.update_incremental()
-    checkpoint(table, CHECKPOINT_INTERVAL)
+    checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
     return tag
 
 
 def _begun(
-    run: Run, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable
+    run: RunTask, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: DeltaTable
 ) -> _Merge | None:
     """The merge, unless this target or these net changes are Spark's."""
     if (written := written_columns(job, plan, table)) is None:
@@ -200,7 +206,7 @@ class _Merge:
     """
 
     def __init__(
-        self, run: Run, target: _Target, net: NetFiles, told: pa.Table, *, emptied: bool
+        self, run: RunTask, target: _Target, net: NetFiles, told: pa.Table, *, emptied: bool
     ) -> None:
         self._run, self._target, self._net, self._told, self._emptied = (
             run,
@@ -223,7 +229,9 @@ class _Merge:
         by Arrow.
         """
         target, net, count = self._target, self._net, len(self._keys)
-        parts = shares(self._touched(), max(ROWS_PER_TASK, count // 2), BYTES_PER_TASK)
+        parts = shares(
+            self._touched(), max(MERGED_ROWS_PER_TASK, count // 2), MERGED_BYTES_PER_TASK
+        )
         told = self._run(
             len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
         )
@@ -232,7 +240,7 @@ class _Merge:
                 self._matched[unpacked(row["matched"], count)] = True
             if row["removed"] is not None:
                 self.removed.append((row["removed"], row["removed_size"]))
-            self._tell(row)
+            self._add(row)
         return all(row["is_possible"] for row in told)
 
     def insert(self) -> None:
@@ -243,7 +251,7 @@ class _Merge:
         for row in self._run(
             len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])
         ):
-            self._tell(row)
+            self._add(row)
 
     @property
     def log(self) -> DeltaLog:
@@ -254,7 +262,7 @@ class _Merge:
         """Remove the files that nobody will read."""
         discard(self._target.uri, self._target.storage_options, self._target.prefix)
 
-    def _tell(self, row: Any) -> None:
+    def _add(self, row: Any) -> None:
         if row["path"] is not None:
             self.added.append((row["path"], row["size"], row["stats"]))
         for name, count in zip(
@@ -285,10 +293,10 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     matched = matched_by(of_row, count)
     changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
     if changes is None:  # told, not raised: Spark would have it read as much again
-        return pa.Table.from_pylist([_told(is_possible=False)], MERGED)
+        return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
     # From here on rows point at the changes that are wanted, not at all there are.
     of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
-    told = [_told(matched=packed(matched))]
+    told = [_rows_of(matched=packed(matched))]
     for file, of_file in zip(
         share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True
     ):
@@ -312,11 +320,11 @@ def _rewrite_file(
                 held, at_places(changes, chosen), place, np.zeros(0, np.int64), target.written
             )
             if not merged.is_possible:
-                return _told(is_possible=False)
+                return _rows_of(is_possible=False)
             new.write(merged.rows())
             counts = merged.counts
             updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
-        return _told(
+        return _rows_of(
             removed=file.path,
             removed_size=file.bytes,
             updated=updated,
@@ -340,11 +348,11 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
                     ).new_rows()
                 )
                 part = next(parts, None)
-            told.append(_told(inserted=new.rows, **new.close()))
+            told.append(_rows_of(inserted=new.rows, **new.close()))
     return pa.Table.from_pylist(told, MERGED)
 
 
-def _told(**what: Any) -> dict[str, Any]:
+def _rows_of(**what: Any) -> dict[str, Any]:
     return {"updated": 0, "deleted": 0, "inserted": 0, "is_possible": True} | what
 
 

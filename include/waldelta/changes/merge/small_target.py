@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from waldelta.lake.storage import row_count
 
 # Beyond, a job of Spark's that writes, or scans, only the files that matter is the cheaper one.
-MOST_ROWS = 100_000
+MOST_SMALL_ROWS = 100_000
 MOST_FILE_BYTES = 16 << 20
 
 
 def is_small(files: pa.Table) -> bool:
     """Whether a target with these files is read here; one whose rows aren't counted isn't."""
-    return is_at_most(files, MOST_ROWS, MOST_FILE_BYTES)
+    return is_at_most(files, MOST_SMALL_ROWS, MOST_FILE_BYTES)
 
 
 def is_at_most(files: pa.Table, most_rows: int, most_bytes: int) -> bool:

@@ -20,8 +20,9 @@ from waldelta.changes.decode.collapse import (
     ACTION_SKIP,
     ACTION_UPDATE,
 )
+from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS, REREAD_ROWS
-from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID, Truncation
+from waldelta.changes.decode.row_states import MOVED, STATE_XID, TO_LSN, TO_TS, Truncation
 from waldelta.changes.merge.live_rows import TRUNCATE, live_rows
 from waldelta.changes.merge.statements import (
     CommitTag,
@@ -49,8 +50,8 @@ from waldelta.metadata_columns import (
     VALID_FROM_LSN,
     VALID_TO,
     VALID_TO_LSN,
+    XID,
 )
-from waldelta.metadata_columns import XID as XID_COLUMN
 from waldelta.spark_sql import parquet, path, quote, string
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
         columns += [
             "s.commit_ts",
             f"s.{PLACE}",
-            f"s.{XID}",
+            f"s.{STATE_XID}",
             f"s.{MOVED}",
             *(f"s.o{k}" for k in range(len(kept.key))),
         ]
@@ -299,7 +300,7 @@ def append_statement(uri: str, kept: Kept, source: str) -> str:
     )
     lacking = f"array_compact(array({unknown}))" if unknown else "array()"
     columns = [
-        *_values(kept), (OP, "s.action"), (SEQ, f"s.{PLACE}"), (XID_COLUMN, f"s.{XID}"),
+        *_values(kept), (OP, "s.action"), (SEQ, f"s.{PLACE}"), (XID, f"s.{STATE_XID}"),
         (UNCHANGED, f"nullif({lacking}, cast(array() as array<string>))"),
     ]  # fmt: skip
     if kept.key:
@@ -330,7 +331,7 @@ def _truncate_rows(truncates: Sequence[Truncation]) -> pa.Table:
             "lsn": [t.lsn for t in truncates],
             "commit_ts": at,
             PLACE: [t.place for t in truncates],
-            XID: [t.xid for t in truncates],
+            STATE_XID: [t.xid for t in truncates],
         }
     )
 
@@ -343,7 +344,7 @@ def _with_truncates(kept: Kept, source: str, folder: str) -> str:
         + ["raw"]
     )
     flags = [f"u{i}" for i in kept.toastable]
-    told = ["lsn", "commit_ts", PLACE, XID]
+    told = ["lsn", "commit_ts", PLACE, STATE_XID]
     every = ["action", *names, *flags, MOVED, *told]
     empty = [f"'{TRUNCATE}'", *(["null"] * len(names)), *(["false"] * len(flags)), "false", *told]
     return (

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waldelta.arrow import one_array
-from waldelta.changes.decode.collapse import Ints
+from waldelta.arrow import Ints, one_array
 
-Hashes = npt.NDArray[np.uint64]
+_Hashes = npt.NDArray[np.uint64]
 
 _SEED = 0x9E3779B97F4A7C15
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
@@ -29,7 +28,7 @@ def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
     return (found % np.uint64(count)).astype(np.int64)
 
 
-def _hashes(column: pa.ChunkedArray) -> Hashes:
+def _hashes(column: pa.ChunkedArray) -> _Hashes:
     """Sums of bytes times the number of their place, modulo 2**64."""
     values = one_array(column).cast(pa.large_binary()).fill_null(b"")
     _, offsets, data = values.buffers()
@@ -40,15 +39,15 @@ def _hashes(column: pa.ChunkedArray) -> Hashes:
     products = (held.astype(np.uint64) + np.uint64(1)) * _numbers(int(places.max(initial=0)) + 1)[
         places
     ]
-    sums: Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
+    sums: _Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
     return sums[ends[1:]] - sums[ends[:-1]]
 
 
-def _numbers(count: int) -> Hashes:
+def _numbers(count: int) -> _Hashes:
     """Of each place within a value, one that looks random (splitmix64)."""
     return _mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
 
 
-def _mixed(numbers: Hashes) -> Hashes:
+def _mixed(numbers: _Hashes) -> _Hashes:
     numbers = (numbers ^ (numbers >> np.uint64(33))) * _MIX
     return numbers ^ (numbers >> np.uint64(29))

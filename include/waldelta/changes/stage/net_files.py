@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector
 
-from waldelta.changes.decode.collapse import Bools, Ints
+from waldelta.arrow import Bools, Ints
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, rooted
 
 # Read in small pieces: what repeats itself is a thousandth in a file of what it is in memory.

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from waldelta.arrow import Ints
 from waldelta.changes.stage.stage_tasks import BYTES_PER_DECODE, ROWS_PER_DECODE
 from waldelta.lake.changelog import ChangeLog, Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, RowMessages, all_row_messages
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, remove_folder, rooted
-from waldelta.pgoutput.transactions import Ints
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark import run_tasks
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Tables that wait for the same row group, by bytes on the average, from which on it pays to write
 # it anew: that costs about as much as reading it twice.
-WORTH_IT = 4
+SPLIT_FROM_TABLES = 4
 # Relations of fewer messages share a row group: its columns' headers, and a reader's request for
 # them, cost as much.
 ROWS_PER_GROUP = 2_048
@@ -122,7 +122,7 @@ def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[
     statistics alone.
     """
     ids = np.sort(np.fromiter(relation_ids, np.int64))
-    if len(ids) < WORTH_IT:
+    if len(ids) < SPLIT_FROM_TABLES:
         return False
     weighed = total = 0
     for group in change_log.groups(all_row_messages(stream.segments)):
@@ -131,7 +131,7 @@ def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[
         least, most = (bounds["min"], bounds["max"]) if bounds else (ids[0], ids[-1])
         waiting = int(np.searchsorted(ids, most, "right") - np.searchsorted(ids, least, "left"))
         weighed, total = weighed + waiting * held.total_byte_size, total + held.total_byte_size
-    return weighed >= WORTH_IT * max(total, 1)
+    return weighed >= SPLIT_FROM_TABLES * max(total, 1)
 
 
 def split(spark: SparkSession, change_log: ChangeLog, stream: Stream, folder: str) -> Split:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 # One task collapses about this many rows, or this many bytes of them; more mean more tasks. It
 # holds them all, three times over.
-ROWS_PER_TASK = 500_000
-BYTES_PER_TASK = 128 << 20
+STAGED_ROWS_PER_TASK = 500_000
+STAGED_BYTES_PER_TASK = 128 << 20
 # And decodes at least so many rows or bytes: a file for each bucket is written by each.
 ROWS_PER_DECODE = 250_000
 BYTES_PER_DECODE = 64 << 20
@@ -125,7 +125,9 @@ def tasks_of(plan: TargetPlan) -> int:
 
 def tasks_for(volume: Volume) -> int:
     """How many tasks hold so much."""
-    return max(1, -(-volume.rows // ROWS_PER_TASK), -(-volume.bytes // BYTES_PER_TASK))
+    return max(
+        1, -(-volume.rows // STAGED_ROWS_PER_TASK), -(-volume.bytes // STAGED_BYTES_PER_TASK)
+    )
 
 
 def added_up(counted: Iterable[Any]) -> Counted:

@@ -35,7 +35,7 @@ from waldelta.permissions import private_files
 STATISTICS = ("relation_id", "xid8", "end_lsn")
 # Small row groups let both cores decode one batch, and readers of the timeline skip those without
 # any.
-ROW_GROUP_BYTES = 16 << 20
+BATCH_ROW_GROUP_BYTES = 16 << 20
 # Of these few values recur, or all are near each other; the messages themselves aren't worth a
 # dictionary, nor statistics.
 _RECURRING = [
@@ -49,11 +49,11 @@ _RECURRING = [
     "timeline",
     "moves",
 ]
-CHECKPOINT_INTERVAL = 50
+CHANGE_LOG_CHECKPOINT_INTERVAL = 50
 _KEPT = "; nothing was consumed from the slot"
 _PROPERTIES = {
     "delta.dataSkippingStatsColumns": ",".join(STATISTICS),
-    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+    "delta.checkpointInterval": str(CHANGE_LOG_CHECKPOINT_INTERVAL),
 }
 _ATTEMPTS = 10
 _NEWEST = 20
@@ -132,7 +132,7 @@ class _Written:
         self._held.append(part)
         self._bytes += part.nbytes
         self._statistics.add(part)
-        if self._bytes >= ROW_GROUP_BYTES:
+        if self._bytes >= BATCH_ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
@@ -205,7 +205,7 @@ def commit_batch(
                 table.version() + 1
             )  # a compare-and-swap; by now maintenance may have committed, too
             table.update_incremental()
-            checkpoint(table, CHECKPOINT_INTERVAL)
+            checkpoint(table, CHANGE_LOG_CHECKPOINT_INTERVAL)
     return version
 
 

@@ -266,7 +266,7 @@ class ChangeLog(RowMessages):
         ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
         return max(ends) if ends else self.landed(batch).end_lsn
 
-    def told(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
+    def commit_infos(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
         """What the commits of recent batches tell, by batch, as far as Delta's log still has
         them.
         """
@@ -350,12 +350,12 @@ class ChangeLog(RowMessages):
     def stream(self, after_batch: int, upto_batch: int) -> Stream:
         """A range of batches in commit order, without the messages that are skipped."""
         timeline = self.timeline(after_batch, upto_batch)
-        left_out = _left_out(timeline)
+        left_out = _undecided(timeline)
         segments = resolve(landmarks(timeline, left_out), after_batch, upto_batch)
         if segments.missing:
             # Prepared before the range, committed in it.
             earlier = self.controls(after_batch)
-            left_out |= _left_out(earlier)
+            left_out |= _undecided(earlier)
             known = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
             segments = resolve(known, after_batch, upto_batch)
             batches = sorted({part.batch for part in segments.older})
@@ -428,7 +428,7 @@ class ChangeLog(RowMessages):
     def prepared(self) -> list[Prepared]:
         """Every prepared transaction in the log, with the batch that decided it."""
         timeline = self.controls()
-        return prepared_transactions(landmarks(timeline, _left_out(timeline)))
+        return prepared_transactions(landmarks(timeline, _undecided(timeline)))
 
     def _timeline(self, chosen: pc.Expression) -> pa.Table:
         parts = list(self.scan(chosen & pc.field("timeline"), _TIMELINE))
@@ -521,7 +521,7 @@ def _control_message(row: dict[str, Any]) -> Control:
     return Control(kind, -1 if kind == "A" else xid, xid, end_lsn=row["end_lsn"] or 0)
 
 
-def _left_out(timeline: pa.Table) -> frozenset[tuple[int, int]]:
+def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
     """Batch and xid8 of transactions of which a message that decides on their changes isn't
     read.
     """

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import Ints
 from waldelta.errors import DecodeError
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.pgoutput import Relation, Segments, read_relation, read_truncate
 from waldelta.pgoutput.commit_time import shown
-from waldelta.pgoutput.transactions import Ints
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog.commit_order import Stream, commits, place_columns
 from waldelta.lake.changelog.snapshot_visibility import Snapshot
 from waldelta.lake.storage import SPARKS_TIMESTAMPS, by_row_group, rooted
 from waldelta.pgoutput import Segments
-from waldelta.pgoutput.transactions import SEQ_BITS, Bools, Ints
+from waldelta.pgoutput.transactions import SEQ_BITS
 
 ROW_KINDS = ("I", "U", "D")
 # Of a row message, what it takes to decode it.

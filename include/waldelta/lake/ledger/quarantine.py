@@ -26,9 +26,11 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import UTC_TIME
 from waldelta.lake.delta_log import DeltaLog
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
+from waldelta.pgoutput.unread_message import ID_LETTERS
 
 REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
 # Of a message of the replication protocol: nothing behind it lands, or is applied to its table,
@@ -42,10 +44,7 @@ ACCEPTED = "accepted"
 # How the reason begins of a row that a gate has set aside.
 FAILS = "fails "
 
-Check = Callable[[], object]
-
-_UTC = pa.timestamp("us", tz="UTC")
-_ID_LETTERS = 16
+_Check = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class IncompleteRow:
     table: ClassVar[str] = "quarantine"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("status", pa.string()),
             ("table_name", pa.string()),
@@ -119,7 +118,7 @@ class IncompleteRow:
             ("columns", pa.list_(pa.string())),
             ("sent", pa.string()),
             ("lsn", pa.int64()),
-            ("commit_ts", _UTC),
+            ("commit_ts", UTC_TIME),
             ("reason", pa.string()),
             ("messages", pa.list_(_MESSAGE)),
             ("by", pa.string()),
@@ -165,7 +164,7 @@ def message_of(key: str) -> str | None:
 def row_id_of(table_name: str, generation: int, batch: int, lsn: int | None, key: str) -> str:
     """An IncompleteRow's ``id``."""
     told = f"{table_name}\n{generation}\n{batch}\n{lsn}\n{key}"
-    return hashlib.sha256(told.encode()).hexdigest()[:_ID_LETTERS]
+    return hashlib.sha256(told.encode()).hexdigest()[:ID_LETTERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +327,7 @@ class Quarantine:
         generation: int,
         after_batch: int,
         rows: Sequence[IncompleteRow],
-        check: Check | None = None,
+        check: _Check | None = None,
     ) -> None:
         """Make these the rows of one copy's batches after ``after_batch``, in one commit.
 
@@ -343,19 +342,19 @@ class Quarantine:
         )
         self._table.replace(told, chosen, check)
 
-    def forget(self, table_name: str, generation: int, after_batch: int, check: Check) -> None:
+    def forget(self, table_name: str, generation: int, after_batch: int, check: _Check) -> None:
         """Drop what others told of one copy's batches after ``after_batch``; a commit in any case,
         so that theirs fails.
         """
         self.replace(table_name, generation, after_batch, (), check)
 
-    def fence(self, check: Check) -> None:
+    def fence(self, check: _Check) -> None:
         """A commit that changes nothing: whoever asked ``check`` of replace() or add() before asks
         again, and writes nothing when it raises.
         """
         self._table.replace((), "false", check)
 
-    def add(self, rows: Sequence[IncompleteRow], check: Check | None = None) -> None:
+    def add(self, rows: Sequence[IncompleteRow], check: _Check | None = None) -> None:
         """Add rows behind all others, in one commit; ``check`` as of replace()."""
         self._table.extend(_in_order(rows), check=check)
 

@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import UTC_TIME
 from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late
 from waldelta.lake.storage import bookkeeping_uri
 
-EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, FAILED = (
+EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
     "equal",
     "different",
     "repaired",
@@ -28,7 +29,6 @@ ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 # Rows that differ which are kept of one table, those with their values, and the length of a value.
 ROWS_KEPT, ROWS_VALUED, TEXT_KEPT = 1_000, 100, 200
 
-_UTC = pa.timestamp("us", tz="UTC")
 _COLUMN = pa.struct([("name", pa.string()), ("source", pa.string()), ("target", pa.string())])
 _ROW = pa.struct(
     [
@@ -106,7 +106,7 @@ class Reconciliation:
     table: ClassVar[str] = "reconciliations"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("table_name", pa.string()),
             ("status", pa.string()),
@@ -209,7 +209,9 @@ class Reconciliations:
         wanted = {name: (row["at"], row["run_id"]) for name, row in answers.items()}
         if not wanted:
             return {}
-        rows = self._read(pc.field("at").isin(pa.array([at for at, _ in wanted.values()], _UTC)))
+        rows = self._read(
+            pc.field("at").isin(pa.array([at for at, _ in wanted.values()], UTC_TIME))
+        )
         return {
             row.table_name: row
             for row in rows

@@ -8,6 +8,7 @@ from typing import ClassVar, cast
 
 import pyarrow as pa
 
+from waldelta.arrow import UTC_TIME
 from waldelta.config import TargetMode
 from waldelta.config.target_mode import MIRROR
 
@@ -19,8 +20,6 @@ COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (
     "needs_sync",
     "removed",
 )
-
-_UTC = pa.timestamp("us", tz="UTC")
 
 
 def now() -> datetime:
@@ -63,7 +62,7 @@ class SlotMove:
     table: ClassVar[str] = "slot_moves"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("event", pa.string()),
             ("slot", pa.string()),
@@ -214,7 +213,12 @@ class ExternalCommit:
 
 
 _EXTERNAL_COMMIT = pa.struct(
-    [("version", pa.int64()), ("operation", pa.string()), ("by", pa.string()), ("at", _UTC)]
+    [
+        ("version", pa.int64()),
+        ("operation", pa.string()),
+        ("by", pa.string()),
+        ("at", UTC_TIME),
+    ]
 )
 
 
@@ -280,7 +284,7 @@ class TableState:
     table: ClassVar[str] = "tables"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("table_name", pa.string()),
             ("generation", pa.int64()),
@@ -385,7 +389,7 @@ _CUT = pa.struct(
         ("reread", pa.int64()),
         ("quarantined", pa.int64()),
         ("verbatim", pa.int64()),
-        ("commit_ts", _UTC),
+        ("commit_ts", UTC_TIME),
     ]
 )
 
@@ -409,8 +413,9 @@ class BatchCut:
     table: ClassVar[str] = "batches"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC), ("run_id", pa.string()), ("batch", pa.int64()), ("end_lsn", pa.int64()),
-            ("commit_ts", _UTC), ("targets", pa.list_(_CUT)), ("expired", pa.bool_()),
+            ("at", UTC_TIME), ("run_id", pa.string()), ("batch", pa.int64()),
+            ("end_lsn", pa.int64()), ("commit_ts", UTC_TIME), ("targets", pa.list_(_CUT)),
+            ("expired", pa.bool_()),
         ]
     )  # fmt: skip
 
@@ -451,25 +456,25 @@ class Run:
     table: ClassVar[str] = "runs"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("verb", pa.string()),
             ("status", pa.string()),
             ("run_type", pa.string()),
-            ("interval_start", _UTC),
-            ("interval_end", _UTC),
+            ("interval_start", UTC_TIME),
+            ("interval_end", UTC_TIME),
             ("start_lsn", pa.int64()),
             ("end_lsn", pa.int64()),
             ("changes", pa.int64()),
             ("seconds", pa.float64()),
             ("result", pa.string()),
-            ("as_of", _UTC),
+            ("as_of", UTC_TIME),
             ("lag_before_bytes", pa.int64()),
             ("lag_bytes", pa.int64()),
             ("retained_bytes", pa.int64()),
             ("wal_status", pa.string()),
             ("applied", pa.bool_()),
-            ("begun", _UTC),
+            ("begun", UTC_TIME),
             ("targets", pa.list_(_CUT)),
         ]
     )
@@ -500,7 +505,7 @@ class Gap:
     table: ClassVar[str] = "gaps"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("status", pa.string()),
             ("slot", pa.string()),
@@ -530,7 +535,7 @@ class KeptWindow:
     table: ClassVar[str] = "bites"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("window_bytes", pa.int64()),
             ("timeout_s", pa.int64()),
@@ -557,7 +562,7 @@ class Release:
     table: ClassVar[str] = "releases"
     schema: ClassVar[pa.Schema] = pa.schema(
         [
-            ("at", _UTC),
+            ("at", UTC_TIME),
             ("run_id", pa.string()),
             ("table_name", pa.string()),
             ("generation", pa.int64()),

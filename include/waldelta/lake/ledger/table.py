@@ -38,7 +38,7 @@ _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
 }
-CHECKPOINT_INTERVAL = 100
+LEDGER_CHECKPOINT_INTERVAL = 100
 # A reader that opened the table before a rewrite still finds its files.
 _KEEP_FILES_HOURS = 24
 
@@ -311,7 +311,7 @@ class LedgerTable:
     def _keep(self, table: DeltaTable) -> None:
         """Make a commit durable, and with every so many a checkpoint."""
         sync_commit(self.uri, table.version())
-        checkpoint(table, CHECKPOINT_INTERVAL)
+        checkpoint(table, LEDGER_CHECKPOINT_INTERVAL)
 
     def _schema_mode(self, table: DeltaTable) -> Literal["merge"] | None:
         """A table of an older version gets the columns, and the fields of structs, that it

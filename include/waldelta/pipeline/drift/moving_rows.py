@@ -15,7 +15,7 @@ from psycopg import sql
 
 from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
-from waldelta.pipeline.drift.repair_plan import Repair, Rule, entering, merges_partitions
+from waldelta.pipeline.drift.repair_plan import FilterRule, Repair, entering, merges_partitions
 from waldelta.pipeline.targets.target_filter import filter_of, read_target_filter
 from waldelta.postgres import Leaf
 from waldelta.row_filter import RowFilter
@@ -25,7 +25,7 @@ from waldelta.snapshot.read_selected import of_leaf, of_leaves_through, whole_ta
 # Counting may take so long in all; after that the planner's estimate has to do.
 COUNT_TIMEOUT_MS = 2000
 # Each statement waits so long for a lock at most.
-LOCK_TIMEOUT_MS = 1000
+COUNT_LOCK_TIMEOUT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class MovingRows:
     of a side.
     """
 
-    before: Rule
-    after: Rule
+    before: FilterRule
+    after: FilterRule
     enter: tuple[Choice, ...]
     leave: tuple[Choice, ...]
 
@@ -50,8 +50,8 @@ def moving_rows(
     """
     state, table = drifted.state, drifted.table
     was = filter_of(state)
-    before = Rule(state.row_filter, was.analysed if was else None)
-    after = Rule(table.row_filter, own.analysed if own else None)
+    before = FilterRule(state.row_filter, was.analysed if was else None)
+    after = FilterRule(table.row_filter, own.analysed if own else None)
     nullable = [column.name for column in table.columns if not column.not_null]
     enters = entering(before, after, nullable)
     # Those that are read through one table are read together, or each would take a scan of all.
@@ -93,7 +93,9 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         return None
     try:
         # A notice isn't worth waiting for whoever alters the table.
-        connection.execute("select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),))
+        connection.execute(
+            "select set_config('lock_timeout', %s, false)", (str(COUNT_LOCK_TIMEOUT_MS),)
+        )
         own = read_target_filter(connection, name, drifted.where, drifted.table)
         moving = moving_rows(drifted, own)
         wanted = [

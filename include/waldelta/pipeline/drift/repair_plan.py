@@ -88,7 +88,7 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FilterRule:
     """What a target takes: rows that its publications' filter and its own admit, both as PostgreSQL
     prints them.
     """
@@ -105,7 +105,7 @@ class Rule:
     def condition(self) -> str:
         """As one SQL condition.
 
-        >>> Rule("(a > 1)", "(b > 2)").condition
+        >>> FilterRule("(a > 1)", "(b > 2)").condition
         '((a > 1)) and ((b > 2))'
         """
         return _all(self.parts)
@@ -214,16 +214,19 @@ def is_dear(entering: float, rows: float) -> bool:
     return entering > max(FEW_ROWS, MOST_OF_TABLE * rows)
 
 
-def entering(before: Rule, after: Rule, nullable: Iterable[str]) -> tuple[str, ...]:
+def entering(before: FilterRule, after: FilterRule, nullable: Iterable[str]) -> tuple[str, ...]:
     """SQL conditions, no row true of two, for the rows that ``after`` admits and ``before`` didn't.
 
     PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``: they differ
     where a filter is NULL, which one made of comparisons is only where one of its columns is.
     ``nullable`` are the columns that may be.
 
-    >>> entering(Rule("(a > 5)"), Rule("(a > 3)"), ()) ('((a > 3)) and not (((a > 5)))',) >>>
-    entering(Rule("(a > 5)"), Rule(), {"a"}) ('not (((a > 5)))', '("a" is null) and (((a > 5))) is
-    null') >>> entering(Rule(), Rule("(a > 5)"), ()) ()
+    >>> entering(FilterRule("(a > 5)"), FilterRule("(a > 3)"), ())
+    ('((a > 3)) and not (((a > 5)))',)
+    >>> entering(FilterRule("(a > 5)"), FilterRule(), {"a"})
+    ('not (((a > 5)))', '("a" is null) and (((a > 5))) is null')
+    >>> entering(FilterRule(), FilterRule("(a > 5)"), ())
+    ()
     """
     common = set(after.parts)
     gone = tuple(part for part in before.parts if part not in common)

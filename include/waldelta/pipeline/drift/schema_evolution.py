@@ -23,13 +23,13 @@ from waldelta.pgoutput.relation import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
 from waldelta.pipeline.drift.rewrites import rewritten
 from waldelta.postgres import PgType
+from waldelta.postgres.type_catalog import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID
 from waldelta.types import TargetType, column_types
 from waldelta.types.numeric import decimal
 
-_TEXT, _VARCHAR, _VARBIT, _NUMERIC = 25, 1043, 1562, 1700
 # time, timestamp, timestamptz, timetz: more digits change no value.
 _WITH_DIGITS = frozenset({1083, 1114, 1184, 1266})
-_MAY_GROW = frozenset({_VARCHAR, _VARBIT}) | _WITH_DIGITS
+_MAY_GROW = frozenset({VARCHAR_OID, VARBIT_OID}) | _WITH_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def _widens(held: ColumnState, new: ColumnState) -> bool:
     So for a numeric whose limits grew, unless an option chose either type: a decimal that isn't the
     numeric's own prints other zeros, and another type rounds.
     """
-    if held.type_oid != _NUMERIC or new.type_oid != _NUMERIC:
+    if held.type_oid != NUMERIC_OID or new.type_oid != NUMERIC_OID:
         return False
     before, after = decimal(held.typmod), decimal(new.typmod)
     return (
@@ -279,7 +279,7 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
     if old == new:
         return True
     (old_oid, old_typmod), (new_oid, new_typmod) = old, new
-    if old_oid == new_oid == _NUMERIC:
+    if old_oid == new_oid == NUMERIC_OID:
         return new_typmod == -1 or (
             old_typmod != -1
             and _scale(old_typmod) == _scale(new_typmod)
@@ -289,7 +289,7 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
         return old_oid in _MAY_GROW and (
             new_typmod == -1 or (old_typmod != -1 and new_typmod >= old_typmod)
         )
-    return {old_oid, new_oid} == {_TEXT, _VARCHAR} and new_typmod == -1
+    return {old_oid, new_oid} == {TEXT_OID, VARCHAR_OID} and new_typmod == -1
 
 
 def _scale(typmod: int) -> int:

@@ -67,7 +67,7 @@ class Watch:
         """
         return self._looked.get(state.table_name, checked_upto(self.cut, state))
 
-    def look(self, state: TableState, version: int) -> list[str]:
+    def find(self, state: TableState, version: int) -> list[str]:
         """Look through a target's log up to ``version``, and record what others did; returns what
         is to be told of it.
 
@@ -94,9 +94,9 @@ class Watch:
             _record(self.job, state, fresh)
         self._looked[state.table_name] = version
         vacuumed = expire_vacuumed(self.job, state.table_name, seen, only_new=False)
-        return [*self._tell(state, fresh), *vacuumed, *_warn_of_missing(state, seen)]
+        return [*self._describe(state, fresh), *vacuumed, *_warn_of_missing(state, seen)]
 
-    def _tell(self, state: TableState, fresh: Sequence[ExternalCommit]) -> list[str]:
+    def _describe(self, state: TableState, fresh: Sequence[ExternalCommit]) -> list[str]:
         if not fresh:
             return []
         name, pipeline = state.table_name, self.job.pipeline.pipeline
@@ -230,8 +230,9 @@ def _check_files(table: DeltaLog, commit: Commit) -> None:
 def describe(commit: ExternalCommit) -> str:
     """A foreign commit in a few words.
 
-    >>> describe(ForeignCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", datetime(2026, 5, 1,
-    tzinfo=UTC))) 'version 6 (RESTORE by alice, Apache-Spark/4.2.0, 2026-05-01 00:00:00+0000)'
+    >>> at = datetime(2026, 5, 1, tzinfo=UTC)
+    >>> describe(ExternalCommit(6, "RESTORE", "alice, Apache-Spark/4.2.0", at))
+    'version 6 (RESTORE by alice, Apache-Spark/4.2.0, 2026-05-01 00:00:00+0000)'
     """
     at = f", {commit.at:%Y-%m-%d %H:%M:%S%z}" if commit.at is not None else ""
     return f"version {commit.version} ({commit.operation} by {commit.by}{at})"

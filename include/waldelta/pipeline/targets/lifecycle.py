@@ -210,8 +210,9 @@ def _needs_somebody(reason: str) -> bool:
     """Whether a copy failed by what another attempt would meet as well; an error without a name may
     be a dead JVM's.
 
-    >>> [_needs_somebody(f"{error}: …") for error in ("ConfigError", "TableBusy",
-    "TargetNotWritable", "Py4JNetworkError")] [True, False, False, False]
+    >>> failed = ("ConfigError", "TableBusy", "TargetNotWritable", "Py4JNetworkError")
+    >>> [_needs_somebody(f"{error}: …") for error in failed]
+    [True, False, False, False]
     """
     error = ERRORS.get(reason.partition(":")[0])
     return error is not None and not error.retryable and not issubclass(error, LakeError)

@@ -23,10 +23,8 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import NEEDS_SYNC, now
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import read_targets
-from waldelta.postgres.lock_waits import read_around
+from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
 from waldelta.postgres.type_catalog import fetch
-
-LOCK_TIMEOUT_S = 10.0
 
 
 def mark(job: Job, state: TableState, reason: str) -> None:

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
-
-import psycopg
 
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.postgres import PublishedTable, TableColumn
+from waldelta.postgres import Connection, PublishedTable, TableColumn
 from waldelta.row_filter import Collation, RowFilter, resolve_filter
 from waldelta.types import column_types
-
-Connection = psycopg.Connection[Any]
 
 
 def read_target_filter(

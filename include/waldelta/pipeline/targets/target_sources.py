@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psycopg
 
@@ -20,9 +19,17 @@ from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import TableBusy
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline.targets.target_filter import both
-from waldelta.postgres import CatalogRelation, PgType, PublishedTable, TableColumn, TableId
+from waldelta.postgres import (
+    CatalogRelation,
+    Connection,
+    PgType,
+    PublishedTable,
+    TableColumn,
+    TableId,
+)
 from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
 from waldelta.postgres.lock_waits import (
+    LOCK_TIMEOUT_S,
     LockedTables,
     limited,
     read_around,
@@ -32,10 +39,6 @@ from waldelta.postgres.lock_waits import (
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
 from waldelta.postgres.type_catalog import INT8
 
-Connection = psycopg.Connection[Any]
-
-# How long a target's own tables are waited for, each; a snapshot holds vacuum back meanwhile.
-LOCK_TIMEOUT_S = 10.0
 _ATTEMPTS = 3
 
 _BIGINT = PgType(INT8, -1, "bigint", type_name="int8")

@@ -23,7 +23,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import BOOKKEEPING, MESSAGES
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate
-from waldelta.pgoutput.envelope import NAMES
+from waldelta.pgoutput.envelope import MESSAGE_NAMES
 from waldelta.pgoutput.wire import unsigned
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import identity_of
@@ -161,7 +161,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
         return
     generations, at = target_generations(job.ledger), now()
     details = {
-        "kind": NAMES.get(unread.kind, f"unknown ({unread.raw[:1].hex()})"),
+        "kind": MESSAGE_NAMES.get(unread.kind, f"unknown ({unread.raw[:1].hex()})"),
         "error": f"{err.field} at byte {err.offset}: {err.detail}",
         "incarnation": job.slot_identity().incarnation,
     }

@@ -48,8 +48,8 @@ def parse_analysed(text: str) -> Node:
     """The tree of an analysed filter; raises FilterNotTranslatable with the place of what isn't
     known here.
 
-    >>> parse_analysed("(a IS NOT NULL)") Test(operand=Column(name='a', start=1), what='NULL',
-    negated=True, start=3)
+    >>> parse_analysed("(a IS NOT NULL)")
+    Test(operand=Column(name='a', start=1), what='NULL', negated=True, start=3)
     """
     return _Parser(text).whole()
 

@@ -33,7 +33,8 @@ def parse_row_filter(text: str) -> FilterText:
 
     Unquoted names are folded to lower case.
 
-    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns ('origin', 'Dep')
+    >>> parse_row_filter("Origin = 'JFK' and \\"Dep\\" > 5").columns
+    ('origin', 'Dep')
     """
     try:
         tokens = sqlglot.tokenize(text, read=_DIALECT)
@@ -87,7 +88,8 @@ def functions_of(text: str) -> list[str]:
     """The names that a filter calls as functions, as pg_proc has them; a keyword before a
     parenthesis is among them.
 
-    >>> functions_of("lower(v) = 'x' and at < current_date") ['lower', 'now']
+    >>> functions_of("lower(v) = 'x' and at < current_date")
+    ['lower', 'now']
     """
     tokens, found = sqlglot.tokenize(text, read=_DIALECT), []
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):

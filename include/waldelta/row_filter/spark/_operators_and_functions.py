@@ -174,7 +174,7 @@ FIELDS: dict[str, str] = {
 }  # fmt: skip
 
 _OF_DAY = "year({0}), month({0}), day({0})"
-UNITS: dict[str, str] = {
+TRUNCATIONS: dict[str, str] = {
     **{
         unit: f"cast(trunc(cast({{0}} as date), '{unit}') as timestamp_ntz)"
         for unit in ("year", "quarter", "month", "week")

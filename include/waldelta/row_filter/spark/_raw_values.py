@@ -92,9 +92,9 @@ def _nan_to_float(typed: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     )
 
 
-Rule = Callable[[Typed, Sequence[Sql], Sql], Sql]
+RawRule = Callable[[Typed, Sequence[Sql], Sql], Sql]
 # What becomes of values that stand verbatim; for all other keys a row with one fails.
-RAW_FUNCTIONS: dict[str, Rule] = {
+RAW_FUNCTIONS: dict[str, RawRule] = {
     "same": _keep_raw,
     "numeric_same": _keep_raw,
     "date_to_timestamp": _to_timestamp,

@@ -18,7 +18,7 @@ from waldelta.row_filter._datetime_fields import PERIODIC
 from waldelta.row_filter.analyzed_filter import RowFilter
 from waldelta.row_filter.parse.place import place
 from waldelta.row_filter.resolve import resolve
-from waldelta.row_filter.spark._operators_and_functions import BUILT, FIELDS, TEMPLATES, UNITS
+from waldelta.row_filter.spark._operators_and_functions import BUILT, FIELDS, TEMPLATES, TRUNCATIONS
 from waldelta.row_filter.spark._raw_values import (
     INFINITE,
     RAW_FUNCTIONS,
@@ -319,7 +319,7 @@ class _Translation:
 
     def truncated(self, typed: Typed) -> Sql:
         moment = self.sql(typed.arguments[1])
-        value = UNITS[typed.arguments[0].value or ""].format(moment.value)
+        value = TRUNCATIONS[typed.arguments[0].value or ""].format(moment.value)
         found = Sql(value, raises=moment.raises, in_years=moment.in_years)
         return found if moment.raw is None else keep_infinite(typed, [moment], found)
 

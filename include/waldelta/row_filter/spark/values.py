@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from waldelta.row_filter._constants import is_representable
 from waldelta.row_filter._signatures import COMPARISONS
-from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPES, Type, Typed
+from waldelta.row_filter.typed_tree import MOMENTS, SPARK_TYPE_NAMES, Type, Typed
 from waldelta.spark_sql import string
 
 OPERATORS = {key: operator for operator, key in COMPARISONS.items()}
@@ -91,7 +91,9 @@ def spark_type(kind: Type) -> str:
     if kind.name == "numeric":
         whole, scale = kind.digits or (1, 0)
         return f"decimal({whole + scale},{scale})"
-    return f"array<{SPARK_TYPES[kind.element]}>" if kind.element else SPARK_TYPES[kind.name]
+    return (
+        f"array<{SPARK_TYPE_NAMES[kind.element]}>" if kind.element else SPARK_TYPE_NAMES[kind.name]
+    )
 
 
 def literal(typed: Typed) -> Sql:
@@ -114,7 +116,7 @@ def _literal(kind: Type, text: str) -> str:
         return f"X'{text[2:]}'"
     if kind.name == "int4" and text.isdigit():
         return text
-    plain = SPARK_TYPES.get(kind.name) == "string" or kind.name == "interval"
+    plain = SPARK_TYPE_NAMES.get(kind.name) == "string" or kind.name == "interval"
     return string(text) if plain else f"cast({string(text)} as {spark_type(kind)})"
 
 

@@ -86,8 +86,9 @@ class Refusal:
 def position(text: str) -> Lsn | None:
     """The position of the change that an error was about, from what PostgreSQL adds to it.
 
-    >>> str(position('slot "s", output plugin "pgoutput", in the change callback, associated LSN
-    0/15D76A8')) '0/15D76A8'
+    >>> context = 'slot "s", output plugin "pgoutput", in the change callback'
+    >>> str(position(f"{context}, associated LSN 0/15D76A8"))
+    '0/15D76A8'
     """
     found = _POSITION.search(text)
     return Lsn.parse(found[1]) if found else None

@@ -26,8 +26,8 @@ from waldelta.arrow import storage
 from waldelta.config import Source
 from waldelta.config.pipeline_file import Options
 from waldelta.errors import (
-    BiteTooLarge,
     PeekTimeout,
+    PeekTooLarge,
     PrivilegeMissing,
     PublicationGone,
     SlotInUse,
@@ -47,7 +47,7 @@ from waldelta.postgres.connection import connect_arrow, ended_by_replay
 log = logging.getLogger(__name__)
 
 # Arrow batches of about this size keep the reading process small whatever the backlog.
-BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 8 << 20
 OLD_BACKEND_TIMEOUT_S = 30
 # Messages that say what the columns of later messages are, and which messages count.
 TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
@@ -224,7 +224,7 @@ def peek(
     Runs in a Spark task; a retry of that task first ends the backend its predecessor left behind,
     because a backend whose client died keeps the slot for seconds. Raises SlotInUse when somebody
     else holds the slot, PeekTimeout when the bite was too large for the statement timeout,
-    BiteTooLarge and SourceDiskFull when it was for the server's room.
+    PeekTooLarge and SourceDiskFull when it was for the server's room.
     """
     # brings pandas, which a look at an idle slot must not pay for
     import adbc_driver_postgresql.dbapi
@@ -238,7 +238,7 @@ def peek(
             connection.cursor() as cursor,
         ):
             cursor.adbc_statement.set_options(
-                **{"adbc.postgresql.batch_size_hint_bytes": str(BATCH_BYTES)}
+                **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
             )
             cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s * 1000)}")
             began = time.monotonic()
@@ -461,7 +461,7 @@ def _lost(slot: str, text: str) -> SourceUnreachable | StandbyAway | None:
     return None
 
 
-def _lacks_room(slot: str, text: str) -> BiteTooLarge | SourceDiskFull | None:
+def _lacks_room(slot: str, text: str) -> PeekTooLarge | SourceDiskFull | None:
     """The error for an answer that there is no room for."""
     if full := re.search(_DISK_FULL, text):
         return SourceDiskFull(
@@ -473,7 +473,7 @@ def _lacks_room(slot: str, text: str) -> BiteTooLarge | SourceDiskFull | None:
         return None
     for said, remedy in _TOO_LARGE.items():
         if found := re.search(said, text):
-            return BiteTooLarge(
+            return PeekTooLarge(
                 f"the server can't hold what reading slot {slot!r} gives ({found[0]}): {remedy}"
             )
     return None

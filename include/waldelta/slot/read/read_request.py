@@ -34,7 +34,7 @@ class ReadRequest:
             return None
         return cls(tuple(told["publication_names"]), told["messages"], told["origin"])
 
-    def told(self) -> dict[str, Any]:
+    def as_commit_info(self) -> dict[str, Any]:
         """For a commit's metadata."""
         return {
             "publication_names": list(self.publication_names),

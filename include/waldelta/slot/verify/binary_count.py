@@ -17,7 +17,7 @@ import psycopg
 from waldelta.postgres.publication_tables import MEMBERS
 
 # Fewer changes aren't worth the question, and a session for the call.
-WORTH_IT = 100_000
+BINARY_COUNT_FROM = 100_000
 
 
 def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 
@@ -15,10 +14,9 @@ from waldelta.config import Source
 from waldelta.lake.changelog.transaction_counts import PreparedRows, Transactions
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.postgres import Connection
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.peek import NO_ROOM, call
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 # A message that isn't transactional has kind 0: it may lie beyond the last transaction, or between
 # two calls. A message that can't be read may be of any length.

@@ -8,7 +8,6 @@ import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import psycopg
 
@@ -17,13 +16,13 @@ from waldelta.errors import ConsumeMismatch, PublicationGone
 from waldelta.lake.changelog.transaction_counts import Transactions
 from waldelta.lake.ledger.records import SlotMove
 from waldelta.lsn import Lsn, LsnRange
+from waldelta.postgres import Connection
 from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.peek import whole
 from waldelta.slot.verify.slot_count import agree, counted
 
 log = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 ORIGINS_SINCE = 160000  # the option, as server_version has it
 

@@ -24,7 +24,7 @@ from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import read_published, read_standings, requiring
 from waldelta.pipeline.targets.lifecycle import states as due_states
-from waldelta.postgres.lock_waits import LockedTables, read_around
+from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.stages.apply.outcome import Applied, isolated
@@ -32,10 +32,6 @@ from waldelta.stages.sync import end_killed_repairs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# An ALTER TABLE is waited for. What takes longer, as VACUUM FULL does, would keep the other tables,
-# and the next run from emptying the slot.
-LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

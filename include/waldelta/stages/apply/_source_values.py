@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from waldelta.arrow import Bools
 from waldelta.changes.decode import TargetPlan
 from waldelta.errors import PrivilegeMissing, SourceError, SourceUnreachable, TableBusy
 from waldelta.lake.changelog import ChangeLog
@@ -21,17 +21,14 @@ from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline import Job
 from waldelta.postgres import describe
 from waldelta.postgres.catalog import READ_THROUGH, Through
-from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
+from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.types.base import printed
 from waldelta.types.pg_text import pg_text
 
-Mask = npt.NDArray[np.bool_]
 Texts = list[str | None]
 
 VISIBLE_TIMEOUT_S = 60.0
-# Whoever keeps the table locked for longer must not hold up the tables that come after it.
-LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -41,7 +38,7 @@ class SourceValues:
     """
 
     texts: dict[int, Texts]
-    missing: Mask
+    missing: Bools
     reasons: Texts
 
 
@@ -57,7 +54,7 @@ class _Lookup:
 
 
 def read_values(
-    job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Mask
+    job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Bools
 ) -> SourceValues:
     """Read the columns that are marked as unchanged, for those ``rows`` (net changes) that are
     ``lacking``.
@@ -96,8 +93,8 @@ def read_values(
 def _lookup(
     connection: psycopg.Connection[Any],
     plan: TargetPlan,
-    flagged: Mapping[int, Mask],
-    lacking: Mask,
+    flagged: Mapping[int, Bools],
+    lacking: Bools,
     values: SourceValues,
 ) -> _Lookup | None:
     """What can still be read of the table; rows that need more are missing."""
@@ -131,8 +128,8 @@ def _read(
     lookup: _Lookup,
     keys: Sequence[Texts],
     values: SourceValues,
-    lacking: Mask,
-) -> Mask:
+    lacking: Bools,
+) -> Bools:
     """Read these rows' values; returns which of them the source doesn't show."""
     absent = lacking.copy()
     wanted = np.flatnonzero(lacking)
@@ -178,7 +175,7 @@ def _column(name: str) -> sql.Composable:
     return sql.SQL("tableoid::bigint") if name == RELID else sql.Identifier(name)
 
 
-def _give_up(values: SourceValues, rows: Mask, reason: str) -> None:
+def _give_up(values: SourceValues, rows: Bools, reason: str) -> None:
     for n in np.flatnonzero(rows & ~values.missing):
         values.reasons[n] = reason
     values.missing |= rows

@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 # A full batch and the short one behind it are one step: every MERGE rewrites the files it touches.
 BATCHES_PER_STEP = 2
 # How much each batch has of something, and the most of it that a step of several takes.
-Measure = tuple[Mapping[int, int], int]
+_BatchSizes = tuple[Mapping[int, int], int]
 
 
 def measures(
     job: Job, sizes: Mapping[int, int], bytes_of: Callable[[int, int], Mapping[int, int]]
-) -> tuple[Measure, Measure]:
+) -> tuple[_BatchSizes, _BatchSizes]:
     """What steps of these batches are planned by, of which each has so many messages: messages and
     bytes.
 
@@ -35,11 +35,12 @@ def measures(
     )
 
 
-def plan_steps(*measures: Measure) -> list[int]:
+def plan_steps(*measures: _BatchSizes) -> list[int]:
     """The batches after which a step ends, so that no step of several batches takes more than the
     most of any measure.
 
-    >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100)) [2, 3, 4]
+    >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
+    [2, 3, 4]
     """
     ends: list[int] = []
     taken = [0] * len(measures)
@@ -55,11 +56,14 @@ def plan_steps(*measures: Measure) -> list[int]:
     return ends
 
 
-def whole_upto(*measures: Measure) -> int | None:
+def whole_upto(*measures: _BatchSizes) -> int | None:
     """The batch with which the first step ends, while more are to come: None when another one like
     the last would fit into it.
 
-    >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100)) 2 >>> whole_upto(({1: 40, 2: 50}, 100)) 2
+    >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100))
+    2
+    >>> whole_upto(({1: 40, 2: 50}, 100))
+    2
     >>> whole_upto(({1: 40}, 100))
     """
     last = max(measures[0][0], default=0)

@@ -45,7 +45,7 @@ from waldelta.stages.apply._select_targets import SelectedTargets, select_target
 from waldelta.stages.apply._steps import measures, plan_steps, reported_steps
 from waldelta.stages.apply._unreported import unreported, unreported_commits
 from waldelta.stages.apply.complete_rows import complete_rows
-from waldelta.stages.apply.outcome import Applied, isolated, to_be_fed
+from waldelta.stages.apply.outcome import Applied, isolated, without_failure
 from waldelta.stages.check.gate import TableGate, read_gates
 from waldelta.stages.check.gate.gate import judge_of
 from waldelta.stages.check.gate.verdicts import record_passed
@@ -95,7 +95,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     last = job.change_log(job.slot_identity()).last_batch()
     fed = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
-        _feed(spark, job, fed, last, applied, Pace())
+        _apply_upto(spark, job, fed, last, applied, Pace())
     applied.retold += unreported_commits(job, fed.left)
     try:
         applied.removed = record_removed(job, fed.left)
@@ -121,7 +121,7 @@ def apply_concurrently(
     does; ``goes_on`` raises when nobody waits for it any more.
     """
     goes_on()
-    return _feed(spark, job, select_unchanged(job), upto, applied, Pace(1, goes_on))
+    return _apply_upto(spark, job, select_unchanged(job), upto, applied, Pace(1, goes_on))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _is_behind_copies(
     return all(state.snapshot_lsn <= end for state in states)
 
 
-def _feed(
+def _apply_upto(
     spark: SparkSession, job: Job, fed: SelectedTargets, last: int, applied: Applied, pace: Pace
 ) -> int:
     """Bring these targets up to a batch, step by step; returns the one that they have come to."""
@@ -159,8 +159,8 @@ def _feed(
     change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
     with _begun(spark, job, fed, last, applied, Watch(job, cut), pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
-        for state in to_be_fed(states, applied):
-            _look(run, state, run.held.versions[state.table_name], applied)
+        for state in without_failure(states, applied):
+            _find_external_commits(run, state, run.held.versions[state.table_name], applied)
         ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
         is_all = fed.is_all and (
             not pace.is_concurrent or _is_behind_copies(change_log, ends, states, applied)
@@ -175,7 +175,7 @@ def _feed(
             told = untold if behind or upto == (ends or [last])[-1] else {}
             # Those with the same batches before them one after the other: they read them together.
             in_turn = sorted(
-                to_be_fed(states, applied), key=lambda state: watermarks[state.table_name]
+                without_failure(states, applied), key=lambda state: watermarks[state.table_name]
             )
             done = [_apply_step(run, state, upto, told, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
@@ -188,7 +188,7 @@ def _feed(
 
 
 @contextmanager
-def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
+def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     spark: SparkSession,
     job: Job,
     fed: SelectedTargets,
@@ -203,14 +203,14 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _feed() has them
         job.change_log(held.identity),
         _watermarks(job, held, fed.states, applied),
     )
-    fed_from = [watermarks[state.table_name] for state in to_be_fed(fed.states, applied)]
+    fed_from = [watermarks[state.table_name] for state in without_failure(fed.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
     gates, types = read_gates(job, fed.states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:
-        fed_now = to_be_fed(fed.states, applied)
+        fed_now = without_failure(fed.states, applied)
         late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
@@ -258,14 +258,14 @@ def _apply_step(
             cut = before + cut
         applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
         # What was committed beside the run, before the cut says up to where all is told.
-        _look(run, state, cut.version, applied)
+        _find_external_commits(run, state, cut.version, applied)
         return cut
     return None
 
 
-def _look(run: _Run, state: TableState, version: int, applied: Applied) -> None:
+def _find_external_commits(run: _Run, state: TableState, version: int, applied: Applied) -> None:
     with isolated(run.job, state, applied):
-        applied.warnings += run.watch.look(state, version)
+        applied.warnings += run.watch.find(state, version)
 
 
 def _watermarks(

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import one_array
+from waldelta.arrow import Bools, one_array
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
@@ -69,14 +69,14 @@ from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply._sent_messages import sent_messages
-from waldelta.stages.apply._source_values import Mask, SourceValues, read_values
+from waldelta.stages.apply._source_values import SourceValues, read_values
 from waldelta.stages.check.gate.set_aside import AsideRow, JudgedChanges
 
 log = logging.getLogger(__name__)
 
 # Rows read from the source by one statement; with values of a megabyte each the driver still holds
 # them.
-ROWS_PER_READ = 1000
+SOURCE_ROWS_PER_READ = 1000
 
 
 Judge = Callable[[Staged], JudgedChanges]
@@ -216,7 +216,7 @@ class _Work:
         keys = keys_of(rows, self.plan, "c")
         values = read_values(self.job, self.change_log, self.plan, rows, lacks)
         filled = _filled(rows, self.plan, values)
-        self._tell(rows, keys, values, lacks)
+        self._record(rows, keys, values, lacks)
         missing = pa.array(values.missing)
         lost = rows.filter(missing)
         gone = lost.filter(
@@ -317,7 +317,9 @@ class _Work:
     def _replaced(self) -> str:
         return f"{self.staged.folder}-replaced"
 
-    def _tell(self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacks: Mask) -> None:
+    def _record(
+        self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacks: Bools
+    ) -> None:
         absent, told = unsent(rows, self.plan), sent(rows, self.plan, unsent(rows, self.plan))
         stay = ~move_keys(rows, self.plan)
         for n, row in enumerate(rows.select(["action", "lsn", "commit_ts"]).to_pylist()):
@@ -381,7 +383,7 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
     chosen = pc.field("action").isin(list(FRESH)) & lacks
     files = by_row_group(open_parquet(staged.folder), chosen)
     scanner = files.scanner(
-        filter=chosen, batch_size=ROWS_PER_READ, batch_readahead=1, fragment_readahead=1
+        filter=chosen, batch_size=SOURCE_ROWS_PER_READ, batch_readahead=1, fragment_readahead=1
     )
     for part in scanner.to_batches():
         if part.num_rows:

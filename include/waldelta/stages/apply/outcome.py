@@ -49,7 +49,7 @@ class Applied:
         return not self.failures and not self.outdated
 
 
-def to_be_fed(states: Sequence[TableState], applied: Applied) -> list[TableState]:
+def without_failure(states: Sequence[TableState], applied: Applied) -> list[TableState]:
     """Those that nothing was given up of, so far."""
     return [
         state

@@ -32,7 +32,13 @@ from waldelta.quantities import counted
 from waldelta.stages.check.measure import Measured, Reference, RowCondition, row_condition
 from waldelta.stages.check.measure.columns import column_differences, listed
 from waldelta.stages.check.measure.profile import profile_in_driver
-from waldelta.stages.check.measure.row_conditions import is_met, is_of_row_alone
+from waldelta.stages.check.measure.row_conditions import (
+    LENGTHS_BETWEEN,
+    LENGTHS_EQUAL,
+    MATCH_REGEX,
+    is_met,
+    is_of_row_alone,
+)
 from waldelta.stages.check.measure.rows_without_parent import rows_without_parent_in_driver
 from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
 from waldelta.stages.check.suite.plan import (
@@ -61,12 +67,7 @@ _NOT_MEASURED = (
 )
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
-_LENGTHS, _LENGTH = (
-    "expect_column_value_lengths_to_be_between",
-    "expect_column_value_lengths_to_equal",
-)
-_REGEX = "expect_column_values_to_match_regex"
-_OF_VALUES = frozenset({_IN_SET, _LENGTHS, _LENGTH, _REGEX})
+_OF_VALUES = frozenset({_IN_SET, LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX})
 # Which carry what was found, and whether that is enough.
 _FOUND_BEFORE = (IS_FRESH, ALL_VALUES_KNOWN)
 _OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, AS_BEFORE, *_FOUND_BEFORE)
@@ -283,12 +284,12 @@ def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedAr
     kwargs = planned.kwargs
     if planned.type == _IN_SET:
         return pc.is_in(values, value_set=pa.array(kwargs["value_set"], values.type))
-    if planned.type == _REGEX:
+    if planned.type == MATCH_REGEX:
         return pc.match_substring_regex(values, kwargs["regex"])
     lengths = pc.utf8_length(values)
     return (
         pc.less_equal(lengths, kwargs["max_value"])
-        if planned.type == _LENGTHS
+        if planned.type == LENGTHS_BETWEEN
         else pc.equal(lengths, kwargs["value"])
     )
 

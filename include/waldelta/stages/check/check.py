@@ -227,7 +227,7 @@ def _quick(
         _rest_verdict if left.is_upkeep else _quick_verdict, background, options, suites
     )
 
-    def look(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
+    def check_quickly(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
         try:
             return judge(session, target)
         except Exception as err:  # the check without haste tells what it is
@@ -237,7 +237,7 @@ def _quick(
             return None
 
     chosen = [t for t in targets if _is_quick(t.state, left)]
-    met = [verdict for verdict in pool.map(look, chosen) if verdict is not None]
+    met = [verdict for verdict in pool.map(check_quickly, chosen) if verdict is not None]
     done = {verdict.table for verdict in met}
     return met, [target for target in targets if target.state.table_name not in done]
 

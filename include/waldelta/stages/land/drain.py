@@ -15,9 +15,9 @@ import psycopg
 
 from waldelta.config import Source
 from waldelta.errors import (
-    BiteTooLarge,
     DecodeError,
     PeekTimeout,
+    PeekTooLarge,
     SlotUnreadable,
     SourceDiskFull,
     SourceError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # What the server may manage with less to read at once.
-_SMALLER = (BiteTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
+_SMALLER = (PeekTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
 
 
 @dataclass

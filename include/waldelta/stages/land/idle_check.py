@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from waldelta.errors import BiteTooLarge, PeekTimeout, SourceDiskFull, StateError
+from waldelta.errors import PeekTimeout, PeekTooLarge, SourceDiskFull, StateError
 from waldelta.lake.changelog import ChangeLog, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
@@ -59,11 +59,11 @@ log = logging.getLogger(__name__)
 
 # A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task
 # allows more.
-BUDGET_S = 120.0
+IDLE_CHECK_BUDGET_S = 120.0
 # Reading a row filter takes a lock on its table.
 _LOCK_TIMEOUT_S = 1.0
 # Of each statement before that: at the most two of them take long.
-_STATEMENT_TIMEOUT_S = BUDGET_S / 2
+_STATEMENT_TIMEOUT_S = IDLE_CHECK_BUDGET_S / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def check_idle(job: Job) -> IdleCheck:
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
                 recovered = recover(connection, job, identity, change_log, server, one_bite=True)
-        except (psycopg.errors.QueryCanceled, PeekTimeout, BiteTooLarge, SourceDiskFull):
+        except (psycopg.errors.QueryCanceled, PeekTimeout, PeekTooLarge, SourceDiskFull):
             behind = "the slot is behind what has landed, by more WAL than a look goes through"
             return IdleCheck(
                 True,
@@ -121,7 +121,7 @@ def check_idle(job: Job) -> IdleCheck:
         stands, identity = recovered.confirmed, recovered.identity
         reason = _work_or_unknown(primary, job, identity, change_log, read_oldest_xid(connection))
         position, window = stands, job.pipeline.batch.wal_window_mb << 20
-        deadline = time.monotonic() + BUDGET_S
+        deadline = time.monotonic() + IDLE_CHECK_BUDGET_S
         while reason is None and position < server.flush_lsn:
             upto = min(server.flush_lsn, position + window)
             reason = _reason_to_run(connection, job, (position, upto), deadline - time.monotonic())
@@ -149,7 +149,8 @@ def _reason_to_run(
     """
     between = f"between {span[0]} and {span[1]}"
     too_much = (
-        f"more WAL {between} than a look of {BUDGET_S:g} s goes through, or the server has room for"
+        f"more WAL {between} than an idle check of {IDLE_CHECK_BUDGET_S:g} s goes through, or the"
+        " server has room for"
     )
     if timeout_s <= 0:
         return too_much
@@ -176,9 +177,9 @@ def _needs_other_request(job: Job, change_log: ChangeLog) -> str | None:
     over counts as read like the last batch.
     """
     last = change_log.last_batch()
-    if last is None or ReadRequest.read(change_log.told([last]).get(last, {})) == ReadRequest.of(
-        job.pipeline.source
-    ):
+    if last is None or ReadRequest.read(
+        change_log.commit_infos([last]).get(last, {})
+    ) == ReadRequest.of(job.pipeline.source):
         return None
     return "publications or options are others than those of the last batch"
 

@@ -92,7 +92,7 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
         "upto_lsn": str(bound.upto_lsn),
         "attempt": uuid.uuid4().hex,
-        **ReadRequest.of(source).told(),
+        **ReadRequest.of(source).as_commit_info(),
     }
     row = None
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FLUSH_TIMEOUT_S = 60.0
-LOCK_TIMEOUT_S = 30.0
+SLOT_LOCK_TIMEOUT_S = 30.0
 
 
 def land_backlog(spark: SparkSession, job: Job) -> Drained:
@@ -83,7 +83,7 @@ def _slot_lock(job: Job) -> Iterator[AdvisoryLock]:
     """The slot's lock, which a look or maintenance may have for a moment."""
     patient = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(LockHeld),
-        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        stop=tenacity.stop_after_delay(SLOT_LOCK_TIMEOUT_S),
         wait=tenacity.wait_fixed(0.5),
         reraise=True,
     )

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.arrow import Ints
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_UPSERT,
-    Ints,
     codes_of,
 )
 from waldelta.changes.merge import CommitTag

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, cast
 from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, NeedsSync, NotPrimary, WaldeltaError
 from waldelta.lake.ledger import Reconciliation, TableState
-from waldelta.lake.ledger.reconciliations import DIFFERENT, FAILED, NOT_COMPARED, REPAIRED
+from waldelta.lake.ledger.reconciliations import (
+    COMPARISON_FAILED,
+    DIFFERENT,
+    NOT_COMPARED,
+    REPAIRED,
+)
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.drift import read_catalog_state
@@ -45,7 +50,7 @@ log = logging.getLogger(__name__)
 
 # Small tables share a snapshot; a large one has its own, which ends with it.
 BYTES_PER_SNAPSHOT = 512 << 20
-TABLES_AT_ONCE = 3
+COMPARED_AT_ONCE = 3
 _BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "8192")
 
 
@@ -105,7 +110,7 @@ class Reconciling:
             else WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
         )
         self.failures[table_name] = of_table(named, table_name)
-        self.put(table_name, FAILED, f"{type(named).__name__}: {named}")
+        self.put(table_name, COMPARISON_FAILED, f"{type(named).__name__}: {named}")
 
 
 def compare_all(work: Reconciling) -> None:
@@ -233,7 +238,7 @@ def _compare_group(
             feedings = _feedings(work, holder, states, batches, marks.versions)
             if feedings:
                 _count_landed(work, land_through(spark, job, holder.lsn))
-            with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="reconcile") as pool:
+            with ThreadPoolExecutor(COMPARED_AT_ONCE, thread_name_prefix="reconcile") as pool:
                 done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
                 return {
                     found.row.table_name: (feeding, found)

@@ -20,6 +20,7 @@ from waldelta.errors import PublicationGone, SourceUnreachable
 from waldelta.findings import Finding, problem, warning
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
+from waldelta.postgres import Connection
 from waldelta.postgres.server_position import READABLE_LSN
 from waldelta.postgres.type_catalog import fetch
 from waldelta.slot.read import peek_error
@@ -29,7 +30,6 @@ from waldelta.stages.setup.facts import Facts, PublicationState
 
 log = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[Any]
 
 # All that waits is decoded once for this; the first change that can't be ends it at once.
 TRIAL_S = 20

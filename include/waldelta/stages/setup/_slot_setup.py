@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import psycopg
 
@@ -19,6 +18,7 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger.records import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
+from waldelta.postgres import Connection
 from waldelta.postgres.server_position import read_system_identifier
 from waldelta.quantities import size
 from waldelta.slot import SlotState, read_slot, slot_position
@@ -28,7 +28,6 @@ from waldelta.slot.standby import snapshots_logged, wait_replayed
 
 log = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[Any]
 
 # A standby that is connected has long replayed what was written before by then.
 AWAY_TIMEOUT_S = 10

@@ -9,15 +9,13 @@ next resync, or setup, goes on.
 from __future__ import annotations
 
 import logging
-from typing import Any
-
-import psycopg
 
 from waldelta.errors import SlotError, SlotForeign, SlotMissing, SourceChanged
 from waldelta.failpoints import fault_point
 from waldelta.lake import check_writable
 from waldelta.lake.ledger.records import Gap
 from waldelta.pipeline import Job, slot_lock
+from waldelta.postgres import Connection
 from waldelta.postgres.server_position import read_position
 from waldelta.slot import read_slot, slot_position
 from waldelta.slot.failover import check_system
@@ -31,8 +29,6 @@ from waldelta.stages.setup.preflight.target_filters import resolvable
 from waldelta.stages.setup.setup import carry_out
 
 log = logging.getLogger(__name__)
-
-Connection = psycopg.Connection[Any]
 
 
 def renew_slot(

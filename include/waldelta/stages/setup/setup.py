@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 import tenacity
@@ -27,6 +27,7 @@ from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_removed
+from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.slot import SlotState, read_slot, remaining_on_primary
@@ -47,7 +48,7 @@ from waldelta.stages.setup._slot_setup import (
 )
 from waldelta.stages.setup.facts import Facts, PublicationState, read_facts
 from waldelta.stages.setup.facts.publications import (
-    LOCK_TIMEOUT_MS,
+    DDL_LOCK_TIMEOUT_MS,
     Mark,
     Statement,
     plan_drop,
@@ -67,7 +68,6 @@ from waldelta.stages.setup.preflight.targets import plan_targets
 
 log = logging.getLogger(__name__)
 
-Connection = psycopg.Connection[Any]
 _Found = TypeVar("_Found")
 
 LOCK_ATTEMPTS = 4
@@ -95,7 +95,7 @@ class SetupPlan:
     fed: tuple[str, ...] = ()
     # Who asks, as SQL writes the role.
     role: str = ""
-    lock_timeout_ms: int = LOCK_TIMEOUT_MS
+    lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ def plan_setup(
     """
     with (
         job.connect_slot("check", conn) as slot_conn,
-        limited(conn, "lock_timeout", LOCK_TIMEOUT_MS / 1000),
+        limited(conn, "lock_timeout", DDL_LOCK_TIMEOUT_MS / 1000),
     ):
         # Sizes and filters are read under their tables' locks, and whoever carries the plan out
         # keeps runs from landing meanwhile.
@@ -443,13 +443,13 @@ def _with_lock_retry(
         holders = read_holders() if read_holders is not None else lock_holders(conn, _IN_THE_WAY)
         raise TableBusy(
             f"a table of the publications stayed locked through {LOCK_ATTEMPTS} attempts of"
-            f" {timeout_ms or LOCK_TIMEOUT_MS} ms; nothing was changed. Locks that stand in the"
+            f" {timeout_ms or DDL_LOCK_TIMEOUT_MS} ms; nothing was changed. Locks that stand in the"
             f" way:\n{holders}\nwait until they end, and run setup again"
         ) from err
 
 
 def _bound_locks(conn: Connection) -> None:
-    conn.execute("select set_config('lock_timeout', %s, true)", (str(LOCK_TIMEOUT_MS),))
+    conn.execute("select set_config('lock_timeout', %s, true)", (str(DDL_LOCK_TIMEOUT_MS),))
 
 
 def _record_removed(conn: Connection, job: Job) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.pipeline.advisory_locks import advisory_lock, slot_lock_name
+from waldelta.postgres import Connection
 from waldelta.quantities import size
 from waldelta.slot import SlotState, read_slot
 from waldelta.slot.acknowledge import name_of_kept
@@ -22,8 +20,6 @@ from waldelta.slot.slot import PLUGIN, drop_slot
 from waldelta.stages.setup.facts import PublicationState
 from waldelta.stages.setup.facts.publications import Mark, plan_drop, read_marked
 from waldelta.stages.setup.setup import run_statements
-
-Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)

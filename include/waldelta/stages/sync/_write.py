@@ -33,7 +33,7 @@ from waldelta.spark import run_tasks
 from waldelta.spark.task_attempts import once
 from waldelta.spark.tasks import Task
 from waldelta.stages.sync._snapshot_diff import CopiedRows, Former, RowDiff, mend_target
-from waldelta.stages.sync._write_files import Reader, copy_files, open_target
+from waldelta.stages.sync._write_files import ChunkReader, copy_files, open_target
 from waldelta.stages.sync._write_states import (
     CopyCommit,
     SnapshotMoment,
@@ -59,7 +59,7 @@ class CopyRows:
     copy: TableCopy
     columns: Sequence[TargetColumn]
     tasks: int
-    reader: Reader
+    reader: ChunkReader
     txn: tuple[str, int]
     metadata: dict[str, Any]
     moment: SnapshotMoment
@@ -126,7 +126,9 @@ def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Co
     return CommitResult(version, 0, 0)
 
 
-def _in_frames(reader: Reader) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _in_frames(
+    reader: ChunkReader,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The rows as Spark's, of tasks that it numbers."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyarrow.fs import FileSelector
 
-from waldelta.changes.merge.by_driver import CHECKPOINT_INTERVAL, arrow_schema, is_known
+from waldelta.changes.merge.by_driver import TARGET_CHECKPOINT_INTERVAL, arrow_schema, is_known
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     VARIANT,
@@ -39,12 +39,12 @@ from waldelta.lake.write_errors import unwritable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.pipeline.task_errors import first_line
-from waldelta.spark.tasks import Run
+from waldelta.spark.tasks import RunTask
 
 log = logging.getLogger(__name__)
 
 # Memory holds so much of what was read until it is a row group.
-ROW_GROUP_BYTES = 32 << 20
+COPY_ROW_GROUP_BYTES = 32 << 20
 _WRITTEN = pa.schema(
     [
         ("path", pa.string()),
@@ -61,7 +61,7 @@ _NTZ = "timestamp_ntz"
 _LATE = "{uri} was changed by somebody else while it was replaced: run the sync again"
 
 # Reads the rows of the task with this number.
-Reader = Callable[[int], Iterator[pa.RecordBatch]]
+ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +138,10 @@ def _fits(table: DeltaTable, wanted: Schema) -> bool:
 
 
 def copy_files(
-    run: Run,
+    run: RunTask,
     target: CopyTarget,
     tasks: int,
-    reader: Reader,
+    reader: ChunkReader,
     txn: tuple[str, int],
     metadata: Mapping[str, Any],
 ) -> CopiedFiles:
@@ -212,7 +212,10 @@ def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     held: list[pa.RecordBatch] = []
     for part in parts:
         held.append(part)
-        if sum(p.nbytes for p in held) < ROW_GROUP_BYTES and sum(map(len, held)) < ROWS_PER_FILE:
+        if (
+            sum(p.nbytes for p in held) < COPY_ROW_GROUP_BYTES
+            and sum(map(len, held)) < ROWS_PER_FILE
+        ):
             continue
         table = pa.Table.from_batches(held)
         yield table.slice(0, ROWS_PER_FILE)
@@ -269,7 +272,7 @@ def _commit(
             version = found
         sync_commit(target.uri, version)
         table.update_incremental()
-        checkpoint(table, CHECKPOINT_INTERVAL)
+        checkpoint(table, TARGET_CHECKPOINT_INTERVAL)
         return version
     raise LateWriter(_LATE.format(uri=target.uri))
 

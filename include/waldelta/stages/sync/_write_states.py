@@ -19,7 +19,8 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE
-from waldelta.changes.decode.row_states import MOVED, PLACE, TO_LSN, TO_TS, XID
+from waldelta.changes.decode.collapse_keyless import PLACE
+from waldelta.changes.decode.row_states import MOVED, STATE_XID, TO_LSN, TO_TS
 from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import (
     check_alone,
@@ -240,7 +241,7 @@ def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:
         keys = {i: f"b{k}" for k, i in enumerate(kept.key)}
         gone = [f"{keys[i]} as c{i}" if i in keys else f"c{i}" for i in range(len(kept.names))]
         rest = [
-            f"cast(null as bigint) as {XID}",
+            f"cast(null as bigint) as {STATE_XID}",
             f"false as {MOVED}",
             *(f"{b} as o{k}" for k, b in enumerate(bases)),
         ]

@@ -75,7 +75,7 @@ from waldelta.stages.sync._copy_snapshot import CopySnapshot
 from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy
-from waldelta.stages.sync._write_files import Reader
+from waldelta.stages.sync._write_files import ChunkReader
 from waldelta.stages.sync._write_states import SnapshotMoment, keeps_rows
 from waldelta.stages.sync.copied_table import SyncResult, synced_state
 from waldelta.stages.sync.skipped_copy import check_skipped_copy, skip_copy
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 4
-TABLES_AT_ONCE = 4
+COPIED_AT_ONCE = 4
 OLD_TRANSACTIONS_TIMEOUT_S = 600.0
 _ATTEMPTS_PER_GENERATION = 1000
 
@@ -198,7 +198,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     alone = (
         allowed if formers else [t for t in kept if keeps_rows(job, str(t.id), t.table.key_columns)]
     )
-    with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="sync") as pool:
+    with ThreadPoolExecutor(COPIED_AT_ONCE, thread_name_prefix="sync") as pool:
         list(
             pool.map(
                 one,
@@ -498,7 +498,7 @@ def _attempts(name: str) -> tenacity.Retrying:
             and not isinstance(err, SparkUnreachable)
         )
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def log_retry(state: tenacity.RetryCallState) -> None:
         err = state.outcome.exception() if state.outcome else None
         log.warning("table=%s starts again (attempt %d): %s", name, state.attempt_number + 1, err)
 
@@ -506,14 +506,14 @@ def _attempts(name: str) -> tenacity.Retrying:
         retry=tenacity.retry_if_exception(again),
         stop=tenacity.stop_after_attempt(ATTEMPTS),
         wait=tenacity.wait_exponential(multiplier=0.25, max=10),
-        before_sleep=tell,
+        before_sleep=log_retry,
         reraise=True,
     )
 
 
 def _reader(
     conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
-) -> Reader:
+) -> ChunkReader:
     """Reads a task's rows, where Spark runs the task; only this closure carries the connection
     string.
     """

@@ -20,14 +20,14 @@ from waldelta.types.base import utf8
 from waldelta.types.wire._values import joined, masked, refuse
 
 # Reads an array of binary values of a type; exactly, to the letter, where the flag is set.
-Read = Callable[[ArrowArray, bool], ArrowArray]
+ElementReader = Callable[[ArrowArray, bool], ArrowArray]
 _FEW = 16
 _MOST_DIMENSIONS = 6
 _EMPTY, _LOWER_INCLUSIVE, _UPPER_INCLUSIVE, _NO_LOWER, _NO_UPPER = 1, 2, 4, 8, 16
 _NULL = -1
 
 
-def array_text(values: Messages, valid: Mask, read: Read, delimiter: str) -> ArrowArray:
+def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: str) -> ArrowArray:
     """One-dimensional arrays that count from 1 are joined at once; each other one is printed by
     itself.
     """
@@ -80,7 +80,7 @@ def _printed(texts: list[str], shape: list[tuple[int, int]], delimiter: str) -> 
     return f"{bounds}={texts[0]}" if any(lower != 1 for _, lower in shape) else texts[0]
 
 
-def vector_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
+def vector_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
     """int2vector and oidvector: arrays that count from 0, printed without braces."""
     text = array_text(values, valid, read, " ")
     return pc.replace_substring_regex(text, r"^(?:\[.*\]=)?\{(.*)\}$", r"\1")
@@ -174,7 +174,7 @@ def _refuse_nulls(
     refuse(values, np.isin(rows, np.repeat(rows, count)[ends < starts]), detail)
 
 
-def range_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
+def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
     """A byte of flags, then the bounds that there are."""
     flags = np.where(valid, u1(values.bytes, values.start), _EMPTY).astype(np.int64)
     refuse(values, valid & (values.end == values.start), "no range")
@@ -193,7 +193,7 @@ def range_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
     return masked(pc.if_else(pa.array(flags & _EMPTY != 0), "empty", text), valid)
 
 
-def multirange_text(values: Messages, valid: Mask, read: Read) -> ArrowArray:
+def multirange_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
     """Their number, then ranges behind their lengths."""
     size = values.end - values.start
     count = np.where(valid, i4(values.bytes, values.start), 0)

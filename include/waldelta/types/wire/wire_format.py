@@ -19,7 +19,13 @@ from waldelta.types.wire import _geometry as geometry
 from waldelta.types.wire import _network as network
 from waldelta.types.wire import _numeric as number
 from waldelta.types.wire import _text as text
-from waldelta.types.wire._nested import Read, array_text, multirange_text, range_text, vector_text
+from waldelta.types.wire._nested import (
+    ElementReader,
+    array_text,
+    multirange_text,
+    range_text,
+    vector_text,
+)
 from waldelta.types.wire._values import Converter, read_with
 
 _SCALARS: dict[str, Converter] = {
@@ -101,7 +107,10 @@ def _converter(name: str, *, is_exact: bool) -> Converter | None:
 
 
 def _nested(
-    inner: str, convert: Callable[[Messages, Mask, Read], ArrowArray], *, is_exact: bool = False
+    inner: str,
+    convert: Callable[[Messages, Mask, ElementReader], ArrowArray],
+    *,
+    is_exact: bool = False,
 ) -> Converter | None:
     plain, exact = (_converter(inner, is_exact=flag) for flag in (False, True))
     if plain is None or exact is None:

@@ -159,7 +159,7 @@ def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
     """Until there are many; then all are written anew as one. Every so often there is a checkpoint,
     which keeps the watermark.
     """
-    monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(module, "TARGET_CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     files = []
     for batch in range(1, 7):
@@ -233,7 +233,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_is_left_to_spark(job, case, monkeypatch):
     """It is told before anything is written."""
-    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_ROWS", 1)
+    monkeypatch.setattr("waldelta.changes.merge.small_target.MOST_SMALL_ROWS", 1)
     arrange, options = UNKNOWN[case][0], dict(UNKNOWN[case][1])
     arrange(job)
     before = table(job).version()

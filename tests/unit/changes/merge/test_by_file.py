@@ -50,7 +50,7 @@ __all__ = ["job"]
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Tasks and parts of a few rows."""
-    monkeypatch.setattr(module, "ROWS_PER_TASK", 3)
+    monkeypatch.setattr(module, "MERGED_ROWS_PER_TASK", 3)
     monkeypatch.setattr(net_files, "ROWS_PER_PART", 2)
     monkeypatch.setattr(net_files, "ROWS_PER_READ", 1)
 
@@ -151,7 +151,7 @@ def path_of(job, least) -> str:
 
 def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
     """However many files are read, each of which may hold any of them."""
-    monkeypatch.setattr(module, "BYTES_PER_TASK", 1)
+    monkeypatch.setattr(module, "MERGED_BYTES_PER_TASK", 1)
     write_files(job, *([(n, "a", "A"), (1000 + n, "b", "B")] for n in range(40)))
     told = []
 
@@ -285,7 +285,7 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
 
 def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
     """Of the version that was committed."""
-    monkeypatch.setattr(module, "CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(module, "TARGET_CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2):
         merged(job, [("I", None, batch, "v", "w")], batch)
     assert [

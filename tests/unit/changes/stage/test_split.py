@@ -114,7 +114,7 @@ def test_row_groups(monkeypatch, ids, most, cuts):
     [
         ([[insert(oid, 1) for oid in TABLES]], True),
         ([[insert(oid, 1)] for oid in TABLES], False),  # a batch of each
-        ([[insert(oid, 1) for oid in TABLES[: split.WORTH_IT - 1]]], False),
+        ([[insert(oid, 1) for oid in TABLES[: split.SPLIT_FROM_TABLES - 1]]], False),
         (
             [[insert(1, 1), insert(99_999, 1)]],
             False,

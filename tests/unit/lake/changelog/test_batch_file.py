@@ -69,7 +69,7 @@ def test_a_log_is_made_where_there_is_nothing(log, tmp_path):
 
 def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
     """A row group is as large as what is held of it; a column without values has no bounds."""
-    monkeypatch.setattr(batch_file, "ROW_GROUP_BYTES", 60)
+    monkeypatch.setattr(batch_file, "BATCH_ROW_GROUP_BYTES", 60)
     land(log, 1, part((0, 7, 500, 90), (1, 8, None, 80)), part(), part((2, 7, 499, 100)))
     (file,) = pa.table(log._open().get_add_actions(flatten=True)).to_pylist()
     told = {
@@ -120,7 +120,7 @@ def test_nothing_came(log):
 
 def test_a_read_that_breaks_off_leaves_nothing(log, monkeypatch):
     """Whatever was written by then."""
-    monkeypatch.setattr(batch_file, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(batch_file, "BATCH_ROW_GROUP_BYTES", 1)
 
     def breaks_off():
         yield part((0, 7, 500, 90))
@@ -193,7 +193,7 @@ def test_somebody_elses_commit_comes_between(log, monkeypatch):
 
 
 def test_a_checkpoint_keeps_the_last_batch(log, monkeypatch):
-    monkeypatch.setattr(batch_file, "CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(batch_file, "CHANGE_LOG_CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2, 3):
         land(log, batch, part((0, 7, 500, 90)))
     assert [

@@ -628,7 +628,7 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
     """At any moment: what points to a checkpoint, or lets old entries go, comes after the
     checkpoint is on the disk.
     """
-    monkeypatch.setattr(ledger_table, "CHECKPOINT_INTERVAL", 3)
+    monkeypatch.setattr(ledger_table, "LEDGER_CHECKPOINT_INTERVAL", 3)
     disk, ledger, rows = Disk(monkeypatch), Ledger(lake), []
     table = local_path(bookkeeping_uri(lake, SlotMove.table))
 
@@ -668,7 +668,7 @@ def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
 
 def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     """delta-rs tells such a folder in another spelling than it was given."""
-    monkeypatch.setattr(ledger_table, "CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(ledger_table, "LEDGER_CHECKPOINT_INTERVAL", 2)
     root = f"file://{tmp_path}/données"
     for number in range(3):
         Ledger(root).append(move("intent", number))

@@ -12,7 +12,7 @@ from tests.unit.pipeline.drift.test_drift import table as drift_table
 from waldelta.lake.ledger.records import FileState, StorageState
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.moving_rows import moving_rows
-from waldelta.pipeline.drift.repair_plan import Rule, entering, is_dear, obstacle
+from waldelta.pipeline.drift.repair_plan import FilterRule, entering, is_dear, obstacle
 from waldelta.postgres import TableId
 from waldelta.postgres.catalog import Through
 from waldelta.postgres.publication_membership import to_texts
@@ -130,45 +130,50 @@ def test_obstacle(held, present, expected):
 
 ENTERING = [
     # before, after, columns that may be NULL, conditions
-    (Rule("(a > 5)"), Rule("(a > 3)"), [], ["((a > 3)) and not (((a > 5)))"]),
+    (FilterRule("(a > 5)"), FilterRule("(a > 3)"), [], ["((a > 3)) and not (((a > 5)))"]),
     (
-        Rule("(a > 5)"),
-        Rule("(a > 3)"),
+        FilterRule("(a > 5)"),
+        FilterRule("(a > 3)"),
         ["a"],
         ["((a > 3)) and not (((a > 5)))", '((a > 3)) and ("a" is null) and (((a > 5))) is null'],
     ),
-    (Rule("(a > 5)"), Rule("(a > 3)"), ["b"], ["((a > 3)) and not (((a > 5)))"]),
-    (Rule("(a > 5)"), Rule(), [], ["not (((a > 5)))"]),
-    (Rule(), Rule("(a > 5)"), ["a"], []),
+    (FilterRule("(a > 5)"), FilterRule("(a > 3)"), ["b"], ["((a > 3)) and not (((a > 5)))"]),
+    (FilterRule("(a > 5)"), FilterRule(), [], ["not (((a > 5)))"]),
+    (FilterRule(), FilterRule("(a > 5)"), ["a"], []),
     (
-        Rule("(a > 5)", "(b > 1)"),
-        Rule("(a > 5)", "(b > 0)"),
+        FilterRule("(a > 5)", "(b > 1)"),
+        FilterRule("(a > 5)", "(b > 0)"),
         [],
         ["((a > 5)) and ((b > 0)) and not (((b > 1)))"],
     ),
-    (Rule("(a > 5)", "(b > 1)"), Rule("(a > 5)"), [], ["((a > 5)) and not (((b > 1)))"]),
     (
-        Rule("(a > 5)", "(b > 1)"),
-        Rule("(a > 4)", "(b > 0)"),
+        FilterRule("(a > 5)", "(b > 1)"),
+        FilterRule("(a > 5)"),
+        [],
+        ["((a > 5)) and not (((b > 1)))"],
+    ),
+    (
+        FilterRule("(a > 5)", "(b > 1)"),
+        FilterRule("(a > 4)", "(b > 0)"),
         [],
         ["((a > 4)) and ((b > 0)) and not (((a > 5)) and ((b > 1)))"],
     ),
     # NULL without a column that is.
-    (Rule("((a % 2) = 0)"), Rule(), [], ["((((a % 2) = 0))) is not true"]),
+    (FilterRule("((a % 2) = 0)"), FilterRule(), [], ["((((a % 2) = 0))) is not true"]),
     (
-        Rule("(a = ANY ('{1,NULL}'::integer[]))"),
-        Rule(),
+        FilterRule("(a = ANY ('{1,NULL}'::integer[]))"),
+        FilterRule(),
         [],
         ["(((a = ANY ('{1,NULL}'::integer[])))) is not true"],
     ),
-    (Rule("(a = ANY (ARRAY[1, 2]))"), Rule(), [], ["not (((a = ANY (ARRAY[1, 2]))))"]),
+    (FilterRule("(a = ANY (ARRAY[1, 2]))"), FilterRule(), [], ["not (((a = ANY (ARRAY[1, 2]))))"]),
     (
-        Rule("((a > 1) IS TRUE)"),
-        Rule(),
+        FilterRule("((a > 1) IS TRUE)"),
+        FilterRule(),
         ["a"],
         ["not ((((a > 1) IS TRUE)))", '("a" is null) and ((((a > 1) IS TRUE))) is null'],
     ),
-    (Rule("(a > NULL::integer)"), Rule(), [], ["(((a > NULL::integer))) is not true"]),
+    (FilterRule("(a > NULL::integer)"), FilterRule(), [], ["(((a > NULL::integer))) is not true"]),
 ]
 
 

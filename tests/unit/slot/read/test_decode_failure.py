@@ -149,5 +149,5 @@ def test_a_message_beyond_a_gigabyte_is_no_lack_of_room():
         type(
             peek_error("s", "ERROR:  out of memory\nDETAIL:  Failed on request of size 8.")
         ).__name__
-        == "BiteTooLarge"
+        == "PeekTooLarge"
     )

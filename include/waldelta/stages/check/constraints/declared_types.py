@@ -14,11 +14,17 @@ from typing import Any
 import psycopg
 
 from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres.type_catalog import (
+    BIT_OID,
+    BPCHAR_OID,
+    NUMERIC_OID,
+    VARBIT_OID,
+    VARCHAR_OID,
+    fetch,
+)
 from waldelta.stages.check.constraints.check_constraints import CheckConstraint, is_before
 
-BPCHAR, VARCHAR, BIT, VARBIT, NUMERIC = 1042, 1043, 1560, 1562, 1700
-_LIMITED = (BPCHAR, VARCHAR, BIT, VARBIT, NUMERIC)
+_LIMITED = (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID, NUMERIC_OID)
 _HEADER_BYTES = 4  # VARHDRSZ, which the typmod of texts and numerics has added
 
 
@@ -41,19 +47,19 @@ class DeclaredType:
     @property
     def length(self) -> int | None:
         """How many characters, or bits, there are at most (of ``bit``: just so many)."""
-        if self.typmod < 0 or self.base_oid not in (BPCHAR, VARCHAR, BIT, VARBIT):
+        if self.typmod < 0 or self.base_oid not in (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID):
             return None
-        return self.typmod - (_HEADER_BYTES if self.base_oid in (BPCHAR, VARCHAR) else 0)
+        return self.typmod - (_HEADER_BYTES if self.base_oid in (BPCHAR_OID, VARCHAR_OID) else 0)
 
     @property
     def precision(self) -> tuple[int, int] | None:
         """A numeric's digits, and how many of them are behind the point; that may be negative, or
         more than there are.
 
-        >>> DeclaredType("n", "numeric(3,-2)", 1700, ((3 << 16) | (-2 & 0x7FF)) + 4).precision (3,
-        -2)
+        >>> DeclaredType("n", "numeric(3,-2)", 1700, ((3 << 16) | (-2 & 0x7FF)) + 4).precision
+        (3, -2)
         """
-        if self.typmod < _HEADER_BYTES or self.base_oid != NUMERIC:
+        if self.typmod < _HEADER_BYTES or self.base_oid != NUMERIC_OID:
             return None
         packed = self.typmod - _HEADER_BYTES
         scale = packed & 0x7FF
@@ -113,7 +119,7 @@ def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | 
 def _wider(column: ColumnState, row: Any) -> int:
     if column.typmod < 0 or row.typmod < 0:
         return -1
-    if row.base_oid in (NUMERIC, BIT):  # other digits are other values
+    if row.base_oid in (NUMERIC_OID, BIT_OID):  # other digits are other values
         return column.typmod if column.typmod == row.typmod else -1
     return max(column.typmod, int(row.typmod))
 

@@ -48,7 +48,7 @@ from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
 from waldelta.stages.check.measure import RowCondition, row_condition
 from waldelta.stages.check.measure.row_conditions import (
     NO_TEXT,
-    ROW_KINDS,
+    ROW_EXPECTATIONS,
     columns_of,
     is_met,
     with_raw,
@@ -339,7 +339,7 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
                 " stop"
             )
         elif verdict.condition is None:
-            known = ", ".join(ROW_KINDS)
+            known = ", ".join(ROW_EXPECTATIONS)
             problems.append(
                 f"{verdict.gated.place}: gate: quarantine needs an expectation that tells which"
                 f" rows fail, with its plain arguments only: one of {known}; {item.type} can be"

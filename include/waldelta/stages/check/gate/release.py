@@ -76,7 +76,8 @@ def lands_later(commit_lsn: Any, released: int) -> Any:
     What is released ends at ``released``, and with nothing between them the next commit begins
     there.
 
-    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0) (False, True, True)
+    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0)
+    (False, True, True)
     """
     return commit_lsn >= released
 

@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import one_array
+from waldelta.arrow import Bools, one_array
 from waldelta.changes.decode import TargetPlan
 from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
-    Bools,
     codes_of,
 )
 from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from waldelta.metadata_columns import PREFIX
+
 _SYNONYMS = {
     "integer": "int",
     "long": "bigint",
@@ -12,7 +14,6 @@ _SYNONYMS = {
     "byte": "tinyint",
     "real": "float",
 }
-_METADATA_PREFIX = "_wd_"
 
 
 def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
@@ -24,11 +25,7 @@ def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> 
     changed = [
         f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t
     ]
-    added = [
-        f"{n} isn't recorded"
-        for n in held
-        if n not in expected and not n.startswith(_METADATA_PREFIX)
-    ]
+    added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(PREFIX)]
     return missing + changed + added
 
 
@@ -43,8 +40,8 @@ def simple_type(type_name: str) -> str:
     """A type as Spark's simpleString writes it; Spark's own parser would be a query for each
     column.
 
-    >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)") ('map<string,int>',
-    'decimal(12,2)')
+    >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)")
+    ('map<string,int>', 'decimal(12,2)')
     """
     close = re.sub(r"\s*([,<>:()])\s*", r"\1", type_name.strip().lower())
     return re.sub(r"\w+", lambda word: _SYNONYMS.get(word[0], word[0]), close)

@@ -21,6 +21,7 @@ from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
+from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.check.constraints import ForeignKey
 from waldelta.stages.check.constraints.foreign_keys import KeyColumn
@@ -35,8 +36,7 @@ _OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
 _INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
 # Of these, equal values are equal in Spark; a float's zeros and NaN too, in joins.
 _PLAIN = frozenset({"boolean", "date", "timestamp", "timestamp_ntz", "binary", "float", "double"})
-_BPCHAR = 1042
-_TEXTS = frozenset({18, 19, 25, 1043, _BPCHAR})  # "char", name, text, varchar, char(n)
+_TEXTS = frozenset({18, 19, TEXT_OID, VARCHAR_OID, BPCHAR_OID})  # the first two are "char" and name
 # Kept as text, equal values of these print alike: boolean, integers, dates, timestamps, uuid.
 _PRINT_ALIKE = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 2950})
 # Blanks at the end don't count on either side ("padded"), or where the referring one is char(n)
@@ -355,8 +355,11 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
     can't be for certain.
 
     >>> _comparison((23, "int"), (20, "bigint")), _comparison((25, "string"), (1042, "string"))
-    ('integer', 'padded') >>> _comparison((1042, "string"), (25, "string")) 'own padded' >>>
-    _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00 True
+    ('integer', 'padded')
+    >>> _comparison((1042, "string"), (25, "string"))
+    'own padded'
+    >>> _comparison((1700, "string"), (1700, "string")) is None  # 1.0 and 1.00
+    True
     """
     types, oids = {left[1].lower(), right[1].lower()}, {left[0], right[0]}
     found: Comparison | None = None
@@ -368,7 +371,13 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
         # By the operator of the column referred to: a text is cast to char(n), whose blanks at the
         # end don't count in any comparison; char(n) is cast to text without them, whose own do
         # count.
-        found = "padded" if right[0] == _BPCHAR else "own padded" if left[0] == _BPCHAR else "same"
+        found = (
+            "padded"
+            if right[0] == BPCHAR_OID
+            else "own padded"
+            if left[0] == BPCHAR_OID
+            else "same"
+        )
     elif len(types) == 1 and (
         types <= _PLAIN or (types == {"string"} and len(oids) == 1 and oids <= _PRINT_ALIKE)
     ):

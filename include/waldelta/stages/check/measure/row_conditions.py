@@ -71,7 +71,8 @@ def is_met(unexpected: int, judged: int, mostly: float) -> bool:
     """Whether enough rows are as expected; divided as Great Expectations does it, since 0.55 * 100
     is more than 55.
 
-    >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0) (True, False, True)
+    >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0)
+    (True, False, True)
     """
     return not unexpected or (judged - unexpected) / judged >= mostly
 
@@ -92,7 +93,7 @@ def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
     name = snake(kind)
     if name not in _KNOWN or any(isinstance(value, Mapping) for value in kwargs.values()):
         return False
-    return name != _SATISFY or is_fixed(str(kwargs.get("condition")))
+    return name != ROWS_SATISFY or is_fixed(str(kwargs.get("condition")))
 
 
 def value_condition(column: str) -> str:
@@ -132,8 +133,9 @@ def with_raw(
 
     As it is where that makes no difference, and with arguments that only Great Expectations knows.
 
-    >>> with_raw("expect_column_values_to_be_null", {"column": "d", "mostly": 0.5}, ["d"], "no
-    d")[1]["condition"] "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
+    >>> options = {"column": "d", "mostly": 0.5}
+    >>> with_raw("expect_column_values_to_be_null", options, ["d"], "no d")[1]["condition"]
+    "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
     """
     column = asks_for_nulls(kind, kwargs, raw)
     if (
@@ -143,7 +145,7 @@ def with_raw(
     ):
         return kind, dict(kwargs)
     rest = {name: value for name, value in kwargs.items() if name in _COMMON}
-    return _SATISFY, {"condition": _OF_NULLS[snake(kind)](column), "meaning": meaning, **rest}
+    return ROWS_SATISFY, {"condition": _OF_NULLS[snake(kind)](column), "meaning": meaning, **rest}
 
 
 def _name(column: Any) -> str:
@@ -262,10 +264,16 @@ def _satisfy(kwargs: dict[str, Any]) -> RowCondition | None:
 def columns_of(condition: str) -> tuple[str, ...] | None:
     """The columns that a condition in Spark SQL names; None when that can't be told.
 
-    >>> columns_of("a > 1 and `b c` is not null") ('a', 'b c') >>> columns_of("attrs.color is not
-    null") ('attrs', 'color') >>> columns_of("hash(*) > 0"), columns_of("struct(t.*) is null"),
-    columns_of("identifier('a') > 1"), columns_of("select a from t") (None, None, None, None) >>>
-    columns_of("exists (select * from o where o.b = a)") ('a', 'b', 'o')
+    >>> columns_of("a > 1 and `b c` is not null")
+    ('a', 'b c')
+    >>> columns_of("attrs.color is not null")
+    ('attrs', 'color')
+    >>> columns_of("hash(*) > 0"), columns_of("struct(t.*) is null")
+    (None, None)
+    >>> columns_of("identifier('a') > 1"), columns_of("select a from t")
+    (None, None)
+    >>> columns_of("exists (select * from o where o.b = a)")
+    ('a', 'b', 'o')
     """
     import sqlglot  # few tables have such a condition
     from sqlglot import exp
@@ -294,9 +302,12 @@ def is_fixed(condition: str) -> bool:
     """Whether a condition in Spark SQL is made only of what depends on the row's values, as far as
     that is known.
 
-    >>> is_fixed("a > 1 and lower(b) like 'x%'") True >>> is_fixed("a > current_date()"),
-    is_fixed("a > localtimestamp"), is_fixed("a > date 'today'"), is_fixed("a in (select b from t)")
-    (False, False, False, False)
+    >>> is_fixed("a > 1 and lower(b) like 'x%'")
+    True
+    >>> is_fixed("a > current_date()"), is_fixed("a > localtimestamp")
+    (False, False)
+    >>> is_fixed("a > date 'today'"), is_fixed("a in (select b from t)")
+    (False, False)
     """
     import sqlglot
     from sqlglot import exp
@@ -384,7 +395,10 @@ _MOMENTS = frozenset(
         "yesterday",
     ]
 )
-_SATISFY = "expect_target_rows_to_satisfy"
+ROWS_SATISFY = "expect_target_rows_to_satisfy"
+LENGTHS_BETWEEN = "expect_column_value_lengths_to_be_between"
+LENGTHS_EQUAL = "expect_column_value_lengths_to_equal"
+MATCH_REGEX = "expect_column_values_to_match_regex"
 _OF_NULLS: dict[str, Callable[[str], str]] = {
     "expect_column_values_to_not_be_null": value_condition,
     "expect_column_values_to_be_null": null_condition,
@@ -412,6 +426,6 @@ _KNOWN: dict[str, _Known] = {
         frozenset({"or_equal"}),
         _pair(_greater),
     ),
-    _SATISFY: (frozenset({"condition"}), frozenset({"meaning"}), _satisfy),
+    ROWS_SATISFY: (frozenset({"condition"}), frozenset({"meaning"}), _satisfy),
 }
-ROW_KINDS = tuple(sorted(_KNOWN))
+ROW_EXPECTATIONS = tuple(sorted(_KNOWN))

@@ -51,8 +51,8 @@ def write_pages(
         draft.write_text(table_page(row), encoding="utf-8")
         draft.replace(path)
         version = f", Delta version {row.version}" if row.version is not None else ""
-        failures = () if row.status != DIFFERENT else (told(row),)
-        warnings = () if row.status in (EQUAL, REPAIRED, DIFFERENT) else (told(row),)
+        failures = () if row.status != DIFFERENT else (summary_of(row),)
+        warnings = () if row.status in (EQUAL, REPAIRED, DIFFERENT) else (summary_of(row),)
         add_entry(
             folder,
             ReportEntry(
@@ -65,7 +65,7 @@ def write_pages(
                 failures,
                 warnings,
                 path.relative_to(folder).as_posix(),
-                told(row) + version,
+                summary_of(row) + version,
             ),
         )
 
@@ -89,7 +89,7 @@ def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
     return len(old)
 
 
-def told(row: Reconciliation) -> str:
+def summary_of(row: Reconciliation) -> str:
     """What was found, in a line without values."""
     if row.status == NOT_COMPARED or row.source_rows is None:
         return f"reconciliation: {row.status}: {row.reason}"
@@ -112,7 +112,7 @@ def told(row: Reconciliation) -> str:
 def table_page(row: Reconciliation) -> str:
     """One table's page."""
     verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
-    body = f"<p>{mark(verdict)} {html.escape(told(row))}</p>{fact_table(_facts(row))}"
+    body = f"<p>{mark(verdict)} {html.escape(summary_of(row))}</p>{fact_table(_facts(row))}"
     if row.differences:
         body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
     if (more := row.differing - sum(one.rows for one in row.differences)) > 0:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from waldelta.pipeline.report_folder import ENTRIES_FOLDER
 
-Verdict = Literal["failed", "warning", "passed"]
+_RunVerdict = Literal["failed", "warning", "passed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ReportEntry:
     told: str | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> _RunVerdict:
         """The worst of what was found."""
         return "failed" if self.failures else "warning" if self.warnings else "passed"
 
@@ -58,7 +58,7 @@ class CheckedRun:
     entries: tuple[ReportEntry, ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> _RunVerdict:
         """The worst of its tables'."""
         return self.entries[0].verdict
 
@@ -109,7 +109,7 @@ def read_entries(folder: Path) -> list[ReportEntry]:
 
 def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
     """The reports by run, newest first; within a run what failed comes first, then by name."""
-    worst: Sequence[Verdict] = ("failed", "warning", "passed")
+    worst: Sequence[_RunVerdict] = ("failed", "warning", "passed")
     ordered = sorted(entries, key=lambda e: (worst.index(e.verdict), e.table))
     ordered.sort(key=_run_of, reverse=True)
     grouped = ((key, tuple(of_run)) for key, of_run in groupby(ordered, key=_run_of))

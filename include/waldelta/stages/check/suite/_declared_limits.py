@@ -8,15 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from waldelta.postgres.type_catalog import BIT_OID
 from waldelta.spark_sql import quote, string
 from waldelta.stages.check.constraints import DeclaredType
-from waldelta.stages.check.constraints.declared_types import BIT
-
-_LENGTHS, _LENGTH = (
-    "expect_column_value_lengths_to_be_between",
-    "expect_column_value_lengths_to_equal",
-)
-_REGEX = "expect_column_values_to_match_regex"
+from waldelta.stages.check.measure.row_conditions import LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +30,23 @@ def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
     """What a column that is held as ``spark_type`` doesn't say by itself; null always meets it."""
     meaning = f"{declared.column} fits {declared.base_type}"
     if declared.length is not None and spark_type == "string":
-        if declared.base_oid == BIT:
-            yield Limit(meaning, _LENGTH, {"value": declared.length}, _of_length(declared, "="))
+        if declared.base_oid == BIT_OID:
+            yield Limit(
+                meaning, LENGTHS_EQUAL, {"value": declared.length}, _of_length(declared, "=")
+            )
         else:
             # Of char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
             # characters.
             yield Limit(
-                meaning, _LENGTHS, {"max_value": declared.length}, _of_length(declared, "<=")
+                meaning, LENGTHS_BETWEEN, {"max_value": declared.length}, _of_length(declared, "<=")
             )
     elif declared.precision is not None and spark_type == "string":
         regex = printed_numeric(*declared.precision)
         yield Limit(
-            meaning, _REGEX, {"regex": regex}, _or_null(declared, f"rlike({{}}, {string(regex)})")
+            meaning,
+            MATCH_REGEX,
+            {"regex": regex},
+            _or_null(declared, f"rlike({{}}, {string(regex)})"),
         )
     elif declared.precision is not None and spark_type.startswith("decimal"):
         precision, scale = declared.precision

@@ -38,6 +38,7 @@ from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.measure.kept_rows import KEPT_ROWS, MEANINGS
 from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.check.measure.row_conditions import (
+    ROWS_SATISFY,
     asks_for_nulls,
     null_condition,
     value_condition,
@@ -50,7 +51,6 @@ from waldelta.stages.check.suite.profile_drift import Before, find_departures
 KEY_UNIQUE = "expect_target_key_to_be_unique"
 COLUMNS_MATCH = "expect_target_columns_to_match"
 KEPT_ROWS_HOLD = "expect_kept_rows_to_hold"
-ROWS_SATISFY = "expect_target_rows_to_satisfy"
 AS_BEFORE = "expect_target_to_be_as_before"
 Origin = Literal["catalog", "publication", "pipeline", "own"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -21,7 +21,8 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult
 from waldelta.pipeline.targets import Watermarks
 from waldelta.pipeline.targets.watermarks import uri_of
-from waldelta.postgres.lock_waits import read_around
+from waldelta.postgres import Connection
+from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
     from waldelta.lake.ledger import BatchCut, TableState
     from waldelta.pipeline import Job
 
-Connection = psycopg.Connection[Any]
 
-LOCK_TIMEOUT_S = 10.0
 # Of so many runs at most is it read up to which transaction all had landed: those of an older
 # version didn't tell.
 _MOST_RUNS = 20

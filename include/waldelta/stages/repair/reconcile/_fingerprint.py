@@ -59,7 +59,7 @@ class Fingerprint:
         return self.seed ^ 1
 
     @property
-    def verbatim(self) -> tuple[str, ...]:
+    def raw_columns(self) -> tuple[str, ...]:
         """The columns whose values may stand in ``_wd_raw``; a batch has their texts behind all
         columns, in this order.
         """
@@ -67,7 +67,7 @@ class Fingerprint:
 
     def raws_of(self, batch: pa.RecordBatch) -> list[ArrowArray | None]:
         """What stands verbatim of each column; None of one that never does."""
-        places = {name: len(self.columns) + n for n, name in enumerate(self.verbatim)}
+        places = {name: len(self.columns) + n for n, name in enumerate(self.raw_columns)}
         return [batch.column(places[name]) if name in places else None for name, _ in self.columns]
 
 

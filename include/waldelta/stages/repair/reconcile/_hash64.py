@@ -42,6 +42,7 @@ _KEPT = np.array(
 def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
     """The hash of each text, as PostgreSQL's bigint; there mustn't be nulls.
 
+    >>> import pyarrow as pa
     >>> hash_texts(pa.array(["", "waldelta"]), 0).tolist()
     [-6939563903564495251, 1649827410229605319]
     """

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from waldelta.lake.ledger.reconciliations import ColumnDifference, RowDifference
 
 # What is wrong with a row, from the target's point of view.
-MISSING, EXTRA, DIFFERENT, DOUBLED = "missing", "extra", "different", "doubled"
-KINDS = (MISSING, EXTRA, DIFFERENT, DOUBLED)
+MISSING, EXTRA, DIFFERENT_VALUES, DOUBLED = "missing", "extra", "different", "doubled"
+DIFFERENCE_KINDS = (MISSING, EXTRA, DIFFERENT_VALUES, DOUBLED)
 _HASHES = ["k", "h"]
 
 
@@ -89,7 +89,15 @@ def _of_keys(
 ) -> Iterator[RowDifference]:
     for key in hashes:
         here, there = source.get(key, 0), target.get(key, 0)
-        kind = DOUBLED if there > 1 else MISSING if not there else EXTRA if not here else DIFFERENT
+        kind = (
+            DOUBLED
+            if there > 1
+            else MISSING
+            if not there
+            else EXTRA
+            if not here
+            else DIFFERENT_VALUES
+        )
         yield RowDifference(kind, "", there - 1 if there > 1 else 1, hash=key)
 
 

@@ -27,13 +27,13 @@ from waldelta.errors import (
     TableBusy,
 )
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.postgres import connect, describe
+from waldelta.postgres import Connection, connect, describe
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.exported_snapshot import Chunk, reader_name
 from waldelta.snapshot.read_selected import is_one_of, other_files
 from waldelta.snapshot.read_table import (
+    COPY_LOCK_TIMEOUT_MS,
     GONE,
-    LOCK_TIMEOUT_MS,
     NO_PRIVILEGE,
     NO_SNAPSHOT,
     chunk_conditions,
@@ -48,7 +48,6 @@ from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
 from waldelta.types.base import printed
 
-Connection = psycopg.Connection[Any]
 Fetched = list[tuple[Any, ...]]
 
 BYTES_PER_CHUNK = 128 << 20
@@ -252,7 +251,7 @@ class SourceSide:
         ):
             connection.execute("select set_config('statement_timeout', '0', false)")
             connection.execute(
-                "select set_config('lock_timeout', %s, false)", (str(LOCK_TIMEOUT_MS),)
+                "select set_config('lock_timeout', %s, false)", (str(COPY_LOCK_TIMEOUT_MS),)
             )
             self._check_hash(connection)
             yield connection

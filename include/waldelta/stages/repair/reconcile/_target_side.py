@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.arrow import storage
-from waldelta.changes.merge.by_driver import MOST_BYTES, is_known
+from waldelta.changes.merge.by_driver import MOST_DRIVER_BYTES, is_known
 from waldelta.changes.merge.small_target import is_at_most
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import files_of
@@ -145,7 +145,7 @@ class TargetSide:
     def _batches(self, dataset: ds.Dataset) -> Batches:
         """The rows, with the columns that Spark's tasks have them with."""
         columns = {f"c{n}": pc.field(name) for n, (name, _) in enumerate(self.plan.columns)}
-        verbatim = self.plan.verbatim
+        verbatim = self.plan.raw_columns
         for batch in batches(dataset, columns | ({RAW: pc.field(RAW)} if verbatim else {})):
             values = batch.columns[: len(columns)]
             raws = [pc.map_lookup(batch[RAW], name, "first") for name in verbatim]
@@ -163,7 +163,7 @@ class TargetSide:
         # size.
         raws = [
             F.try_element_at(RAW, F.lit(name)).alias(f"r{n}")
-            for n, name in enumerate(self.plan.verbatim)
+            for n, name in enumerate(self.plan.raw_columns)
         ]
         chosen = frame.select(*columns, *raws)
         return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
@@ -179,7 +179,7 @@ def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | N
             return None
         dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
         # Rows are read a row group at a time.
-        return dataset if max(row_group_bytes(dataset), default=0) <= MOST_BYTES else None
+        return dataset if max(row_group_bytes(dataset), default=0) <= MOST_DRIVER_BYTES else None
     except (DeltaError, OSError, pa.ArrowException) as err:
         log.info("%s is read by Spark: %s", uri, err)
         return None

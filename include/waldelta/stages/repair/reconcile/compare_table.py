@@ -60,13 +60,13 @@ from waldelta.snapshot.read_selected import whole_table
 from waldelta.stages.repair.reconcile._canonical import is_comparable
 from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._hash64 import Hashes
-from waldelta.stages.repair.reconcile._row_differences import DIFFERENT as DIFFERS
 from waldelta.stages.repair.reconcile._row_differences import (
-    KINDS,
+    DIFFERENCE_KINDS,
     HashedRows,
     differing_rows,
     with_columns,
 )
+from waldelta.stages.repair.reconcile._row_differences import DIFFERENT_VALUES as DIFFERS
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
 from waldelta.stages.repair.reconcile.touched_keys import stage_changed
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # So many rows of buckets that differ are looked at one by one.
-MOST_ROWS = 500_000
+MOST_COMPARED_ROWS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def compare(
         else _Drilled([], is_complete=True)
     )
     counts: dict[str, Any] = {
-        kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in KINDS
+        kind: sum(one.rows for one in found.rows if one.kind == kind) for kind in DIFFERENCE_KINDS
     }
     _check_same(job, state)
     row = Reconciliation(
@@ -419,7 +419,9 @@ def _drill(
     """The rows that differ in buckets that do; of very many buckets only the first."""
     plan, (ours, theirs) = source.plan, sums
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
-    chosen = differing[: max(1, int(np.searchsorted(sizes, MOST_ROWS, side="right")))].tolist()
+    chosen = differing[
+        : max(1, int(np.searchsorted(sizes, MOST_COMPARED_ROWS, side="right")))
+    ].tolist()
     held, there = source.rows(chosen), target.rows(chosen, aside.on_both)
     held = HashedRows(
         held.table.filter(pa.array(~is_among(held.table["k"].to_numpy(), aside.hashes)))

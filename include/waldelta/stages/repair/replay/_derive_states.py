@@ -23,6 +23,7 @@ from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
 from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
 from waldelta.changes.decode.final_states import final_states, reached
 from waldelta.changes.decode.route import OLD_ROW, UNTOLD, judgement
+from waldelta.changes.decode.row_states import MOVED
 from waldelta.changes.stage import read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
 from waldelta.changes.stage.stage_tasks import tasks_for
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 # none.
 _SOURCE, _DESTINATION = "s", "d"
 # A key by itself, and whether rows moved from or to it.
-_KEY, _MOVED = "k", "moved"
+_KEY = "k"
 
 
 def derive_states(
@@ -59,13 +60,13 @@ def derive_states(
     for k, key in enumerate(keys):
         events = events.withColumn(key, F.coalesce(f"{_DESTINATION}{k}", f"{_SOURCE}{k}"))
     if plan.is_truncated:
-        events = events.withColumn(_MOVED, F.lit(moves))
+        events = events.withColumn(MOVED, F.lit(moves))
     else:
         events = events.join(
             _keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys
         )
     # Keys that rows moved between go together, so that no chain is torn.
-    events = events.repartition(tasks, F.when(F.col(_MOVED), F.lit(0)).otherwise(F.hash(*keys)))
+    events = events.repartition(tasks, F.when(F.col(MOVED), F.lit(0)).otherwise(F.hash(*keys)))
     settling = _settling(decode_plan)
     states = events.select(*decode_plan.event_schema.names).mapInArrow(
         once(settling), ddl(decode_plan.net_schema)
@@ -158,14 +159,12 @@ def _keys(
     within = events.where(_counts(replay))
     one, other = (within.select(*side).where(F.col(f"{_KEY}0").isNotNull()) for side in sides)
     touched = one.unionByName(other).distinct()
-    unmoved = touched.withColumn(_MOVED, F.lit(False))
+    unmoved = touched.withColumn(MOVED, F.lit(False))
     if not moves or not _write_moved(spark, events, touched, folder):
         return unmoved
     moved = spark.read.parquet(folder)
-    names = [name for name in moved.columns if name != _MOVED]
-    return unmoved.join(moved, names, "left_anti").unionByName(
-        moved.withColumn(_MOVED, F.lit(True))
-    )
+    names = [name for name in moved.columns if name != MOVED]
+    return unmoved.join(moved, names, "left_anti").unionByName(moved.withColumn(MOVED, F.lit(True)))
 
 
 def _counts(replay: ReplayPlan) -> Column:

@@ -115,7 +115,9 @@ def difference_statement(
     if not plan.truncated:
         return found
     bases = {f"b{k}": f"t.{quote(names[i])}" for k, i in enumerate(key)}
-    of_truncated = f"\nwhere {of_leaves('t', plan.truncated_leaves)}" if plan.decode.gathers else ""
+    of_truncated = (
+        f"\nwhere {of_leaves('t', plan.truncated_leaves)}" if plan.decode.merges_leaves else ""
+    )
     # The types of a row of nulls are those of the states.
     rest = ", ".join(f"{bases.get(c, 'n.' + c)} as {c}" for c in columns)
     nothing = (

@@ -25,7 +25,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.slot_identity import life_of
 from waldelta.postgres.publication_membership import from_texts
 
-CONSUME, REPLAY = "consume", "replay"
+CONSUME_VERB, REPLAY = "consume", "replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
         return True
     if not job.again:
         return False
-    consumed = job.ledger.run_result(job.run_id, CONSUME)
+    consumed = job.ledger.run_result(job.run_id, CONSUME_VERB)
     if consumed is None or consumed.status != "succeeded":
         return False
     if stages is None or {"land", "apply"} & set(stages):
@@ -88,7 +88,7 @@ def read_span(job: Job) -> Span:
     ledger = job.ledger
     life = life_of(job.pipeline.source.slot, ledger.slot_lives())
     rows = within_history(
-        [run for run in ledger.runs() if run.verb == CONSUME], ledger.slot_lives()
+        [run for run in ledger.runs() if run.verb == CONSUME_VERB], ledger.slot_lives()
     )
     own = [run for run in rows if run.run_id == job.run_id]
     interval = None

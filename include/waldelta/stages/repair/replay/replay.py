@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Runs and other replays hold a target for as long as their merge takes.
-LOCK_TIMEOUT_S = 900.0
+TARGET_LOCK_TIMEOUT_S = 900.0
 # What the merge effects; of rows that are only counted, or completed, nothing is committed.
 _EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
 # Beside a target's folder of staged changes.
@@ -263,7 +263,7 @@ def _patiently() -> tenacity.Retrying:
     """A target is waited for: an ordinary run, or another replay, is at work on it for a while."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(LockHeld),
-        stop=tenacity.stop_after_delay(LOCK_TIMEOUT_S),
+        stop=tenacity.stop_after_delay(TARGET_LOCK_TIMEOUT_S),
         wait=tenacity.wait_fixed(1),
         reraise=True,
     )

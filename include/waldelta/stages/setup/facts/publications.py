@@ -20,12 +20,10 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from waldelta.config import Publication
-from waldelta.postgres import TableColumn, TableId
+from waldelta.postgres import Connection, TableColumn, TableId
 from waldelta.row_filter import parse_row_filter, refused_filter
 
-Connection = psycopg.Connection[Any]
-
-LOCK_TIMEOUT_MS = 5_000
+DDL_LOCK_TIMEOUT_MS = 5_000
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
@@ -243,7 +241,7 @@ def trial_timeout_ms(conn: Connection) -> int:
     ((deadlock_timeout,),) = conn.execute(
         "select current_setting('deadlock_timeout')::interval"
     ).fetchall()
-    return min(LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
+    return min(DDL_LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
 
 
 def _try(conn: Connection, wanted: PublicationState, timeout_ms: int) -> PublicationState:

@@ -8,16 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
 from psycopg.rows import namedtuple_row
 
 from waldelta.config import PipelineFile
-from waldelta.postgres import CatalogRelation, Leaf, TableId
+from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
 from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
-
-Connection = psycopg.Connection[Any]
 
 TIMEOUTS = {
     "idle_in_transaction_session_timeout": (

@@ -5,9 +5,6 @@ would take the slot away.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import psycopg
 
 from waldelta.errors import (
     AuthenticationFailed,
@@ -19,13 +16,12 @@ from waldelta.errors import (
 )
 from waldelta.findings import Finding, problem, warning
 from waldelta.pipeline import Job
+from waldelta.postgres import Connection
 from waldelta.slot import remaining_on_primary, slot_position
 from waldelta.stages.setup.facts import Facts
 from waldelta.stages.setup.facts.source_facts import ServerFacts
 
-Connection = psycopg.Connection[Any]
-
-MIN_VERSION = 160000
+MIN_STANDBY_VERSION = 160000
 # Connections that are made to see whether all lead to one server: an address of several gives them
 # out in turn, or at random.
 TRIALS = 3
@@ -40,7 +36,7 @@ def judge_standby(
     if job.pipeline.source.read_from is None or facts.server.in_recovery:
         return
     standby = facts.slot_server
-    if standby.version < MIN_VERSION:
+    if standby.version < MIN_STANDBY_VERSION:
         yield problem(
             "source.read_from needs PostgreSQL 16 or later, this is"
             f" {standby.settings.get('server_version')}: leave it out, or upgrade the servers"

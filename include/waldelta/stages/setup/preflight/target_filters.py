@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from waldelta.config import PipelineFile, TypeOptions
 from waldelta.config.pipeline_file import TargetTable
@@ -18,14 +15,13 @@ from waldelta.grants import Grant, sql_name
 from waldelta.lake.ledger import ColumnState
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_filter import column_states, unpublished
-from waldelta.postgres import CatalogRelation, Leaf, TableId
+from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
 from waldelta.row_filter import RowFilter, resolve_filter
 from waldelta.row_filter.resolve import resolve
 from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.setup.preflight.targets import PlannedTargets
 
-Connection = psycopg.Connection[Any]
 # Raises FilterNotTranslatable for a filter over such columns that can't be evaluated exactly.
 Translate = Callable[[RowFilter, Sequence[ColumnState]], object]
 
@@ -131,7 +127,7 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
 def _filtered(
     conn: Connection, name: str, feed: TargetSource, planned: PlannedTargets
 ) -> _Filtered:
-    fed = planned.fed(name)
+    fed = planned.relations_of(name)
     relation = fed[0].relation if feed.root_id is None else read_relations(conn, [feed.root_id])[0]
     leaves = read_leaves(conn, [part.relation.oid for part in fed])
     return _Filtered(

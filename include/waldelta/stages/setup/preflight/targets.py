@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
-
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.config.target_mode import check_key
@@ -21,12 +19,10 @@ from waldelta.findings import Finding, problem
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
-from waldelta.postgres import CatalogRelation, TableId
+from waldelta.postgres import CatalogRelation, Connection, TableId
 from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
 from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.effective_publication import members
-
-Connection = psycopg.Connection[Any]
 
 
 @dataclass(slots=True)
@@ -53,7 +49,7 @@ class PlannedTargets:
     sources: Mapping[str, TargetSource]
     findings: tuple[Finding, ...] = ()
 
-    def fed(self, target: str) -> list[PlannedRelation]:
+    def relations_of(self, target: str) -> list[PlannedRelation]:
         """The relations that feed a target."""
         oids = self.sources[target].relation_ids
         return [planned for planned in self.published.values() if planned.relation.oid in oids]
@@ -66,10 +62,8 @@ class PlannedTargets:
         for name, feed in sorted(self.sources.items()):
             through = f" where {feed.where}".replace("\n", " ") if feed.where else ""
             if feed.root_id is not None:
-                lines.append(
-                    f"{name} gathers"
-                    f" {', '.join(sorted(str(p.relation.id) for p in self.fed(name)))}{through}"
-                )
+                leaves = sorted(str(planned.relation.id) for planned in self.relations_of(name))
+                lines.append(f"{name} gathers {', '.join(leaves)}{through}")
             elif not feed.is_plain(name):
                 lines.append(f"{name} is fed by {feed.source}{through}")
         feeding = {str(feed.source) for feed in self.sources.values()}
@@ -112,7 +106,7 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
     """Targets whose mode tells rows apart by a key that they haven't."""
     for name in sorted(entries.keys() & planned.sources.keys()):
         try:
-            for table in planned.fed(name):
+            for table in planned.relations_of(name):
                 check_key(entries[name].mode, name, sorted(table.key))
         except ModeRefused as err:
             yield problem(f"target.tables.{name}.mode: {err}")
@@ -211,7 +205,7 @@ def _judge_leaves(
     entries: Mapping[str, TargetTable],
     planned: PlannedTargets,
 ) -> Iterator[Finding]:
-    leaves = planned.fed(name)
+    leaves = planned.relations_of(name)
     for what, of, remedy in _COMMON:
         if len({of(leaf) for leaf in leaves}) > 1:
             listed = "; ".join(f"{p.relation.id}: {_finding(of(p))}" for p in leaves)
@@ -254,7 +248,7 @@ def _judge_source(
         str(p.relation.id)
         for n in merged_roots(entries)
         if n in planned.sources
-        for p in planned.fed(n)
+        for p in planned.relations_of(n)
     }
     if source in gathered or source in merged_roots(entries):
         yield problem(

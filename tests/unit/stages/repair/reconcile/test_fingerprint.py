@@ -171,7 +171,7 @@ def test_verbatim_texts_stand_behind_the_columns_that_may_have_them():
         )
         for text in ("infinity", "-infinity", None)
     }
-    assert with_raw.verbatim == ("day",)
+    assert with_raw.raw_columns == ("day",)
     assert len({rows.tolist()[0] for _, rows in found.values()}) == 3
     without = Fingerprint("t", columns, ("id",), MARKS, 77, 16, raw=False)
     assert (
