@@ -29,7 +29,8 @@ from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.postgres import TableId
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.exported_snapshot import Chunk, plan_chunks, plan_tasks, reader_name
+from waldelta.snapshot.chunks import Chunk, plan_chunks, plan_tasks
+from waldelta.snapshot.exported_snapshot import reader_name
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.task_attempts import once

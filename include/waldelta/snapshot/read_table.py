@@ -41,7 +41,7 @@ from waldelta.postgres import PublishedTable, TableId, connect, describe
 from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.row_filter import RowFilter
-from waldelta.snapshot.exported_snapshot import Chunk
+from waldelta.snapshot.chunks import Chunk
 from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key

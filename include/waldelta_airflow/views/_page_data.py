@@ -398,7 +398,7 @@ def stranger_page(base: str, dag_id: str) -> str:
     """A DAG that isn't of a pipeline that the reader may see: Airflow shows its tab on every
     DAG.
     """
-    return render("stranger.html", base, dag_id=dag_id)
+    return render("unknown_dag.html", base, dag_id=dag_id)
 
 
 def _quoted(path: str) -> str:

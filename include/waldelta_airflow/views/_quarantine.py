@@ -140,7 +140,7 @@ def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) 
     if row is None:
         return None
     return render(
-        "quarantined.html",
+        "quarantined_row.html",
         base,
         name=pipeline.pipeline,
         here="quarantine",

@@ -16,7 +16,7 @@ from waldelta.errors import (
 from waldelta.postgres import connect
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.snapshot import SnapshotHolder, plan_copy
-from waldelta.snapshot.exported_snapshot import plan_chunks
+from waldelta.snapshot.chunks import plan_chunks
 from waldelta.snapshot.read_selected import read_choices, whole_table
 from waldelta.snapshot.read_table import (
     MOST_EXPRESSIONS,

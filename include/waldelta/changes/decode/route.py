@@ -5,9 +5,14 @@ Stage between decode and collapse. Spark evaluates the filter on the new row and
 sent, on the old row; false and NULL alike keep a row out. An UPDATE becomes what the chapter on row
 filters says:
 
-=========  =========  ========== old row    new row    becomes =========  =========  ==========
-matches    matches    UPDATE matches    doesn't    DELETE doesn't    matches    INSERT doesn't
-doesn't    nothing =========  =========  ==========
+=========  =========  ==========
+old row    new row    becomes
+=========  =========  ==========
+matches    matches    UPDATE
+matches    doesn't    DELETE
+doesn't    matches    INSERT
+doesn't    doesn't    nothing
+=========  =========  ==========
 
 TRUNCATE is no event, so no filter sees it.
 """

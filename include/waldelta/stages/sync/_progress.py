@@ -12,7 +12,7 @@ from waldelta.errors import WaldeltaError
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
 from waldelta.snapshot import SnapshotHolder
-from waldelta.snapshot.exported_snapshot import Chunk
+from waldelta.snapshot.chunks import Chunk
 
 log = logging.getLogger(__name__)
 

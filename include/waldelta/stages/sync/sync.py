@@ -54,14 +54,8 @@ from waldelta.row_filter import RowFilter
 from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.exported_snapshot import (
-    Chunk,
-    bytes_per_task,
-    plan_chunks,
-    plan_tasks,
-    read_clock,
-    reader_name,
-)
+from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
+from waldelta.snapshot.exported_snapshot import read_clock, reader_name
 from waldelta.snapshot.publication_version import (
     PublicationVersion,
     check_version,

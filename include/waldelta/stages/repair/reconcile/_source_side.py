@@ -29,7 +29,8 @@ from waldelta.errors import (
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.postgres import Connection, connect, describe
 from waldelta.snapshot import Choice, TableCopy
-from waldelta.snapshot.exported_snapshot import Chunk, reader_name
+from waldelta.snapshot.chunks import Chunk
+from waldelta.snapshot.exported_snapshot import reader_name
 from waldelta.snapshot.read_selected import is_one_of, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
@@ -42,8 +43,8 @@ from waldelta.snapshot.read_table import (
     filter_conditions,
     lock_query,
 )
-from waldelta.stages.repair.reconcile._canonical import source_text
-from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, hash_as
+from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, hash_as
+from waldelta.stages.repair.reconcile._checksum_text import source_text
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
 from waldelta.types.base import printed

@@ -27,8 +27,7 @@ from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark_sql import quote
-from waldelta.stages.repair.reconcile._canonical import lake_rows
-from waldelta.stages.repair.reconcile._fingerprint import (
+from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
     Sums,
     buckets_of,
@@ -36,6 +35,7 @@ from waldelta.stages.repair.reconcile._fingerprint import (
     hash_rows,
     in_parts,
 )
+from waldelta.stages.repair.reconcile._checksum_text import lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import HashedRows, Valued
 from waldelta.types.pg_text import pg_text

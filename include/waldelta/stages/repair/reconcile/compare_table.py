@@ -55,10 +55,10 @@ from waldelta.pipeline.targets.target_filter import read_target_filter
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
-from waldelta.snapshot.exported_snapshot import plan_chunks
+from waldelta.snapshot.chunks import plan_chunks
 from waldelta.snapshot.read_selected import whole_table
-from waldelta.stages.repair.reconcile._canonical import is_comparable
-from waldelta.stages.repair.reconcile._fingerprint import Fingerprint, Sums, drawn, hash_keys
+from waldelta.stages.repair.reconcile._checksum import Fingerprint, Sums, drawn, hash_keys
+from waldelta.stages.repair.reconcile._checksum_text import is_comparable
 from waldelta.stages.repair.reconcile._hash64 import Hashes
 from waldelta.stages.repair.reconcile._row_differences import (
     DIFFERENCE_KINDS,

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from tests.support.seeds import chosen_seed
-from waldelta.stages.repair.reconcile._canonical import Marks, lake_rows
-from waldelta.stages.repair.reconcile._fingerprint import (
+from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
     Sums,
     bucket_count,
     hash_rows,
     in_parts,
 )
+from waldelta.stages.repair.reconcile._checksum_text import Marks, lake_rows
 from waldelta.stages.repair.reconcile._hash64 import hash_texts
 from waldelta.types import TargetType
 from waldelta.types.datetime import Moment
@@ -182,7 +182,7 @@ def test_verbatim_texts_stand_behind_the_columns_that_may_have_them():
 
 def test_a_batch_of_large_rows_is_hashed_in_parts(monkeypatch):
     """As many rows at once as their texts have room."""
-    monkeypatch.setattr("waldelta.stages.repair.reconcile._fingerprint._MOST_BYTES", 1000)
+    monkeypatch.setattr("waldelta.stages.repair.reconcile._checksum._MOST_BYTES", 1000)
     whole = batch([(n, "x" * 400, None) for n in range(10)])
     parts = list(in_parts(whole))
     assert [part.num_rows for part in parts] == [2] * 5

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from waldelta.pgoutput.wire import ArrowArray
-from waldelta.stages.repair.reconcile._canonical import Marks, hex_text, lake_rows
+from waldelta.stages.repair.reconcile._checksum_text import Marks, hex_text, lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
 from waldelta.types import TargetType
 from waldelta.types.type_map import may_be_raw
