@@ -72,6 +72,10 @@ else
 	@$(PYTEST) $(ARGS)
 endif
 
+.PHONY: test-profile
+test-profile: setup ## where the time of make test goes, written to docs/test-profile.md
+	@$(RUN) $(PYTHON) -m tests.profiling docs/test-profile.md
+
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
 	@$(PYTEST) tests/unit $(ARGS)
