@@ -4,7 +4,9 @@ The checks stand in ``waldelta.stages.setup.preflight``.
 
 ::
 
-    spark-submit spark_jobs/check.py FILE [--sql]
+    spark-submit spark_jobs/check.py FILE [OPTIONS]
+
+``python -m spark_jobs check --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

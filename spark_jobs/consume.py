@@ -4,7 +4,9 @@ Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.cons
 
 ::
 
-    spark-submit spark_jobs/consume.py FILE [--stage STAGES]
+    spark-submit spark_jobs/consume.py FILE [OPTIONS]
+
+``python -m spark_jobs consume --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

@@ -6,7 +6,9 @@ Stages, in order: targets, leftovers, change_log, ledger, check, reports. They s
 
 ::
 
-    spark-submit spark_jobs/maintain.py FILE
+    spark-submit spark_jobs/maintain.py FILE [OPTIONS]
+
+``python -m spark_jobs maintain --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

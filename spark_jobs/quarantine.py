@@ -6,7 +6,9 @@ A decision's stages, in order: retry or accept, check. They stand in
 
 ::
 
-    spark-submit spark_jobs/quarantine.py FILE [--retry | --accept | --discard | --release | --skip]
+    spark-submit spark_jobs/quarantine.py FILE [OPTIONS]
+
+``python -m spark_jobs quarantine --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

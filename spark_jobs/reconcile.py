@@ -5,7 +5,9 @@ Stages, in order: reconcile, report. They stand in ``waldelta.jobs.reconcile``.
 
 ::
 
-    spark-submit spark_jobs/reconcile.py FILE [--tables TABLES] [--repair]
+    spark-submit spark_jobs/reconcile.py FILE [OPTIONS]
+
+``python -m spark_jobs reconcile --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

@@ -4,8 +4,9 @@ Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.repl
 
 ::
 
-    spark-submit spark_jobs/replay.py FILE --interval-start TIME --interval-end TIME [--tables
-    TABLES]
+    spark-submit spark_jobs/replay.py FILE [OPTIONS]
+
+``python -m spark_jobs replay --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

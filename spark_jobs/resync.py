@@ -4,7 +4,9 @@ Stages, in order: resync, check, report. They stand in ``waldelta.jobs.resync``.
 
 ::
 
-    spark-submit spark_jobs/resync.py FILE [--tables TABLES] [--accept-server SYSTEM/TIMELINE]
+    spark-submit spark_jobs/resync.py FILE [OPTIONS]
+
+``python -m spark_jobs resync --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

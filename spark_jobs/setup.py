@@ -5,7 +5,9 @@ The stage stands in ``waldelta.stages.setup``.
 
 ::
 
-    spark-submit spark_jobs/setup.py FILE [--dry-run] [--sql]
+    spark-submit spark_jobs/setup.py FILE [OPTIONS]
+
+``python -m spark_jobs setup --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

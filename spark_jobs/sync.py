@@ -4,7 +4,9 @@ Stages, in order: sync, check, report. They stand in ``waldelta.jobs.sync``.
 
 ::
 
-    spark-submit spark_jobs/sync.py FILE [--tables TABLES] [--reason TEXT]
+    spark-submit spark_jobs/sync.py FILE [OPTIONS]
+
+``python -m spark_jobs sync --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

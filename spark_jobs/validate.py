@@ -4,7 +4,9 @@ Stages, in order: check. They stand in ``waldelta.jobs.validate``.
 
 ::
 
-    spark-submit spark_jobs/validate.py FILE
+    spark-submit spark_jobs/validate.py FILE [OPTIONS]
+
+``python -m spark_jobs validate --help`` lists the options.
 """
 
 from waldelta.cli.command_line import run_submitted

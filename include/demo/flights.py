@@ -26,31 +26,26 @@ SCHEMA = """
 create table public.airlines (carrier text primary key, name text not null);
 create table public.airports (
     faa text primary key, name text not null, lat double precision not null,
-      lon double precision not null,
-    alt integer not null, tz smallint not null, dst char(1) not null, tzone text);
+    lon double precision not null, alt integer not null, tz smallint not null,
+    dst char(1) not null, tzone text);
 create table public.planes (
     tailnum text primary key, year smallint, type text not null, manufacturer text not null,
-      model text not null,
-    engines smallint not null, seats smallint not null, speed smallint, engine text not null,
-      remarks text);
+    model text not null, engines smallint not null, seats smallint not null, speed smallint,
+    engine text not null, remarks text);
 -- Out of line as it is, so that an UPDATE of another column leaves it out of the stream
 -- (unchanged TOAST).
 alter table public.planes alter column remarks set storage external;
 create table public.weather (
     origin text, year smallint not null, month smallint not null, day smallint not null,
-      hour smallint not null,
-    temp numeric(5, 2), dewp numeric(5, 2), humid numeric(5, 2), wind_dir smallint,
-    wind_speed double precision,
-    wind_gust double precision, precip numeric(4, 2) not null, pressure numeric(5, 1),
-      visib numeric(4, 2) not null,
+    hour smallint not null, temp numeric(5, 2), dewp numeric(5, 2), humid numeric(5, 2),
+    wind_dir smallint, wind_speed double precision, wind_gust double precision,
+    precip numeric(4, 2) not null, pressure numeric(5, 1), visib numeric(4, 2) not null,
     time_hour timestamptz, primary key (origin, time_hour));
 create table public.flights (
     year smallint, month smallint, day smallint, dep_time smallint,
-      sched_dep_time smallint not null,
-    dep_delay smallint, arr_time smallint, sched_arr_time smallint not null, arr_delay smallint,
-      carrier text,
-    flight integer, tailnum text, origin text, dest text not null, air_time smallint,
-      distance smallint not null,
+    sched_dep_time smallint not null, dep_delay smallint, arr_time smallint,
+    sched_arr_time smallint not null, arr_delay smallint, carrier text, flight integer,
+    tailnum text, origin text, dest text not null, air_time smallint, distance smallint not null,
     hour smallint not null, minute smallint not null, time_hour timestamptz not null,
     primary key (year, month, day, carrier, flight, origin)) partition by list (month);
 create schema replay;

@@ -27,7 +27,7 @@ STAGES = ("slot_has_changes", "land", "apply", "check", "report")
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """Everything that was seen; ``runs`` are those of the CDC DAG."""
 
     loaded: Loaded
@@ -87,7 +87,7 @@ class Outcome:
         )
 
 
-def show(outcome: Outcome, console: Console) -> None:
+def show(outcome: DemoOutcome, console: Console) -> None:
     """Print the tables and the verdict."""
     console.print(_source_table(outcome))
     console.print(_target_table(outcome))
@@ -113,7 +113,7 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(f"tables:  {outcome.ledger.root}", soft_wrap=True)
 
 
-def _source_table(outcome: Outcome) -> Table:
+def _source_table(outcome: DemoOutcome) -> Table:
     table = _table(
         "changes in the source",
         "insert",
@@ -134,7 +134,7 @@ def _source_table(outcome: Outcome) -> Table:
     return table
 
 
-def _target_table(outcome: Outcome) -> Table:
+def _target_table(outcome: DemoOutcome) -> Table:
     table = _table("changes applied to the targets", *APPLIED, "rows", "differences")
     applied = outcome.applied()
     for difference in outcome.differences:
@@ -156,7 +156,7 @@ def _table(title: str, *headings: str) -> Table:
     return table
 
 
-def _seconds_table(outcome: Outcome) -> Table:
+def _seconds_table(outcome: DemoOutcome) -> Table:
     table = Table(title="seconds by stage", title_justify="left")
     table.add_column("CDC run")
     for stage in (*STAGES, "whole run"):

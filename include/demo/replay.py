@@ -41,7 +41,7 @@ class Slice:
 
 
 @dataclass
-class Replayed:
+class ReplayedQuarter:
     """What a slice did: rows by table and operation, and transactions."""
 
     operations: Operations = field(default_factory=Counter)
@@ -73,11 +73,11 @@ def plan_slices(count: int) -> list[Slice]:
 
 def replay(
     conninfo: str, part: Slice, progress: Callable[[int], None] = lambda _: None
-) -> Replayed:
+) -> ReplayedQuarter:
     """Play one slice, one transaction per simulated hour; ``progress`` gets the rows changed so
     far, day by day.
     """
-    done = Replayed()
+    done = ReplayedQuarter()
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("set synchronous_commit = off")
         # A plan that fits any hour; made anew for each one, planning would cost more than the rows.
@@ -92,7 +92,10 @@ def replay(
 
 
 def _replay_day(
-    connection: psycopg.Connection, hours: list[datetime], busy: list[set[datetime]], done: Replayed
+    connection: psycopg.Connection,
+    hours: list[datetime],
+    busy: list[set[datetime]],
+    done: ReplayedQuarter,
 ) -> None:
     sent: list[tuple[Step, psycopg.Cursor]] = []
     with connection.pipeline():

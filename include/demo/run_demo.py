@@ -20,7 +20,7 @@ from rich.console import Console
 
 from demo.airflow_client import AirflowClient, AirflowError, DagRun
 from demo.flights import ALL_FLIGHTS, Loaded, load
-from demo.outcome import Outcome, show
+from demo.outcome import DemoOutcome, show
 from demo.replay import Operations, Slice, plan_slices, prepare, replay
 from demo.stack import Stack, StackError
 from demo.stack.airflow_entries import environment_of
@@ -53,7 +53,7 @@ class Demo:
     seconds: dict[str, float] = field(default_factory=dict)
     operations: Operations = field(default_factory=Operations)
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoOutcome:
         """Play everything; raises AirflowError when a DAG run fails."""
         loaded = self.load()
         with self.stack.client() as airflow:
@@ -64,7 +64,7 @@ class Demo:
                 self._run_dag(airflow, CDC, f"apply {part.name}")
             self._reconcile_and_maintain(airflow)
             runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
-        return Outcome(loaded, self.operations, self.seconds, runs, self.compare(),
+        return DemoOutcome(loaded, self.operations, self.seconds, runs, self.compare(),
                        Ledger(self.pipeline.target.root))  # fmt: skip
 
     def load(self) -> Loaded:

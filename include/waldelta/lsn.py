@@ -41,10 +41,9 @@ class Lsn:
         """Where the last record before this insert position ends, in WAL files of that size.
 
         The insert position is where the next record begins. When a page is full that is behind the
-        next one's header, which
-        isn't written yet; the last record ends before it, and a reader stops there.
-        (XLogBytePosToRecPtr, which the insert
-        position comes from, and XLogBytePosToEndRecPtr in xlog.c.)
+        next one's header, which isn't written yet; the last record ends before it, and a reader
+        stops there. (XLogBytePosToRecPtr, which the insert position comes from, and
+        XLogBytePosToEndRecPtr in xlog.c.)
 
         >>> texts = ["0/5000028", "0/5002018", "0/5002000", "0/5002020", "0/5002028", "0/5000030"]
         >>> [str(Lsn.parse(text).of_record(16 << 20)) for text in texts]

@@ -1,12 +1,11 @@
 """A driver of several runs at once, each on a pipeline of its own, so that one kill meets each at
 its own step.
 
-    python -m tests.soak.driver    a line of JSON on stdin begins a run: {"verb", "file", "run_id",
-    "details"}
+    python -m tests.soak.driver
 
-It says on stdout when it is ready, and of each run what it ended with. A scene's own runs are the
-command line's (Scene.start); these share a session's start, which would be most of what a matrix of
-kills costs.
+A line of JSON on stdin begins a run: {"verb", "file", "run_id", "details"}. It says on stdout when
+it is ready, and of each run what it ended with. A scene's own runs are the command line's
+(Scene.start); these share a session's start, which would be most of what a matrix of kills costs.
 """
 
 from __future__ import annotations

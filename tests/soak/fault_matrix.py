@@ -1,7 +1,7 @@
 """Every fault at every step: the run it meets dies, the ordinary next one puts everything right.
 
-    python -m tests.soak.fault_matrix [--results FOLDER] [--steps land,consume] [--faults
-    driver,server] [--minutes N] [--seed N]
+    python -m tests.soak.fault_matrix [--results FOLDER] [--steps land,consume]
+        [--faults driver,server] [--minutes N] [--seed N]
 
 Cells go into the results as they are done, and aren't tried again with the same code;
 docs/faults.md is written from them (tests.soak.page). Several pipelines take turns, so that one

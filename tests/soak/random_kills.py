@@ -2,7 +2,7 @@
 is lost or doubled.
 
     python -m tests.soak.random_kills [--results FOLDER] --kills 200 [--connect] [--minutes 30]
-    [--seed N]
+        [--seed N]
 
 A writer commits until the round has 200 transactions a pipeline. Each run is killed (kill -9 of its
 Python, of its JVM, of both; or of a Connect client, whose server goes on with what it was told) at

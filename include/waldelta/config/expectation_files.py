@@ -2,14 +2,14 @@
 
 ::
 
-    # include/expectations/flights/public.flights.yml   (or flights.yml, while one schema has such a
-    table)
+    # include/expectations/flights/public.flights.yml
+    # (or flights.yml, while one schema has such a table)
     expectations:
       - type: expect_column_values_to_be_between
         kwargs: {column: dep_delay, min_value: -120, max_value: 2000}
         severity: warning          # critical (default) fails the run, warning is only reported
-        gate: warn                 # warn (default): judged after the merge; stop, quarantine:
-        before it as well (gate.py)
+        gate: warn                 # warn (default): judged after the merge;
+                                   # stop, quarantine: before it as well (gate.py)
         notes: longest delay ever seen is 1301 minutes
 
 Reading a file checks its shape; names and arguments are checked by Great Expectations when the

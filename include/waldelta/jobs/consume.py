@@ -2,14 +2,11 @@
 
 ::
 
-    land    slot -> change log, and the slot consumed up to what has landed   (waldelta.stages.land)
-            of a large backlog, apply batches run concurrently
-            (waldelta.stages.apply.concurrent)
-    apply   change log -> targets, one commit each
-    (waldelta.stages.apply)
-            and, where the pipeline file asks for it, logical messages -> their own table
-    check   targets -> expectations -> Data Docs
-    (waldelta.stages.check)
+    land    slot -> change log, then the slot moves over what has landed   (stages.land)
+            a large backlog is applied while more of it lands              (stages.apply.concurrent)
+    apply   change log -> targets, one commit each                         (stages.apply)
+            logical messages -> a table of their own, if asked for
+    check   targets -> expectations -> Data Docs                           (stages.check)
     report  replication lag and what the run did -> ledger, summary
 
 A backfill, or a run that is cleared after it succeeded, is a replay instead (waldelta.jobs.replay).

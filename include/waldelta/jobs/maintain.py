@@ -1,5 +1,11 @@
-"""Maintain: compact targets, forget what is older than the promised retention, prune the ledger and
-reports.
+"""Job maintain: keeps targets, change log, ledger and reports small.
+
+::
+
+    maintain  compacts and vacuums targets, under the lock of each        (stages.maintain)
+              forgets batches, ledger rows and reports past their retention
+    check     targets -> all expectations -> Data Docs                    (stages.check)
+    report    what the run did -> ledger, summary
 """
 
 from __future__ import annotations

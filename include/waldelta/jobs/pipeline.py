@@ -50,18 +50,18 @@ class Pipeline:
         """
         from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
-        from waldelta.lake.storage import find_unwritable
+        from waldelta.lake.storage import why_not_writable
         from waldelta.stages.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
         self._check_store(job, spark)
         with job.connect("check") as connection:
             plan = plan_setup(connection, job, translate)
-        problems = [find_unwritable(root)]
+        problems = [why_not_writable(root)]
         if spark is not None:
-            from waldelta.spark.writable import find_unwritable_in_task
+            from waldelta.spark.write_errors import why_not_writable_in_task
 
-            problems.append(find_unwritable_in_task(spark, root))
+            problems.append(why_not_writable_in_task(spark, root))
         return replace(
             plan,
             findings=(*plan.findings, *(lacking(text) for text in problems if text is not None)),

@@ -1,5 +1,11 @@
-"""Reconcile: whether targets hold what the source does, at a position that both sides are known at;
-and repair, when asked for.
+"""Job reconcile: compares targets with their source, and corrects the rows that differ if asked to.
+
+::
+
+    reconcile  what the snapshot sees -> change log                    (stages.land)
+               checksums of both sides -> rows that differ             (stages.repair.reconcile)
+               rows that differ -> read again from the source          (stages.repair)
+    report     what was found -> ledger, reports, summary
 
 Nothing is written on the source. What its snapshot sees is landed first, as by any run; writers go
 on.

@@ -3,8 +3,7 @@
 ::
 
     land    the range of the runs that is replayed; nothing lands, and the slot stays as it is
-    apply   keys changed in that range -> rows that differ are mended
-    (waldelta.stages.repair.replay)
+    apply   keys changed in that range -> rows that differ are corrected   (stages.repair.replay)
     check, report: as job consume
 """
 

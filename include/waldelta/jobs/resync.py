@@ -3,10 +3,9 @@ them.
 
 ::
 
-    resync  a new slot where the old one is lost or can't be read
-    (waldelta.stages.setup.renew_slot)
-            a snapshot of the source -> rows that differ            (waldelta.stages.sync)
-            what has waited in the slot -> change log               (waldelta.stages.land)
+    resync  a new slot where the old one is lost or can't be read   (stages.setup.renew_slot)
+            a snapshot of the source -> rows that differ            (stages.sync)
+            what has waited in the slot -> change log               (stages.land)
     check, report: as job consume
 """
 

@@ -291,13 +291,13 @@ def check_writable(root: str) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as err:
-        raise TargetNotWritable(_unwritable(root, err)) from None
+        raise TargetNotWritable(_not_writable(root, err)) from None
     for uri in (root, f"{bookkeeping_uri(root, CHANGES)}/_delta_log"):
-        if (problem := find_unwritable(uri)) is not None:
+        if (problem := why_not_writable(uri)) is not None:
             raise TargetNotWritable(problem)
 
 
-def find_unwritable(root: str) -> str | None:
+def why_not_writable(root: str) -> str | None:
     """Why a folder of the lake can't be written, or made, from here; makes nothing. None for object
     stores, which aren't asked.
     """
@@ -309,10 +309,10 @@ def find_unwritable(root: str) -> str | None:
         with tempfile.TemporaryFile(dir=nearest):
             return None
     except OSError as err:
-        return _unwritable(root, err)
+        return _not_writable(root, err)
 
 
-def _unwritable(root: str, err: OSError) -> str:
+def _not_writable(root: str, err: OSError) -> str:
     return (
         f"{root} can't be written ({err.strerror}): check target.root and the rights of whoever"
         " runs the job"
@@ -503,8 +503,8 @@ def encode_segment(name: str) -> str:
     can leave its folder.
 
     Not percent-encoded: Spark takes a percent sign in a path as it stands, delta-rs decodes it, so
-    that they would
-    look into different folders. A leading underscore would hide the folder from Spark.
+    that they would look into different folders. A leading underscore would hide the folder from
+    Spark.
 
     >>> encode_segment("odd name"), encode_segment("_t.x"), encode_segment("orders")
     ('odd~20name', '~5Ft~2Ex', 'orders')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 
 from waldelta.errors import TargetNotWritable
@@ -27,6 +28,8 @@ _REMEDIES = {
     (errno.EMFILE, errno.ENFILE): "raise the limit on open files (ulimit -n) of whoever runs {who}",
     (errno.EIO, errno.ESTALE): "see to the disk, or to the mount: the kernel's log says more",
 }
+# What Java prints of such an error, without its number.
+_WORDS = {os.strerror(number): number for numbers in _REMEDIES for number in numbers}
 # What object stores answer, by what delta-rs and Arrow say of it.
 _REFUSED = re.compile(
     r"\b40[13] (?:Forbidden|Unauthorized)|AccessDenied|Access Denied|lacked the necessary"
@@ -57,7 +60,7 @@ _LAYOUT = re.compile(r"\x1b\[[0-9;]*m|↳")
 _QUERY = re.compile(r"(https?://[^\s?]+)\?\S+")
 
 
-def unwritable(
+def target_not_writable(
     uri: str, err: Exception, who: str = "the job", besides: str = ""
 ) -> TargetNotWritable:
     """The error to raise for what delta-rs, Arrow or the system said: what is known, and the remedy
@@ -73,7 +76,7 @@ def unwritable(
     return error
 
 
-def not_written(message: str, err: BaseException) -> TargetNotWritable:
+def not_writable_by_spark(message: str, err: BaseException) -> TargetNotWritable:
     """The error with this message for what Spark said: retryable where a store, or who was to write
     there, didn't answer.
     """
@@ -82,17 +85,41 @@ def not_written(message: str, err: BaseException) -> TargetNotWritable:
     return error
 
 
-def from_text(said: str) -> TargetNotWritable:
-    """The error of unwritable() again, from its text: a task's comes over as nothing else."""
+def not_writable_from_text(said: str) -> TargetNotWritable:
+    """The error of target_not_writable() again, from its text: all that a task hands over."""
     error = TargetNotWritable(said)
     _, error.retryable = _remedy(error, said)
     return error
+
+
+# What Hadoop's file systems, their stores and Delta say of a place that can't be written; all else
+# may go away by itself.
+_STORAGE_REFUSES = re.compile(
+    r"Permission denied|AccessDenied|AccessControlException|Access Denied|Forbidden|Read-only file"
+    r" system"
+    r"|Mkdirs failed|ParentNotDirectory|Not a directory|not a"
+    r" directory|FileAlreadyExistsException|No space left on device"
+    r"|DELTA_CANNOT_CREATE_LOG_PATH|DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|NoSuchBucket|UnknownHostException"
+)
+
+
+def storage_refusal(text: str) -> str | None:
+    """The words of an error of Spark's that say that a place can't be written."""
+    found = _STORAGE_REFUSES.search(text)
+    return None if found is None else found[0]
+
+
+def remedy_of_spark(said: str) -> str:
+    """What to do about a write of Spark's that failed with these words."""
+    return _remedy(Exception(said), said)[0].format(who="Spark")
 
 
 def _remedy(err: Exception, said: str) -> tuple[str, bool]:
     number = err.errno if isinstance(err, OSError) else None
     if number is None and (found := _NUMBER.search(said)):
         number = int(found[1])
+    if number is None:
+        number = next((number for words, number in _WORDS.items() if words in said), None)
     for numbers, remedy in _REMEDIES.items():
         if number in numbers:
             return remedy, False

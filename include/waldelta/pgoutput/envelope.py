@@ -165,8 +165,8 @@ class Envelope:
     xid decoded lies within 2**31 of it, on either side (a commit that waits for a synchronous
     standby is decoded, yet lies above it), which gives the 32-bit xids their epoch. ``version`` is
     the protocol version asked for, 1 to 4. ``skipped`` are messages that land without being read,
-    by position and id (unread.py). ``given`` counts the messages so far, those that were discarded
-    too.
+    by position and id (unread_message.py). ``given`` counts the messages so far, those that were
+    discarded too.
     """
 
     def __init__(

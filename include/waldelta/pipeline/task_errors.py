@@ -9,7 +9,12 @@ import traceback
 from typing import Any
 
 from waldelta import errors
-from waldelta.lake.write_errors import from_text
+from waldelta.lake.write_errors import (
+    not_writable_by_spark,
+    not_writable_from_text,
+    remedy_of_spark,
+    storage_refusal,
+)
 
 DRIVER_MEMORY_VARIABLE = "WALDELTA_DRIVER_MEMORY"
 
@@ -57,7 +62,7 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
         ):
             return read
         if kind is errors.TargetNotWritable:
-            return from_text(message.strip())
+            return not_writable_from_text(message.strip())
         if isinstance(kind, type) and issubclass(kind, errors.WaldeltaError):
             try:
                 return kind(message.strip())
@@ -108,6 +113,12 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
     if is_conflict(err):
         return errors.LateWriter(
             f"{table}: somebody else committed to the target meanwhile: run again"
+        )
+    if (refused := storage_refusal(str(err))) is not None:
+        return not_writable_by_spark(
+            f"{table}: its target can't be written ({refused}: {first_line(err)}):"
+            f" {remedy_of_spark(refused)}",
+            err,
         )
     return errors.ApplyError(f"{table}: {first_line(err)}")
 

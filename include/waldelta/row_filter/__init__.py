@@ -1,8 +1,8 @@
 """Row filters: any expression that PostgreSQL allows in one, understood without Spark.
 
-Stages: ``syntax`` reads what an engineer wrote; ``server`` lets PostgreSQL analyse it; ``parse``
-reads the analysed text; ``resolve`` gives every part its type and finds its ``signatures``, or
-refuses it with its place. What Spark makes of the result stands in
+``parse`` reads what an engineer wrote and, once ``_analyze`` has let PostgreSQL analyze it, the
+analyzed text; ``resolve`` gives every part its type and finds its ``_signatures``, or refuses it
+with its place. What Spark makes of the result stands in
 ``waldelta.row_filter.spark.translate``.
 """
 

@@ -12,9 +12,8 @@ class Collation(Enum):
 
     # ordered by code points, case of ASCII letters only: C and POSIX in a UTF-8 database
     CODE_POINT = "code point"
-    BINARY_ORDER = (  # ordered by code points, but case follows Unicode: C.UTF-8, ucs_basic
-        "binary order"
-    )
+    # ordered by code points, but case follows Unicode: C.UTF-8, ucs_basic
+    BINARY_ORDER = "binary order"
     DETERMINISTIC = "deterministic"  # equal means the same bytes; the order is a language's
     NONDETERMINISTIC = "nondeterministic"
 
@@ -43,8 +42,7 @@ def published_filter(analysed: str) -> RowFilter:
     """The filter of a publication, from the text that the catalogs print.
 
     Its columns' collations aren't known; PostgreSQL lets no user-defined ones into a publication,
-    and its own are all
-    deterministic. Raises FilterNotTranslatable for a text that can't be read.
+    and its own are all deterministic. Raises FilterNotTranslatable for a text that can't be read.
 
     >>> published_filter("((a > 1) AND (b = 'x'::text))").columns
     ('a', 'b')

@@ -351,8 +351,9 @@ select s.slot_name,
        age(s.catalog_xmin) as catalog_xmin_age,
        array(
            select trim(both ' "' from listed.name)
-           from string_to_table(nullif(current_setting('synchronized_standby_slots', true), ''),
-             ',') as listed (name)
+           from string_to_table(
+               nullif(current_setting('synchronized_standby_slots', true), ''), ','
+           ) as listed (name)
            left join pg_replication_slots held on held.slot_name = trim(both ' "' from listed.name)
            where held.active is not true
        ) as standbys_away,

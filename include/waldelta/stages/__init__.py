@@ -1,1 +1,2 @@
-"""The stages of a run, one folder each: setup, land, sync, check, apply, repair."""
+"""The stages of a run, one folder each: setup, land, sync, check, apply,
+repair, maintain."""

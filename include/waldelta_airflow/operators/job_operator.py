@@ -58,20 +58,20 @@ class WaldeltaJobOperator(BaseOperator):
     """Runs a verb of the job, or one stage of it, where the pipeline's Spark connection says.
 
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server;
-      each stage is
-      a client of its own, but for the report, which the check's client makes on its way out.
+      each stage is a client of its own, but for the report, which the check's client makes on its
+      way out.
     - ``spark``: spark-submit. One application per DAG run: the task of the first stage runs them
-      all, and the
-      tasks of the others look up how theirs went in the pipeline's ledger. A stage that is tried
-      again, or
-      cleared, is submitted alone.
+      all, and the tasks of the others look up how theirs went in the pipeline's ledger. A stage
+      that is tried again, or cleared, is submitted alone.
 
-    :param pipeline_path: the pipeline file :param pipeline: its content :param verb: what to do;
-    ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but the first two ask it for
-        its log store where the lake is on S3
-    :param stage: the stage of the verb that this task stands for :param first: whether this is the
-    verb's first stage :param options: further command line options by name; empty values are left
-    out, ``True`` makes a flag
+    :param pipeline_path: the pipeline file
+    :param pipeline: its content
+    :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but
+        the first two ask it for its log store where the lake is on S3
+    :param stage: the stage of the verb that this task stands for
+    :param first: whether this is the verb's first stage
+    :param options: further command line options by name; empty values are left out, ``True`` makes
+        a flag
     """
 
     template_fields: Sequence[str] = ("options",)

@@ -14,16 +14,16 @@ Point of the list, and besides this file:
 6. rows not held are skipped and counted: test_apply.py, test_copies.py
 7. ATTACH and DETACH: test_drift.py
 8. duplicates without a key: test_copies.py
-9. unchanged TOAST: test_apply.py, test_reread.py
-10. moves, deletes and re-inserts in one transaction: unit/spark_jobs/test_collapse.py,
-   test_random_workload.py
+9. unchanged TOAST: test_apply.py, test_complete_rows.py
+10. moves, deletes and re-inserts in one transaction: unit/changes/decode/test_collapse.py,
+    test_random_workload.py
 11. keys equal but written differently: test_values.py
 12. output-function text, arrays with lower bounds: test_values.py, test_wire_format.py
 13. rewrites and generated columns: test_schema_changes.py, test_catalog.py (15's catalogs)
 14. rolled back ALTER in a streamed transaction: test_protocol.py
 15. decoded isn't visible (absent synchronous standby): test_snapshot.py (copies wait),
-   test_reread.py (rows read again wait)
-16. commit order: unit/test_transactions.py
+    test_complete_rows.py (rows read again wait)
+16. commit order: unit/pgoutput/test_transactions.py
 """
 
 from __future__ import annotations

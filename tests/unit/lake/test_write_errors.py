@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from waldelta.errors import TargetNotWritable
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now
-from waldelta.lake.write_errors import unwritable
+from waldelta.lake.write_errors import target_not_writable
 
 URI = "file:///lake/_waldelta/runs"
 PARQUET = "Failed to parse parquet: External: Generic LocalFileSystem error: "
@@ -75,7 +75,7 @@ SAID = {
 
 @pytest.mark.parametrize("said, remedy, again", SAID.values(), ids=SAID)
 def test_the_remedy_fits_the_cause(said, remedy, again):
-    error = unwritable(URI, said)
+    error = target_not_writable(URI, said)
     text = str(error)
     assert text.startswith(f"{URI} can't be written (")
     assert f"): {remedy}" in text
@@ -87,7 +87,7 @@ def test_the_remedy_fits_the_cause(said, remedy, again):
 
 def test_signatures_of_addresses_stay_out():
     """A shared access signature is part of the address that is asked."""
-    error = unwritable(
+    error = target_not_writable(
         URI,
         OSError(
             "Error performing GET https://a.blob.example/c/_last?sv=2&sig=SECRET in 5ms - 403"

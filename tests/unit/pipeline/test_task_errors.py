@@ -6,9 +6,9 @@ import pytest
 
 from waldelta.changes.merge import target_table as target
 from waldelta.errors import ApplyError, DecodeError, PeekTimeout, SlotInUse, TargetNotWritable
-from waldelta.lake.write_errors import unwritable
-from waldelta.pipeline.task_errors import is_conflict, named_error, of_table
-from waldelta.spark import writable
+from waldelta.lake.write_errors import target_not_writable
+from waldelta.pipeline.task_errors import is_conflict, named_error, of_table, writing_error
+from waldelta.spark import write_errors
 from waldelta.spark.task_attempts import error_text
 
 ERRORS = [
@@ -46,26 +46,33 @@ def test_the_same_error_again(err):
 URI = "file:///lake/t"
 READERS = {
     "told by a task": lambda said: named_error(
-        RuntimeError(error_text(unwritable(URI, OSError(said))))
+        RuntimeError(error_text(target_not_writable(URI, OSError(said))))
     ),
-    "of the change log": lambda said: writable.write_error(
+    "of the change log": lambda said: write_errors.change_log_write_error(
         URI, RuntimeError(f"java.io.IOException: {said}")
     ),
-    "of a target": lambda said: target.write_error(
+    "of a target": lambda said: target.target_write_error(
         URI, RuntimeError(f"java.io.IOException: {said}")
     ),
+    "of a merge": lambda said: writing_error("public.t", RuntimeError(f"IOException: {said}")),
 }
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 @pytest.mark.parametrize(
-    "said", ["No space left on device (os error 28)", "Permission denied (os error 13)"]
+    ("said", "remedy"),
+    [
+        ("No space left on device", "make space there"),
+        ("No space left on device (os error 28)", "make space there"),
+        ("Permission denied (os error 13)", "the right to write there"),
+    ],
 )
-def test_a_full_disk_and_a_refused_right_are_not_tried_again(read, said):
+def test_a_full_disk_and_a_refused_right_are_not_tried_again(read, said, remedy):
     """A copy's next attempt would read the whole table from the source once more."""
     error = read(said)
     assert (type(error), error.retryable) == (TargetNotWritable, False)
     assert said.partition(" (")[0] in str(error)
+    assert remedy in str(error)
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,17 @@ def words_of(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)}
 
 
+def test_no_public_class_stands_for_two_things():
+    """Of the library, Airflow's side and the demo together."""
+    held: dict[str, list[str]] = {}
+    for folder in ("include/waldelta", "include/waldelta_airflow", "include/demo"):
+        for path in modules(folder):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    held.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in held.items() if len(paths) > 1} == {}
+
+
 def public_constants(path: Path) -> Iterator[str]:
     """Names that a module gives to values and types, apart from type variables."""
     for node in ast.parse(path.read_text()).body:

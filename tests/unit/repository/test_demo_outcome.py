@@ -11,7 +11,7 @@ from rich.console import Console
 
 from demo.airflow_client import DagRun, TaskRun
 from demo.flights import Loaded
-from demo.outcome import Outcome, show
+from demo.outcome import DemoOutcome, show
 from tests.oracles.compare import Difference
 from waldelta.lake.ledger import Ledger, TargetCut
 from waldelta.lake.ledger.records import Run, now
@@ -49,7 +49,7 @@ def outcome(ledger, *differences):
         DagRun("flights_cdc", "run-1", "manual", "success", None, None, 4.0, {}, tasks),
     ]
     operations = Counter({("flights", "update"): 60})
-    return Outcome(
+    return DemoOutcome(
         Loaded({"flights": 300}), operations, {"load": 1.0}, runs, list(differences), ledger
     )
 

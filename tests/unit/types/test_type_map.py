@@ -1,5 +1,5 @@
 """Which type a PostgreSQL type has in the lake, and reading its texts; the real server's are in
-integration/test_values.py.
+integration/types/test_values.py.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from waldelta.changes.merge.statements import (
     tagged,
     void_statement,
 )
-from waldelta.changes.merge.target_table import set_generation, write_error
+from waldelta.changes.merge.target_table import set_generation, target_write_error
 from waldelta.errors import LateWriter, SnapshotLost, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog
@@ -116,7 +116,7 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
     except WaldeltaError:
         raise
     except Exception as err:
-        raise write_error(uri, err) from err
+        raise target_write_error(uri, err) from err
 
 
 def check_alone(job: Job, cut: TargetCut, compared: int) -> None:

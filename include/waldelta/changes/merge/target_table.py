@@ -19,7 +19,7 @@ from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake.storage import remove_empty_log, sync_commit
-from waldelta.lake.write_errors import not_written
+from waldelta.lake.write_errors import not_writable_by_spark, remedy_of_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres import PublishedTable
@@ -206,7 +206,7 @@ def replace_target(
     try:
         writer.save(uri)
     except Exception as err:
-        raise write_error(uri, err) from None
+        raise target_write_error(uri, err) from None
     written = _read_commit(spark, uri, user_metadata)
     sync_commit(uri, written.version)
     return written
@@ -238,7 +238,7 @@ def plainly_typed(frame: DataFrame) -> DataFrame:
     )
 
 
-def write_error(uri: str, err: Exception) -> WaldeltaError:
+def target_write_error(uri: str, err: Exception) -> WaldeltaError:
     """What went wrong while a target was written, by name: an error of a task, another writer, or
     the lake.
     """
@@ -248,7 +248,8 @@ def write_error(uri: str, err: Exception) -> WaldeltaError:
         return LateWriter(
             f"{uri} was changed by somebody else while it was replaced: run the sync again"
         )
-    return not_written(f"{uri} can't be written ({first_line(err)})", err)
+    said = first_line(err)
+    return not_writable_by_spark(f"{uri} can't be written ({said}): {remedy_of_spark(said)}", err)
 
 
 def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitResult:

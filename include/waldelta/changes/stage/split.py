@@ -31,7 +31,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark import run_tasks
 from waldelta.spark.tasks import shares
-from waldelta.spark.writable import write_error
+from waldelta.spark.write_errors import change_log_write_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,7 +104,7 @@ def splitting(
         try:
             return split(spark, change_log, stream, folders[0])
         except Exception as err:
-            raise named_error(err) or write_error(folders[0], err) or err from err
+            raise named_error(err) or change_log_write_error(folders[0], err) or err from err
 
     try:
         yield split_up

@@ -28,7 +28,7 @@ from waldelta.lake.storage import (
     rooted,
     sync_commit,
 )
-from waldelta.lake.write_errors import unwritable
+from waldelta.lake.write_errors import target_not_writable
 from waldelta.permissions import private_files
 
 # What files are pruned by and the landed end is read from.
@@ -96,7 +96,7 @@ def create_log(uri: str, schema: pa.Schema, storage_options: dict[str, str] | No
             )
             sync_commit(uri, 0)
     except (DeltaError, OSError) as err:
-        raise unwritable(uri, err, besides=_KEPT) from None
+        raise target_not_writable(uri, err, besides=_KEPT) from None
 
 
 def write_batch(
@@ -165,7 +165,7 @@ class _Written:
         try:
             yield
         except (OSError, pa.ArrowException) as err:
-            raise unwritable(self._uri, err, "Spark's tasks", _KEPT) from None
+            raise target_not_writable(self._uri, err, "Spark's tasks", _KEPT) from None
 
     def discard(self) -> None:
         """What nobody will commit; maintenance removes it otherwise."""

@@ -24,7 +24,7 @@ from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.ledger._file_cache import STATISTIC, read_sorted, scan_sorted
 from waldelta.lake.storage import NO_HOOKS, checkpoint, files_of, sync_commit, write_checkpoint
-from waldelta.lake.write_errors import unwritable
+from waldelta.lake.write_errors import target_not_writable
 
 log = logging.getLogger(__name__)
 
@@ -296,7 +296,7 @@ class LedgerTable:
         except CommitFailedError:
             raise
         except (DeltaError, OSError) as err:
-            raise unwritable(self.uri, err) from None
+            raise target_not_writable(self.uri, err) from None
 
     def _compact(self, table: DeltaTable) -> None:
         try:

@@ -2,8 +2,7 @@
 holds them.
 
 Such values are NaN and the infinities of numerics, the infinities of dates and timestamps, and
-years before 1 or after
-9999. They compare by PostgreSQL's order: everything about that is here.
+years before 1 or after 9999. They compare by PostgreSQL's order: everything about that is here.
 """
 
 from __future__ import annotations

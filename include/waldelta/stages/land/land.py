@@ -24,7 +24,7 @@ from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.spark import run_tasks
 from waldelta.spark.task_attempts import error_text as told_error
-from waldelta.spark.writable import write_error
+from waldelta.spark.write_errors import change_log_write_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,12 +107,12 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             named.unread = UnreadMessage(
                 row.id, row.lsn, row.xid, bytes(row.raw), streamed=row.streamed
             )
-        raise named or write_error(change_log.uri, err) or err from err
+        raise named or change_log_write_error(change_log.uri, err) or err from err
     file = BatchFile(row.path, row.size, row.stats) if row.path is not None else None
     check_read()
     try:
         change_log.add(batch, file, json.dumps({"waldelta": told}))
     except (DeltaError, OSError) as err:
-        raise write_error(change_log.uri, err) or err from err
+        raise change_log_write_error(change_log.uri, err) or err from err
     fault_point("land.committed")
     return PeekTimes(row.server_s, row.total_s, row.messages)

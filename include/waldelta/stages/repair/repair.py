@@ -3,16 +3,13 @@ copying it again.
 
 1. Land what waits, then settle the publications and take a snapshot, as for a copy.
 2. Land on until everything that the snapshot sees is in the change log. Each key of the table that
-   is touched there,
-   after what the target holds, is to be read again: such rows can't be judged by comparing filters.
-   So is each key in
-   quarantine, which the target lacks whatever its filter says.
+   is touched there, after what the target holds, is to be read again: such rows can't be judged by
+   comparing filters. So is each key in quarantine, which the target lacks whatever its filter says.
 3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and
    those of touched keys.
 4. Find the rows in the target that its filter doesn't admit any more.
 5. Enter a new generation into the ledger, with the snapshot, commit, enter that it is done: the
-   stream goes on from there as
-   after a copy. Killed in between, the next run finds out which it was
+   stream goes on from there as after a copy. Killed in between, the next run finds out which it was
    (waldelta.stages.sync.unfinished_repairs).
 
 Why that is exact: waldelta.pipeline.drift.repair_plan. Whatever it can't be exact for is left to a

@@ -21,7 +21,7 @@ from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
 from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
-from waldelta.changes.merge.target_table import VARIANT, write_error
+from waldelta.changes.merge.target_table import VARIANT, target_write_error
 from waldelta.changes.stage import staged_in
 from waldelta.errors import WaldeltaError
 from waldelta.failpoints import fault_point
@@ -132,7 +132,7 @@ def mend_target(
         except WaldeltaError:
             raise
         except Exception as err:
-            raise write_error(uri, err) from None
+            raise target_write_error(uri, err) from None
         if done is not None:
             total = spark.read.format("delta").load(uri).count()
             return RowDiff(

@@ -28,14 +28,14 @@ from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
     needs_mapping,
-    write_error,
+    target_write_error,
 )
 from waldelta.errors import LateWriter, WaldeltaError
 from waldelta.lake import DeltaLog, files_of
 from waldelta.lake.data_file import DataFile, discard, new_prefix, replacement
 from waldelta.lake.delta_log import Commit
 from waldelta.lake.storage import checkpoint, only_if_unchanged, rooted, sync_commit
-from waldelta.lake.write_errors import unwritable
+from waldelta.lake.write_errors import target_not_writable
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.pipeline.task_errors import first_line
@@ -162,7 +162,7 @@ def copy_files(
         raise
     except Exception as err:
         discard(uri, options, prefix)
-        raise write_error(uri, err) from None
+        raise target_write_error(uri, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
         with private_files():
@@ -175,7 +175,7 @@ def copy_files(
         discard(uri, options, prefix)
         raise
     except (DeltaError, OSError) as err:
-        raise unwritable(uri, err) from None
+        raise target_not_writable(uri, err) from None
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
     )
@@ -236,7 +236,7 @@ def _named(uri: str) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise unwritable(uri, err, "Spark's tasks") from None
+        raise target_not_writable(uri, err, "Spark's tasks") from None
 
 
 def _commit(
@@ -260,7 +260,7 @@ def _commit(
         except CommitFailedError as err:
             found = _among(commits := list(own.behind(table.version())), metadata)
             if not commits:
-                raise unwritable(target.uri, err) from None
+                raise target_not_writable(target.uri, err) from None
             if found is None:
                 # Other people's rows go with all others that the copy replaces, as those that came
                 # before it.

@@ -38,7 +38,7 @@ from waldelta.changes.merge.target_table import (
     TargetColumn,
     prepare_target,
     replace_target,
-    write_error,
+    target_write_error,
 )
 from waldelta.changes.stage import staged_in
 from waldelta.config import TargetMode
@@ -147,7 +147,7 @@ def copy_states(
     except WaldeltaError:
         raise
     except Exception as err:
-        raise write_error(uri, err) from None
+        raise target_write_error(uri, err) from None
 
 
 def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[Column]:

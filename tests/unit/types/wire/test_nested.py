@@ -1,5 +1,5 @@
 """Arrays and ranges in binary format, from bytes made here; the real server's are in
-integration/test_wire_format.py.
+integration/types/test_wire_format.py.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ less what is in flight between them.
 1. The target's version is known, and up to which batch it has applied the stream; then the snapshot
    is taken.
 2. Everything that the snapshot sees has landed. So a key that both sides may rightly differ in
-   stands in the change log: behind the
-   target's batch, or before it, in a transaction that was decoded before the snapshot sees it. Such
-   keys are set aside on both sides,
-   as are the rows that the target is known to lack.
+   stands in the change log: behind the target's batch, or before it, in a transaction that was
+   decoded before the snapshot sees it. Such keys are set aside on both sides, as are the rows that
+   the target is known to lack.
 3. Both sides sum up hashes by bucket, PostgreSQL its rows, this process those of a small target,
    Spark those of others.
 4. The rows of buckets that differ are compared by their hashes, then those that differ by their

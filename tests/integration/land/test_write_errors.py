@@ -13,10 +13,10 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.jobs import Pipeline
 from waldelta.lake import bookkeeping_uri
-from waldelta.lake.storage import CHANGES, find_unwritable
+from waldelta.lake.storage import CHANGES, why_not_writable
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.spark.session import read_log_store
-from waldelta.spark.writable import find_unwritable_in_task
+from waldelta.spark.write_errors import why_not_writable_in_task
 from waldelta.stages.land.drain import drain
 
 pytestmark = pytest.mark.pg
@@ -81,13 +81,13 @@ def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
 
 
 def test_object_stores_are_not_asked():
-    assert find_unwritable("s3a://nowhere/lake") is None
+    assert why_not_writable("s3a://nowhere/lake") is None
 
 
 @pytest.mark.spark
 def test_check_with_a_session_asks_a_task_too(spark, database, blocked, lake):
     database.execute("create table t(id int primary key)")
-    assert find_unwritable_in_task(spark, lake) is None
+    assert why_not_writable_in_task(spark, lake) is None
     problems = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check(spark).problems
     assert [text.startswith("in Spark's tasks file:") for text in problems] == [False, True]
 

@@ -1,0 +1,43 @@
+"""What a failed write of Spark's means, and whether its tasks can write into the lake at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from waldelta.errors import TargetNotWritable
+from waldelta.lake.storage import why_not_writable
+from waldelta.lake.write_errors import not_writable_by_spark, remedy_of_spark, storage_refusal
+from waldelta.pipeline.task_errors import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def why_not_writable_in_task(spark: SparkSession, root: str) -> str | None:
+    """As why_not_writable(), asked in a task: its process may be another user's, on another
+    machine.
+    """
+
+    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict(
+                {"problem": pa.array([why_not_writable(root)], pa.string())}
+            )
+
+    found: str | None = spark.range(0, 1, 1, 1).mapInArrow(ask, "problem string").collect()[0][0]
+    return found if found is None else f"in Spark's tasks {found}"
+
+
+def change_log_write_error(uri: str, err: Exception) -> TargetNotWritable | None:
+    """TargetNotWritable when that is what Spark's error means."""
+    refused = storage_refusal(str(err))
+    if refused is None:
+        return None
+    return not_writable_by_spark(
+        f"{uri} can't be written ({refused}: {first_line(err)}): {remedy_of_spark(refused)};"
+        " nothing was consumed from the slot",
+        err,
+    )
