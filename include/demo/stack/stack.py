@@ -172,7 +172,7 @@ class Stack:
         """The variables by which pipeline files and DAGs find this stack's lake and pipelines."""
         return {"WALDELTA_LAKE": self.lake, "WALDELTA_PIPELINES": str(self.pipelines)}
 
-    # Life
+    # LatestState
 
     def start(self) -> bool:
         """Start everything and wait until it is healthy; False when this stack is running already.

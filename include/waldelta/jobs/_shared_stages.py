@@ -78,7 +78,7 @@ def check_tables(
     # What was copied is all new: none of it is known from an earlier run.
     touched = () if result.verb == "sync" else quick
     rules = read_rules(job, result, tables, touched)
-    left = RunOutcome(versions, frozenset(quick), rules, is_beside=result.verb == "quarantine")
+    left = RunOutcome(versions, frozenset(quick), rules, is_concurrent=result.verb == "quarantine")
     report = check(spark, job.pipeline, job.ledger, job.run_id, tables, left)
     result.add_check(report)
     result.passed = sorted(fine - set(report.failed_tables))

@@ -84,7 +84,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
         of_messages = _write_messages(spark, job)
         applied = apply(spark, job, result.landed_as_of)
     _add_external_commits(result, applied)
-    for target in applied.retold:
+    for target in applied.reported_late:
         result.add_target(target)
     for cut in applied.steps:
         result.add_cut(cut)

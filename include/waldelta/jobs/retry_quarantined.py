@@ -24,7 +24,7 @@ from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import states
-from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import of_table
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_accept
@@ -110,9 +110,9 @@ def _run(
     def read_again(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
-            feeds, found, barred = read_unbarred(connection, job.pipeline, sizes=False)
+            feeds, found, barred = read_unlocked_sources(connection, job.pipeline, sizes=False)
             standings, ended = end_killed_repairs(spark, job, feeds)
-            fed = {state.table_name: state for state in states(standings, RequiredAction.FEED)}
+            fed = {state.table_name: state for state in states(standings, RequiredAction.APPLY)}
             targets = {str(target.id): target for target in found}
             present = read_catalog_state(connection, list(fed.values()))
         for cut in ended.values():

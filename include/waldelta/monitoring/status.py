@@ -14,7 +14,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TableLifecycle
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.pipeline.targets.external_commits import describe
-from waldelta.pipeline.targets.lifecycle import read_published, read_standings, target_generations
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, target_generations
 from waldelta.pipeline.targets.unreadable_messages import as_json, open_messages
 from waldelta.postgres.partition_access import read_unreadable
 from waldelta.postgres.server_position import ServerPosition
@@ -37,7 +37,7 @@ def read_status(job: Job) -> dict[str, Any]:
         published = read_published(connection, job)
         listed_in_vain = unpublished(connection, job.pipeline.source)
         unreadable = read_unreadable(connection, job.pipeline.source)
-    standings = read_standings(job, published)
+    standings = read_lifecycles(job, published)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     lacking = quarantine.open_counts(target_generations(job.ledger))
     run = job.ledger.last_run()

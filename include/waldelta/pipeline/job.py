@@ -18,7 +18,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import SlotMove, now
-from waldelta.pipeline.slot_identity import SlotIdentity, identity_of, life_of
+from waldelta.pipeline.slot_identity import SlotIdentity, identity_of, incarnation_of
 from waldelta.postgres import connect
 from waldelta.postgres.connection import (
     conninfo_from_environment,
@@ -144,7 +144,7 @@ class Job:
         """The last batch of the slot's earlier lives: what another server or timeline sent is never
         applied again.
         """
-        return life_of(self.pipeline.source.slot, self.ledger.slot_lives()).batch or 0
+        return incarnation_of(self.pipeline.source.slot, self.ledger.slot_lives()).batch or 0
 
     def table_states(self) -> dict[str, TableState]:
         """The latest state of each target since the slot's present life began: copies of an earlier
@@ -166,7 +166,7 @@ class Job:
 
     def of_life(self, rows: Sequence[TableState]) -> list[TableState]:
         """Those of the ledger's states that are of the slot's present life."""
-        life = life_of(self.pipeline.source.slot, self.ledger.slot_lives())
+        life = incarnation_of(self.pipeline.source.slot, self.ledger.slot_lives())
         return [state for state in rows if _is_of(state, life)]
 
 

@@ -27,7 +27,7 @@ class SlotIdentity:
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
     """The slot in its present life, on the timeline to which it was followed last."""
-    life = life_of(slot, moves)
+    life = incarnation_of(slot, moves)
     followed = [
         m.timeline
         for m in moves
@@ -38,7 +38,7 @@ def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
     )
 
 
-def life_of(slot: str, moves: list[SlotMove]) -> SlotMove:
+def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
     """The slot's latest creation or adoption that wasn't followed by a drop; raises SlotMissing
     when there is none.
     """

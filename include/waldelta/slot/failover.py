@@ -31,7 +31,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import SYNCED, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity, target_lock
-from waldelta.pipeline.slot_identity import life_of
+from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets.needs_copy import mark
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends
@@ -78,7 +78,7 @@ def find_promotion(
     moves = [
         m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
     ]
-    known = known_ends(life_of(identity.slot, moves), moves)
+    known = known_ends(incarnation_of(identity.slot, moves), moves)
     left_at = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
     return Promotion(replace(identity, timeline=server.timeline), left_at)
 

@@ -28,9 +28,9 @@ from waldelta.errors import (
 from waldelta.lake.ledger.records import Gap, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.pipeline.slot_identity import life_of
+from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.pipeline.targets import RequiredAction
-from waldelta.pipeline.targets.lifecycle import read_published, read_standings, requiring
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
 from waldelta.quantities import counted
 from waldelta.slot.slot import read_slot
 from waldelta.slot.standby import slot_position
@@ -126,12 +126,12 @@ def close_gaps(job: Job) -> list[Gap]:
     opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
     if not opened:
         return []
-    life = life_of(job.pipeline.source.slot, job.ledger.slot_lives())
+    life = incarnation_of(job.pipeline.source.slot, job.ledger.slot_lives())
     earlier = [gap for gap in opened if gap.incarnation != life.incarnation]
     if not earlier:
         return []
     with job.connect("gap") as connection:
-        standings = read_standings(job, read_published(connection, job))
+        standings = read_lifecycles(job, read_published(connection, job))
     if left := requiring(
         standings,
         RequiredAction.FIRST,
@@ -183,7 +183,9 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
     """
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
-        return life_of(identity.slot, job.ledger.slot_lives()).lsn if begin is None else begin, end
+        return incarnation_of(
+            identity.slot, job.ledger.slot_lives()
+        ).lsn if begin is None else begin, end
     return _landed_end(job, identity), _position(job, identity, err)
 
 

@@ -15,7 +15,7 @@ from waldelta.permissions import lake_umask, private_files
 from waldelta.pipeline.task_errors import named_error
 from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.session import is_started
-from waldelta.spark.task_attempts import error_text as told_error
+from waldelta.spark.task_attempts import error_text as task_error
 from waldelta.spark.task_attempts import once
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run_tasks(
                     if stops:
                         raise
                     yield pa.RecordBatch.from_pylist(
-                        [{_FAILED.name: told_error(err)}], schema=schema
+                        [{_FAILED.name: task_error(err)}], schema=schema
                     )
                     return
                 yield from done.append_column(

@@ -260,7 +260,7 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
                 " application_name = 'waldelta lock public.t'"
             )
             with monkeypatch.context() as first:
-                first.setattr(apply_module, "plan_steps", lambda *_: [1])
+                first.setattr(apply_module, "plan_apply_batches", lambda *_: [1])
                 assert apply(spark, replace(job, run_id="the other")).failures == {}
         return real(*given, **named)
 

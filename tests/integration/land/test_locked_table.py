@@ -15,7 +15,7 @@ from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
-from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
@@ -234,7 +234,7 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
             fed, _ = source_as_of(holder, job, TableId("public", "free"))
         assert (fed.id.name, fed.is_unread) == ("free", False)
         with locked_meanwhile(database, monkeypatch, "t"):
-            _, targets, barred = read_unbarred(holder.connection, job.pipeline)
+            _, targets, barred = read_unlocked_sources(holder.connection, job.pipeline)
         assert {target.id.name: target.is_unread for target in targets} == {
             "free": False,
             "t": True,

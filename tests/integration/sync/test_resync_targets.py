@@ -24,7 +24,7 @@ from waldelta.monitoring.table_freshness import Operations, read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction
-from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_killed
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, record_killed
 from waldelta.pipeline.targets.needs_copy import read_table_bytes
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.land import check_idle
@@ -321,7 +321,7 @@ def test_whether_a_copy_is_under_way(database, job, locked):
     job.ledger.append(TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation))
     published = read_published(database.connection, job)
     with target_lock(job, "public.t") if locked else nullcontext():
-        found = read_standings(job, published)
+        found = read_lifecycles(job, published)
     assert [standing.action for standing in found] == [
         RequiredAction.WAIT if locked else RequiredAction.COPY,
         RequiredAction.FIRST,
@@ -366,8 +366,8 @@ def test_pauses_count_from_when_a_first_copy_was_seen_dead(
     published = read_published(database.connection, job)
     with target_lock(job, "public.t") if is_running else nullcontext():
         for _ in range(2):
-            record_killed(job, read_standings(job, published))
-        found, _ = read_standings(job, published)
+            record_killed(job, read_lifecycles(job, published))
+        found, _ = read_lifecycles(job, published)
     due, failed = expected
     assert (found.action, (found.failed or "")[: len(failed) or None]) == (due, failed)
     assert len(job.ledger.table_rows("public.t")) == len(before) + 1 + ("it was killed" in failed)

@@ -46,7 +46,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
 class RequiredAction(StrEnum):
     """What a table is due."""
 
-    FEED = "feed"  # its landed changes are applied
+    APPLY = "feed"  # its landed changes are applied
     # by the initial sync, which nobody has begun; until then it has no target that counts
     FIRST = "first copy"
     # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end
@@ -57,7 +57,7 @@ class RequiredAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class LatestState:
     """A table's latest state, and whether its target holds a complete copy since it was last
     published.
 
@@ -92,7 +92,7 @@ class TableLifecycle:
 def lifecycle_of(
     table_name: str,
     published: Mapping[str, TargetSource],
-    life: Life | None,
+    life: LatestState | None,
     *,
     running: bool = False,
     policy: SchemaPolicy = "evolve",
@@ -114,7 +114,7 @@ def lifecycle_of(
     if state.status == REMOVED:
         return TableLifecycle(table_name, RequiredAction.FIRST, state, _RETURNED)
     if state.status == SYNCED and same:
-        return TableLifecycle(table_name, RequiredAction.FEED, state)
+        return TableLifecycle(table_name, RequiredAction.APPLY, state)
     found = _to_be_copied(table_name, published, life, running=running, policy=policy)
     return (
         found
@@ -152,7 +152,7 @@ def _is_published(state: TableState, published: Mapping[str, TargetSource]) -> b
 def _to_be_copied(
     table_name: str,
     published: Mapping[str, TargetSource],
-    life: Life,
+    life: LatestState,
     *,
     running: bool,
     policy: SchemaPolicy,
@@ -187,7 +187,7 @@ def _to_be_copied(
     )
 
 
-def _first_copy(found: TableLifecycle, life: Life, at: datetime) -> TableLifecycle:
+def _first_copy(found: TableLifecycle, life: LatestState, at: datetime) -> TableLifecycle:
     """One that somebody asked for is tried again by itself where that can help, less and less
     often.
     """
@@ -231,16 +231,16 @@ def _pause(attempts: int) -> timedelta:
     )
 
 
-def lives(rows: Iterable[TableState]) -> dict[str, Life]:
+def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
     """Each table's life from the ledger's rows, oldest first."""
-    found: dict[str, Life] = {}
+    found: dict[str, LatestState] = {}
     for row in rows:
         before = found.get(row.table_name)
         copied = row.status != REMOVED and (
             row.status in (SYNCED, NEEDS_SYNC) or (before is not None and before.copied)
         )
         begun = 0 if before is None or row.status in (SYNCED, REMOVED) else before.attempts
-        found[row.table_name] = Life(row, copied, begun + (row.status == COPYING))
+        found[row.table_name] = LatestState(row, copied, begun + (row.status == COPYING))
     return found
 
 
@@ -269,7 +269,7 @@ def read_published(
     )
 
 
-def read_standings(job: Job, published: Mapping[str, TargetSource]) -> list[TableLifecycle]:
+def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[TableLifecycle]:
     """Every table that is published or was copied in the slot's present life, by name."""
     known = lives(job.table_rows())
     return [
@@ -381,7 +381,7 @@ def states(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[
 
 
 def _read(
-    job: Job, name: str, published: Mapping[str, TargetSource], life: Life | None
+    job: Job, name: str, published: Mapping[str, TargetSource], life: LatestState | None
 ) -> TableLifecycle:
     running = (
         life is not None

@@ -148,7 +148,7 @@ def read_targets(
     )
 
 
-def read_unbarred(
+def read_unlocked_sources(
     conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
 ) -> tuple[dict[str, TargetSource], list[ReplicatedTarget], LockedTables]:
     """What feeds each target, the targets, and which tables are locked: nobody is waited for who

@@ -32,7 +32,7 @@ _FIELDS = {
 }  # fmt: skip
 # One row for each kind, of each prepared transaction: the server evaluates next to nothing for each
 # message.
-_TALLY = """
+_COUNTED = """
 select {xid}, kind, count(*),
        coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
        coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
@@ -73,11 +73,11 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
     each.
     """
     if two_phase:
-        query = _PREPARED_HERE.format(changes=changes) + _TALLY.format(
+        query = _PREPARED_HERE.format(changes=changes) + _COUNTED.format(
             xid=_XID_PREPARED, changes="changes"
         )
     else:
-        query = _TALLY.format(xid="null::bigint", changes=f"({changes})")
+        query = _COUNTED.format(xid="null::bigint", changes=f"({changes})")
     sums: Counter[str] = Counter()
     in_prepared: dict[int, Counter[str]] = {}
     for xid, kind, rows, xid_sum, lsn_sum in connection.execute(query.encode()):

@@ -22,7 +22,7 @@ from waldelta.pipeline.drift.record_rewrites import check_mode, check_rewrite
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction, TableLifecycle, TargetSource
-from waldelta.pipeline.targets.lifecycle import read_published, read_standings, requiring
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, requiring
 from waldelta.pipeline.targets.lifecycle import states as due_states
 from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.refused_statements import refused_statements
@@ -63,7 +63,7 @@ def select_targets(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
         standings, mended = end_killed_repairs(spark, job, applied.published)
-        states = _with_their_leaves(job, due_states(standings, RequiredAction.FEED), applied)
+        states = _with_their_leaves(job, due_states(standings, RequiredAction.APPLY), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, (states, applied.published), barred, landed_as_of)
@@ -95,8 +95,8 @@ def select_unchanged(job: Job) -> SelectedTargets:
         published, barred = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
-        standings = read_standings(job, published)
-        states = due_states(standings, RequiredAction.FEED)
+        standings = read_lifecycles(job, published)
+        states = due_states(standings, RequiredAction.APPLY)
         source = _read_source(connection, job, (states, published), barred, 0)
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
     settled = [

@@ -38,8 +38,8 @@ def unreported(
     for state in states:
         with isolated(job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
-            retold, beyond = read_unreported(job, identity, state, told, in_cut)
-            applied.retold += [retold] if retold is not None else []
+            reported_late, beyond = read_unreported(job, identity, state, told, in_cut)
+            applied.reported_late += [reported_late] if reported_late is not None else []
             if beyond is not None:
                 untold[state.table_name] = beyond
     return untold

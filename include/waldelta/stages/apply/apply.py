@@ -40,9 +40,9 @@ from waldelta.pipeline.targets.unreadable_messages import record_unreadable
 from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, last_cut, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.postgres.type_catalog import KnownTypes
+from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._publish_cut import finish_step
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
-from waldelta.stages.apply._steps import measures, plan_steps, reported_steps
 from waldelta.stages.apply._unreported import unreported, unreported_commits
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.outcome import Applied, isolated, without_failure
@@ -96,7 +96,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     fed = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
         _apply_upto(spark, job, fed, last, applied, Pace())
-    applied.retold += unreported_commits(job, fed.left)
+    applied.reported_late += unreported_commits(job, fed.left)
     try:
         applied.removed = record_removed(job, fed.left)
     except WaldeltaError as err:
@@ -161,7 +161,7 @@ def _apply_upto(
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):
             _find_external_commits(run, state, run.held.versions[state.table_name], applied)
-        ends = plan_steps(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
+        ends = plan_apply_batches(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
         is_all = fed.is_all and (
             not pace.is_concurrent or _is_behind_copies(change_log, ends, states, applied)
         )
@@ -169,7 +169,7 @@ def _apply_upto(
         if is_all or not pace.is_concurrent:  # else there is no cut, and who follows tells
             known = [state for state in states if state.table_name in watermarks]
             untold |= unreported(job, identity, known, cut, applied)
-        for upto in reported_steps(sizes, ends or [last] * bool(untold)):
+        for upto in reported_batches(sizes, ends or [last] * bool(untold)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Told by a cut that is published, where there is to be one.
             told = untold if behind or upto == (ends or [last])[-1] else {}
@@ -177,13 +177,13 @@ def _apply_upto(
             in_turn = sorted(
                 without_failure(states, applied), key=lambda state: watermarks[state.table_name]
             )
-            done = [_apply_step(run, state, upto, told, applied) for state in in_turn]
+            done = [_apply_batch(run, state, upto, told, applied) for state in in_turn]
             cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
             applied.steps.append(
                 finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete)
             )
         # Of those that are given up, too.
-        applied.retold += untold.values()
+        applied.reported_late += untold.values()
     return (ends or [last])[-1]
 
 
@@ -246,7 +246,7 @@ def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
         applied.foreign = sorted({*applied.foreign, *watch.told})
 
 
-def _apply_step(
+def _apply_batch(
     run: _Run, state: TableState, upto: int, untold: dict[str, TargetCut], applied: Applied
 ) -> TargetCut | None:
     """Bring one target up to a batch; None of one that fails."""

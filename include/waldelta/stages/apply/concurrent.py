@@ -23,7 +23,7 @@ from waldelta.lake.changelog.transaction_counts import Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job
 from waldelta.spark.session import concurrent_session, has_siblings, interrupt
-from waldelta.stages.apply._steps import measures, whole_upto
+from waldelta.stages.apply._apply_batches import measures, whole_upto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,9 +69,9 @@ class Overlap:
         with self._lock:
             self._waiting.append(batch)
             if self._at_work is None and not self._is_over:
-                self._at_work = self._executor.submit(self._apply_steps)
+                self._at_work = self._executor.submit(self._apply_whole_batches)
 
-    def _apply_steps(self) -> None:
+    def _apply_whole_batches(self) -> None:
         try:
             while True:
                 waiting = self._still_waiting()
@@ -187,14 +187,14 @@ def applying(
                 tell()
 
     overlap = Overlap(
-        WholeSteps(job) if has_siblings(spark) else lambda _: None,
+        WholeApplyBatches(job) if has_siblings(spark) else lambda _: None,
         apply_upto,
         60.0 * job.pipeline.batch.apply_timeout_minutes,
     )
     return overlap
 
 
-class WholeSteps:
+class WholeApplyBatches:
     """Says with which batch the first step of some ends, once another batch like the last wouldn't
     fit into it; reads each batch's size once.
     """

@@ -23,7 +23,7 @@ class Applied:
     """What an apply did: step by step, the tables that failed, why others have to be copied again,
     what else to tell.
 
-    ``retold`` is what a published cut has, but no run's result: an earlier run was killed in
+    ``reported_late`` is what a published cut has, but no run's result: an earlier run was killed in
     between, or this one applied it while more was landing. ``drifted`` says what it takes to mend
     those that drift has put among them without a copy. ``published`` is what fed the targets
     meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists
@@ -32,7 +32,7 @@ class Applied:
     """
 
     steps: list[BatchCut] = field(default_factory=list)
-    retold: list[TargetCut] = field(default_factory=list)
+    reported_late: list[TargetCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
     outdated: dict[str, str] = field(default_factory=dict)
     drifted: dict[str, Repair] = field(default_factory=dict)

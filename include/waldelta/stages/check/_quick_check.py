@@ -118,7 +118,7 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
 def quick_outcomes(
     frame: DataFrame,
     plan: SuitePlan,
-    asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+    prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
     since: int | None = None,
 ) -> tuple[Outcome, ...] | None:
     """What each expectation found, when all are met; None when Great Expectations has to look.
@@ -136,7 +136,7 @@ def quick_outcomes(
             frame, conditions, None if since is None else (since, _of_rows_alone(plan))
         ):
             return None
-        if any(asked.result().rows for asked in asked_ahead.values()):
+        if any(asked.result().rows for asked in prefetched_duplicates.values()):
             return None
     except Exception as err:  # Great Expectations tells which one it is
         log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
@@ -145,7 +145,7 @@ def quick_outcomes(
 
 
 def rest_outcomes(
-    plan: SuitePlan, asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]]
+    plan: SuitePlan, prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]]
 ) -> tuple[Outcome, ...] | None:
     """What each expectation found, met or not, where all depend on more than the rows
     (``rest_of``); None when one couldn't be asked.
@@ -158,7 +158,7 @@ def rest_outcomes(
             )
             continue
         try:
-            rows = asked_ahead[tuple(planned.kwargs["columns"])].result().rows
+            rows = prefetched_duplicates[tuple(planned.kwargs["columns"])].result().rows
         except Exception as err:  # Great Expectations tells what it is
             log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
             return None

@@ -109,7 +109,7 @@ class RunOutcome:
     # others is judged.
     is_upkeep: bool = False
     # Runs may go on beside the check, and find more than it does.
-    is_beside: bool = False
+    is_concurrent: bool = False
 
     def rules_of(self, target: CheckedTarget) -> SourceRules:
         """What is known of a target's rows besides."""
@@ -207,7 +207,7 @@ def check(
     # A run judges what it has left while it is the only one; others look at all targets beside it,
     # for long.
     keep_report(
-        ledger, report, known, states, None if left.versions and not left.is_beside else began
+        ledger, report, known, states, None if left.versions and not left.is_concurrent else began
     )
     return report
 

@@ -31,8 +31,8 @@ from waldelta.pipeline.drift.unsent_truncates import with_truncated
 from waldelta.pipeline.targets import RequiredAction, TargetSource, Watermarks
 from waldelta.pipeline.targets.lifecycle import (
     never_copied,
+    read_lifecycles,
     read_published,
-    read_standings,
     record_removed,
     requiring,
     states,
@@ -223,7 +223,7 @@ def _remaining_work(
     published, barred = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
     )
-    standings = read_standings(job, published)
+    standings = read_lifecycles(job, published)
     record_removed(job, standings)
     if notice := never_copied(job, standings):
         log.warning("%s", notice)
@@ -231,7 +231,7 @@ def _remaining_work(
         log.warning("%s", notice)
     if lacking := unpublished(connection, job.pipeline.source):
         log.warning("%s", not_published(lacking))
-    fed = [with_leaves(state, published) for state in states(standings, RequiredAction.FEED)]
+    fed = [with_leaves(state, published) for state in states(standings, RequiredAction.APPLY)]
     if behind := _behind(job, identity, change_log, fed):
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := requiring(standings, RequiredAction.COPY):

@@ -23,7 +23,7 @@ from waldelta.pipeline.task_errors import named_error
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, PeekBound, PeekTimes, peek
 from waldelta.spark import run_tasks
-from waldelta.spark.task_attempts import error_text as told_error
+from waldelta.spark.task_attempts import error_text as task_error
 from waldelta.spark.write_errors import change_log_write_error
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
             file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
         except OSError as err:
             # Raised, Spark would have it peeked again, to find as little room.
-            return pa.Table.from_pylist([{"failed": told_error(err)}], schema=_WRITTEN)
+            return pa.Table.from_pylist([{"failed": task_error(err)}], schema=_WRITTEN)
         except DecodeError as err:
             if err.unread is None:
                 raise
             return pa.Table.from_pylist(
-                [{"failed": told_error(err)} | asdict(err.unread.shortened())], schema=_WRITTEN
+                [{"failed": task_error(err)} | asdict(err.unread.shortened())], schema=_WRITTEN
             )
         return pa.Table.from_pylist(
             [(asdict(file) if file is not None else {}) | asdict(times)], schema=_WRITTEN

@@ -28,7 +28,7 @@ from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.pipeline.targets.external_commits import repaired_commits
-from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres import describe
 from waldelta.postgres.connection import named_loss
@@ -125,7 +125,7 @@ def compare_all(work: Reconciling) -> None:
                 " out: compare with the primary"
             )
         check_source(connection, job)
-        feeds, targets, _ = read_unbarred(connection, job.pipeline)
+        feeds, targets, _ = read_unlocked_sources(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}
     standings, ended = end_killed_repairs(work.spark, job, feeds)
     for cut in ended.values():
@@ -136,12 +136,12 @@ def compare_all(work: Reconciling) -> None:
     ):
         work.put(name, NOT_COMPARED, "it is not known any more: status says which tables there are")
     for standing in chosen:
-        if standing.action != RequiredAction.FEED:
+        if standing.action != RequiredAction.APPLY:
             work.put(standing.table_name, NOT_COMPARED, standing.why or "it gets no changes")
     fed = {
         found.table_name: found.state
         for found in chosen
-        if found.action == RequiredAction.FEED and found.state is not None
+        if found.action == RequiredAction.APPLY and found.state is not None
     }
     for name, why in {
         name: why for name, state in fed.items() if (why := _why_other_rows(state))
@@ -268,7 +268,7 @@ def _feedings(
     told why not.
     """
     job, found = work.job, []
-    feeds, read, barred = read_unbarred(
+    feeds, read, barred = read_unlocked_sources(
         holder.connection, job.pipeline
     )  # the snapshot holds vacuum back meanwhile
     targets = {str(target.id): target for target in read}

@@ -15,7 +15,7 @@ from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import (
     never_copied,
-    read_standings,
+    read_lifecycles,
     record_killed,
     requiring,
 )
@@ -44,9 +44,9 @@ def resync_targets(
     until one succeeds. Each run tries a copy of its own once. Published tables that were never
     copied are the initial sync's: they are named in ``result.never_copied``.
     """
-    standings = read_standings(job, published)
+    standings = read_lifecycles(job, published)
     if record_killed(job, standings):
-        standings = read_standings(job, published)
+        standings = read_lifecycles(job, published)
     pending = requiring(standings, RequiredAction.COPY)
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     failures: dict[str, WaldeltaError] = {}

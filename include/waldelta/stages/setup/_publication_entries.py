@@ -19,7 +19,7 @@ import psycopg
 from waldelta.errors import LateWriter, LockHeld, SlotMissing, SourceError
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.pipeline import Job, target_lock
-from waldelta.pipeline.targets.target_sources import read_unbarred
+from waldelta.pipeline.targets.target_sources import read_unlocked_sources
 from waldelta.pipeline.targets.watermarks import check_same_copy
 from waldelta.postgres.publication_membership import (
     Membership,
@@ -82,7 +82,7 @@ def is_replaced(
 def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[Membership]]:
     try:
         # Of a table that somebody keeps locked nothing is recorded: the next run looks for itself.
-        _, targets, _ = read_unbarred(connection, job.pipeline, sizes=False)
+        _, targets, _ = read_unlocked_sources(connection, job.pipeline, sizes=False)
         return {str(target.id): target.table.entries for target in targets if not target.is_unread}
     except SourceError as err:
         # Publications that can't be read together, which setup is there to mend.

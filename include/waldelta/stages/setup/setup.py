@@ -26,7 +26,7 @@ from waldelta.grants import sql_name
 from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
-from waldelta.pipeline.targets.lifecycle import read_published, read_standings, record_removed
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published, record_removed
 from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
@@ -454,7 +454,7 @@ def _bound_locks(conn: Connection) -> None:
 
 def _record_removed(conn: Connection, job: Job) -> None:
     with suppress(SlotMissing):  # a slot that isn't there yet has no copies to lose
-        record_removed(job, read_standings(job, read_published(conn, job)), recopied=True)
+        record_removed(job, read_lifecycles(job, read_published(conn, job)), recopied=True)
 
 
 def _is_ours(job: Job, publication: PublicationState) -> bool:

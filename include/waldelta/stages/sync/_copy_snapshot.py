@@ -25,14 +25,14 @@ class CopySnapshot:
     job: Job
     holder: SnapshotHolder
     began: float
-    beside: ExitStack
+    resources: ExitStack
     bill: SourceBill = field(default_factory=SourceBill)
 
     def end(self) -> None:
         """Let go of it, if that hasn't been done."""
         if self.bill.snapshot_seconds:
             return
-        self.beside.close()
+        self.resources.close()
         self.holder.end()
         self.bill = SourceBill(snapshot_seconds=time.monotonic() - self.began, xmin_age=self._age())
 

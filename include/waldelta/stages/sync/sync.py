@@ -45,7 +45,7 @@ from waldelta.pipeline.drift.catalog_state import read_catalog_tables, stored
 from waldelta.pipeline.targets import ReplicatedTarget, RequiredAction
 from waldelta.pipeline.targets.lifecycle import lives, requiring
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
-from waldelta.pipeline.targets.target_sources import read_target, read_unbarred
+from waldelta.pipeline.targets.target_sources import read_target, read_unlocked_sources
 from waldelta.pipeline.task_errors import first_line
 from waldelta.postgres import TableId, describe
 from waldelta.postgres.connection import named_loss
@@ -533,7 +533,7 @@ def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
 def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[ReplicatedTarget]:
     _check_primary(connection, job)
     # Whose size can't be read now comes last.
-    _, targets, _ = read_unbarred(connection, job.pipeline)
+    _, targets, _ = read_unlocked_sources(connection, job.pipeline)
     return targets
 
 
@@ -562,7 +562,7 @@ def _choose(
     if insists:
         return chosen
     standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
-    fine = {found.table_name for found in requiring(standings, RequiredAction.FEED)}
+    fine = {found.table_name for found in requiring(standings, RequiredAction.APPLY)}
     return [target for target in chosen if str(target.id) not in fine]
 
 

@@ -36,9 +36,9 @@ from waldelta.lake.ledger.records import COPYING, SYNCED, now
 from waldelta.lake.storage import has_deletion_vectors, row_count
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
-from waldelta.pipeline.slot_identity import identity_of, life_of
+from waldelta.pipeline.slot_identity import identity_of, incarnation_of
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
-from waldelta.pipeline.targets.lifecycle import read_standings
+from waldelta.pipeline.targets.lifecycle import read_lifecycles
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.pipeline.task_errors import first_line
 
@@ -165,7 +165,7 @@ def end_killed_repairs(
     A repair whose end nobody can tell leaves its table to be copied. Raises ConfigError and
     SparkUnreachable where no session can be had, which says nothing of a table.
     """
-    standings, cuts, ended = read_standings(job, published), {}, False
+    standings, cuts, ended = read_lifecycles(job, published), {}, False
     for found in standings:
         begun = found.state
         if begun is None or not _was_killed(found, begun):
@@ -185,7 +185,7 @@ def end_killed_repairs(
             raise
         except Exception as err:  # Spark's too: a copy mends it
             log.warning("table=%s is to be copied: %s", begun.table_name, first_line(err))
-    return (read_standings(job, published) if ended else standings), cuts
+    return (read_lifecycles(job, published) if ended else standings), cuts
 
 
 def _was_killed(found: TableLifecycle, state: TableState) -> bool:
@@ -202,7 +202,7 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
     been begun before it.
     """
     moves, slot = job.ledger.slot_moves(), job.pipeline.source.slot
-    if identity_of(slot, moves).timeline != life_of(slot, moves).timeline:
+    if identity_of(slot, moves).timeline != incarnation_of(slot, moves).timeline:
         raise StateError(
             f"{begun.table_name}: the source failed over, perhaps since its repair began"
         )

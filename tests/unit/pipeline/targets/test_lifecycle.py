@@ -14,10 +14,10 @@ from waldelta.lake.ledger.records import SlotMove
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource
 from waldelta.pipeline.targets.lifecycle import (
-    Life,
+    LatestState,
     lifecycle_of,
     lives,
-    read_standings,
+    read_lifecycles,
     record_removed,
 )
 from waldelta.postgres import TableId
@@ -52,8 +52,8 @@ def state(status: str, reason: str | None = None, generation: int = 1, **fed: An
 
 def life(
     status: str, reason: str | None = None, *, copied: bool = True, attempts: int = 1, **fed: Any
-) -> Life:
-    return Life(state(status, reason, **fed), copied, attempts)
+) -> LatestState:
+    return LatestState(state(status, reason, **fed), copied, attempts)
 
 
 AWAY = "it is no longer published, and its target stays as it is"
@@ -67,13 +67,13 @@ ANEW = "other tables feed it than those that it was copied from"
 # stream doesn't tell.
 CASES = {
     "published, unknown": (HERE, None, False, "evolve", (RequiredAction.FIRST, NEVER, None)),
-    "copied": (HERE, life("synced"), False, "evolve", (RequiredAction.FEED, "", None)),
+    "copied": (HERE, life("synced"), False, "evolve", (RequiredAction.APPLY, "", None)),
     "copied, then renamed": (
         RENAMED,
         life("synced"),
         False,
         "evolve",
-        (RequiredAction.FEED, "", None),
+        (RequiredAction.APPLY, "", None),
     ),
     "copied, then another table took its name": (
         SWAPPED,
@@ -273,7 +273,7 @@ CASES = {
         life("synced", root_id=1),
         False,
         "evolve",
-        (RequiredAction.FEED, "", None),
+        (RequiredAction.APPLY, "", None),
     ),
     "gathered, then another root": (
         GATHERED,
@@ -308,7 +308,7 @@ CASES = {
         life("synced", fed_by="public.other"),
         False,
         "evolve",
-        (RequiredAction.FEED, "", None),
+        (RequiredAction.APPLY, "", None),
     ),
     "fed by another table, then not": (
         RENAMED,
@@ -355,7 +355,7 @@ def test_whether_a_target_holds_a_copy(case):
     """By what happened, not by the number of attempts: a first copy may fail many times."""
     statuses, copied, attempts = LIVES[case]
     rows = [state(status, generation=number) for number, status in enumerate(statuses, 1)]
-    assert lives(rows) == {"public.t": Life(rows[-1], copied, attempts)}
+    assert lives(rows) == {"public.t": LatestState(rows[-1], copied, attempts)}
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ MEANWHILE = {
 def test_who_records_that_a_table_left(job, meanwhile, generation, recopied, rows):
     """Once, behind whatever others wrote of it, and never over a copy that was made since."""
     held = job.ledger.append_state(state("synced", incarnation="0/1"), None)
-    (found,) = [one for one in read_standings(job, ELSEWHERE) if one.table_name == "public.t"]
+    (found,) = [one for one in read_lifecycles(job, ELSEWHERE) if one.table_name == "public.t"]
     last = held
     for status in meanwhile:
         last = job.ledger.append_state(
@@ -413,7 +413,7 @@ def test_who_records_that_a_table_left(job, meanwhile, generation, recopied, row
 def test_two_runs_record_that_a_table_left(job):
     """At once: one of them does, and the other one has nothing to tell."""
     job.ledger.append_state(state("synced", incarnation="0/1"), None)
-    standings = read_standings(job, ELSEWHERE)
+    standings = read_lifecycles(job, ELSEWHERE)
     with ThreadPoolExecutor(4) as pool:
         told = list(pool.map(lambda _: record_removed(job, standings), range(4)))
     assert sorted(told, key=len) == [[], [], [], ["public.t"]]

@@ -19,8 +19,8 @@ from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.stages.apply import Applied
+from waldelta.stages.apply._apply_batches import plan_apply_batches, reported_batches
 from waldelta.stages.apply._publish_cut import is_published
-from waldelta.stages.apply._steps import plan_steps, reported_steps
 from waldelta.stages.apply.outcome import isolated
 
 
@@ -97,7 +97,7 @@ SIZES = {1: 40, 2: 50, 3: 20, 4: 500, 6: 1}
 )
 def test_a_step_takes_no_more_than_the_most_of_anything(weights, ends):
     """A batch that is more by itself is a step of its own."""
-    assert plan_steps((SIZES, 100), (weights, 10)) == ends
+    assert plan_apply_batches((SIZES, 100), (weights, 10)) == ends
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_tasks_divide_rows_and_bytes(rows, bytes_, tasks):
 def test_a_step_ends_with_what_is_left(caplog):
     """One line after each step but the last; a single step says nothing."""
     caplog.set_level(logging.INFO)
-    assert list(reported_steps({1: 40}, [1])) == [1]
+    assert list(reported_batches({1: 40}, [1])) == [1]
     assert caplog.messages == []
-    assert list(reported_steps({1: 40, 2: 50, 3: 20, 4: 500}, [2, 3, 4])) == [2, 3, 4]
+    assert list(reported_batches({1: 40, 2: 50, 3: 20, 4: 500}, [2, 3, 4])) == [2, 3, 4]
     assert [message.partition(", about")[0] for message in caplog.messages] == [
         "step 1 of 3 applied, up to batch 2: 520 messages left",
         "step 2 of 3 applied, up to batch 3: 500 messages left",

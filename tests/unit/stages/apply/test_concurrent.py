@@ -12,8 +12,8 @@ import pytest
 from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.lake.changelog.transaction_counts import Landed, Transactions
-from waldelta.stages.apply._steps import plan_steps, whole_upto
-from waldelta.stages.apply.concurrent import Overlap, WholeSteps
+from waldelta.stages.apply._apply_batches import plan_apply_batches, whole_upto
+from waldelta.stages.apply.concurrent import Overlap, WholeApplyBatches
 
 WAIT_S = 30
 
@@ -245,7 +245,7 @@ def test_whole_steps(sizes, expected):
     assert whole_upto((sizes, 100)) == expected
     if expected is not None:
         following = {**sizes, max(sizes) + 1: sizes[max(sizes)]}
-        assert plan_steps((following, 100))[0] == expected
+        assert plan_apply_batches((following, 100))[0] == expected
 
 
 def test_each_batch_is_weighed_once(monkeypatch):
@@ -260,8 +260,8 @@ def test_each_batch_is_weighed_once(monkeypatch):
             return dict.fromkeys(range(after + 1, upto + 1), 1 << 20)
 
     limits = SimpleNamespace(max_changes=100, wal_window_mb=2)
-    whole = WholeSteps(SimpleNamespace(pipeline=SimpleNamespace(batch=limits)))
-    monkeypatch.setattr(WholeSteps, "_change_log", Log())
+    whole = WholeApplyBatches(SimpleNamespace(pipeline=SimpleNamespace(batch=limits)))
+    monkeypatch.setattr(WholeApplyBatches, "_change_log", Log())
     waiting = [batch(number) for number in range(1, 6)]
     assert [whole(waiting[:count]) for count in (1, 2, 3, 5)] == [None, None, None, 4]
     assert whole(waiting[3:]) is None

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 # On the execution engine: the answer about the target's own key, or a Future of it, where it was
 # asked for ahead.
-ASKED_AHEAD = "duplicate_keys_asked_ahead"
+PREFETCHED_DUPLICATES = "duplicate_keys_asked_ahead"
 # On the execution engine: a Future of the target's profile, None where Arrow couldn't measure it.
-MEASURED_AHEAD = "profile_measured_ahead"
+PREFETCHED_PROFILE = "profile_measured_ahead"
 # In a result: what was observed, without the rows' values that its ``observed_value`` shows in the
 # report.
 WITHOUT_VALUES = "observed_without_values"
@@ -175,9 +175,9 @@ class DuplicateKeyRows(TableMetricProvider):
         **_: Any,
     ) -> DuplicateKeys:
         columns = metric_value_kwargs["columns"]
-        asked: Future[DuplicateKeys] | None = getattr(execution_engine, ASKED_AHEAD, {}).get(
-            tuple(columns)
-        )
+        asked: Future[DuplicateKeys] | None = getattr(
+            execution_engine, PREFETCHED_DUPLICATES, {}
+        ).get(tuple(columns))
         if asked is not None:
             return asked.result()
         frame, _, _ = execution_engine.get_compute_domain(
@@ -307,7 +307,7 @@ class TargetProfile(TableMetricProvider):
         metric_value_kwargs: dict[str, Any],
         **_: Any,
     ) -> Measured:
-        ahead: Future[Measured | None] | None = getattr(execution_engine, MEASURED_AHEAD, None)
+        ahead: Future[Measured | None] | None = getattr(execution_engine, PREFETCHED_PROFILE, None)
         if ahead is not None and (measured := ahead.result()) is not None:
             return measured
         columns = metric_value_kwargs["columns"]

@@ -9,8 +9,8 @@ import great_expectations as gx
 
 from waldelta.lake.ledger.profiles import ColumnProfile
 from waldelta.stages.check.great_expectations._custom import (
-    ASKED_AHEAD,
-    MEASURED_AHEAD,
+    PREFETCHED_DUPLICATES,
+    PREFETCHED_PROFILE,
     PROFILE,
     WITHOUT_VALUES,
 )
@@ -66,20 +66,20 @@ class SuiteCheck:
     def run(
         self,
         frame: DataFrame,
-        asked_ahead: Mapping[tuple[str, ...], Future[DuplicateKeys]],
-        measured_ahead: Future[Measured | None] | None = None,
+        prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
+        prefetched_profile: Future[Measured | None] | None = None,
     ) -> ExpectationSuiteValidationResult:
         """Validate the frame on its own session; what failed is evaluated again for examples.
 
-        ``asked_ahead`` has the answers about keys, by their columns, that were asked for before,
-        ``measured_ahead`` the profile.
+        ``prefetched_duplicates`` has the answers about keys, by their columns, that were asked for
+        before, ``prefetched_profile`` the profile.
         """
         engine = self._source.get_execution_engine()
         # It would take the process's default session, which doesn't know this frame's temporary
         # views.
         engine.spark = frame.sparkSession
-        setattr(engine, ASKED_AHEAD, asked_ahead)
-        setattr(engine, MEASURED_AHEAD, measured_ahead)
+        setattr(engine, PREFETCHED_DUPLICATES, prefetched_duplicates)
+        setattr(engine, PREFETCHED_PROFILE, prefetched_profile)
         ran = self._checkpoint.run(batch_parameters={"dataframe": frame})
         (result,) = ran.run_results.values()
         if numbers := {

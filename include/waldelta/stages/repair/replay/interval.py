@@ -22,7 +22,7 @@ from waldelta.lake.ledger.records import Run, SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation
 from waldelta.pipeline import Job
-from waldelta.pipeline.slot_identity import life_of
+from waldelta.pipeline.slot_identity import incarnation_of
 from waldelta.postgres.publication_membership import from_texts
 
 CONSUME_VERB, REPLAY = "consume", "replay"
@@ -86,7 +86,7 @@ def read_span(job: Job) -> Span:
     beginning, SlotGap when it has a hole since.
     """
     ledger = job.ledger
-    life = life_of(job.pipeline.source.slot, ledger.slot_lives())
+    life = incarnation_of(job.pipeline.source.slot, ledger.slot_lives())
     rows = within_history(
         [run for run in ledger.runs() if run.verb == CONSUME_VERB], ledger.slot_lives()
     )

@@ -46,7 +46,7 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.pipeline import AdvisoryLock, Job, target_lock
 from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
-from waldelta.pipeline.targets.lifecycle import read_published, read_standings
+from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published
 from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
 from waldelta.quantities import counted
@@ -154,15 +154,15 @@ def replay(
     touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
     with job.connect("replay") as connection:
-        standings = read_standings(job, read_published(connection, job))
+        standings = read_lifecycles(job, read_published(connection, job))
         states = [
-            s.state for s in standings if s.action == RequiredAction.FEED and s.state is not None
+            s.state for s in standings if s.action == RequiredAction.APPLY and s.state is not None
         ]
         present = read_catalog_state(connection, states)
     run = replace(run, gates=read_gates(job, states))
     for standing in standings:
         if (
-            standing.action != RequiredAction.FEED
+            standing.action != RequiredAction.APPLY
             and _is_chosen(standing.table_name, tables)
             and _is_not_replayed(touched, standing)
         ):

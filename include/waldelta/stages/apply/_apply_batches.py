@@ -12,7 +12,7 @@ from waldelta.quantities import counted
 log = logging.getLogger(__name__)
 
 # A full batch and the short one behind it are one step: every MERGE rewrites the files it touches.
-BATCHES_PER_STEP = 2
+LANDED_PER_APPLY_BATCH = 2
 # How much each batch has of something, and the most of it that a step of several takes.
 _BatchSizes = tuple[Mapping[int, int], int]
 
@@ -29,17 +29,17 @@ def measures(
     batch = job.pipeline.batch
     # One batch is one step, whatever its bytes are.
     weights = bytes_of(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
-    return (sizes, BATCHES_PER_STEP * batch.max_changes), (
+    return (sizes, LANDED_PER_APPLY_BATCH * batch.max_changes), (
         weights,
-        (BATCHES_PER_STEP * batch.wal_window_mb) << 20,
+        (LANDED_PER_APPLY_BATCH * batch.wal_window_mb) << 20,
     )
 
 
-def plan_steps(*measures: _BatchSizes) -> list[int]:
+def plan_apply_batches(*measures: _BatchSizes) -> list[int]:
     """The batches after which a step ends, so that no step of several batches takes more than the
     most of any measure.
 
-    >>> plan_steps(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
+    >>> plan_apply_batches(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
     [2, 3, 4]
     """
     ends: list[int] = []
@@ -68,10 +68,10 @@ def whole_upto(*measures: _BatchSizes) -> int | None:
     """
     last = max(measures[0][0], default=0)
     expected = [({**held, last + 1: held.get(last, 0)}, most) for held, most in measures]
-    return next(iter(plan_steps(*expected)[:-1]), None)
+    return next(iter(plan_apply_batches(*expected)[:-1]), None)
 
 
-def reported_steps(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
+def reported_batches(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
     """The ends of the steps one by one; after each but the last the log says what is left, and for
     how long at this rate.
     """
