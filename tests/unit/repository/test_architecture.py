@@ -261,6 +261,24 @@ def test_no_folder_holds_more_modules_than_one_can_read(folder):
     assert crowded == {}
 
 
+def test_unit_tests_stand_where_their_modules_do():
+    """``test_<module>*.py`` in the module's folder, or named as the folder for several of its
+    modules.
+    """
+    wrong = []
+    for path in (ROOT / "tests/unit").rglob("test_*.py"):
+        first, *rest = path.relative_to(ROOT / "tests/unit").parent.parts or [""]
+        if first != "repository":
+            own = [] if first == "waldelta_airflow" else [first]
+            package = "waldelta_airflow" if first == "waldelta_airflow" else "waldelta"
+            folder = ROOT.joinpath("include", package, *own, *rest)
+            names = [file.stem.lstrip("_") for file in folder.glob("*.py")] + [folder.name]
+            name = path.stem.removeprefix("test_")
+            if not any(name == other or name.startswith(f"{other}_") for other in names):
+                wrong.append(str(path.relative_to(ROOT)))
+    assert wrong == []
+
+
 def test_no_relative_imports():
     """One import name everywhere."""
     paths = [path for folder in MAY_IMPORT for path in modules(folder)]
