@@ -338,7 +338,7 @@ def test_a_look_finds_what_was_applied_and_never_told(spark, database, job, monk
     assert not check_idle(job).has_work
 
 
-@pytest.mark.parametrize("fails_in", ["select_targets", "_feed"])
+@pytest.mark.parametrize("fails_in", ["select_targets", "_apply_upto"])
 def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
     spark, database, job, monkeypatch, fails_in
 ):
