@@ -78,7 +78,7 @@ test-profile: setup ## where the time of make test goes, written to docs/test-pr
 
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
-	@$(PYTEST) tests/unit $(ARGS)
+	@$(PYTEST) -n 2 tests/unit $(ARGS)
 
 .PHONY: pg
 pg: setup ## tests on the embedded PostgreSQL

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -44,6 +45,11 @@ def modules(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def only_for_types(tree: ast.Module) -> set[int]:
     """The nodes that only type checkers run."""
     return {
@@ -55,11 +61,15 @@ def only_for_types(tree: ast.Module) -> set[int]:
     }
 
 
-def imports(path: Path, *, when_run: bool = False) -> Iterator[str]:
+@cache
+def imports(path: Path, *, when_run: bool = False) -> tuple[str, ...]:
     """What a file imports, in functions too: ``from a.b import c`` as a.b.c, relative ones with
     their dots in front; with ``when_run`` not what only type checkers see.
     """
-    tree = ast.parse(path.read_text())
+    return tuple(_imports(tree_of(path), when_run=when_run))
+
+
+def _imports(tree: ast.Module, *, when_run: bool) -> Iterator[str]:
     unseen = only_for_types(tree) if when_run else set()
     for node in ast.walk(tree):
         if id(node) in unseen:
@@ -292,7 +302,7 @@ def test_job_code_is_connect_clean():
         for folder in ("include/waldelta", "spark_jobs")
         for path in modules(folder)
         if path.name != "session.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if (
             isinstance(node, ast.Attribute)
             and node.attr in CLASSIC_ONLY
@@ -394,7 +404,7 @@ def test_no_public_class_stands_for_two_things():
     held: dict[str, list[str]] = {}
     for folder in ("include/waldelta", "include/waldelta_airflow", "include/demo"):
         for path in modules(folder):
-            for node in ast.parse(path.read_text()).body:
+            for node in tree_of(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     held.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in held.items() if len(paths) > 1} == {}
@@ -402,7 +412,7 @@ def test_no_public_class_stands_for_two_things():
 
 def public_constants(path: Path) -> Iterator[str]:
     """Names that a module gives to values and types, apart from type variables."""
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         given = node.targets if isinstance(node, ast.Assign) else []
         if given and "TypeVar" not in ast.unparse(node.value):
             for target in given:
@@ -428,7 +438,7 @@ def test_replaced_words_are_no_names():
         for path in modules(folder):
             names = {path.stem} | {
                 node.name
-                for node in ast.walk(ast.parse(path.read_text()))
+                for node in ast.walk(tree_of(path))
                 if isinstance(node, ast.ClassDef | ast.FunctionDef)
             }
             found |= {name for name in names if words_of(name) & REPLACED}
