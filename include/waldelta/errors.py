@@ -9,6 +9,7 @@
      |    +-- SourceUnreachable          (retryable)
      |    +-- AuthenticationFailed
      |    +-- PrivilegeMissing
+     |    +-- NameUnreadable             UTF-8 lacks a character of an object's name
      |    +-- PreflightFailed            all findings at once
      |    +-- LockHeld                   (retryable) another run works on the same slot or target
      |    +-- TableBusy                  (retryable) another session keeps a table locked
@@ -107,6 +108,12 @@ class AuthenticationFailed(SourceError):
 
 class PrivilegeMissing(SourceError):
     """The role lacks a privilege; the message names the grant."""
+
+
+class NameUnreadable(SourceError):
+    """The name of a catalog object has a byte that UTF-8 has no character for, so PostgreSQL can't
+    send it.
+    """
 
 
 class PreflightFailed(SourceError):

@@ -37,6 +37,7 @@ REMEDIES: dict[str, str] = {
     ),
     "AuthenticationFailed": "correct the Airflow connection, or pg_hba.conf, as the message says",
     "PrivilegeMissing": "run the grant the message names",
+    "NameUnreadable": "rename the object that the message names",
     "PreflightFailed": "mend every finding; nothing was changed",
     "NotPrimary": "point it at the primary, or promote this one (docs/failover.md)",
     "NotStandby": "correct source.read_from, or take it out; then resync (docs/standby.md)",

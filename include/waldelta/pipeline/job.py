@@ -26,6 +26,7 @@ from waldelta.postgres.connection import (
     named_loss,
     privilege_missing,
 )
+from waldelta.postgres.unreadable_names import name_unreadable
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g.
 # AWS_ENDPOINT_URL.
@@ -82,7 +83,8 @@ class Job:
         """A connection to the source's primary whose application_name says what it's for.
 
         Raises PrivilegeMissing where the server refuses a statement that nobody gave a better
-        message, SourceUnreachable where the connection is lost.
+        message, NameUnreadable where it can't send a name as UTF-8, SourceUnreachable where the
+        connection is lost.
         """
         with self._connect(self.conninfo, purpose) as connection:
             yield connection
@@ -116,6 +118,10 @@ class Job:
                 raise privilege_missing(
                     connection.info.user, err.diag.message_primary or "refused"
                 ) from err
+            except psycopg.errors.UntranslatableCharacter as err:
+                if "output plugin" in (err.diag.context or ""):  # a row that the slot decodes
+                    raise
+                raise name_unreadable(conninfo, err) from err
             except psycopg.OperationalError as err:
                 if "conflict with recovery" in str(err):
                     raise ended_by_replay(

@@ -22,6 +22,7 @@ from waldelta.errors import (
     AuthenticationFailed,
     ConfigError,
     PrivilegeMissing,
+    SourceError,
     SourceUnreachable,
     StandbyAway,
 )
@@ -67,6 +68,10 @@ select case when current_setting('transaction_timeout', true) is not null
        current_setting('search_path'),
        pg_backend_pid()
 """
+# ADBC reads the names of all types and columns while it connects. PostgreSQL sends them as they are
+# then: one that UTF-8 has no character for would end each connection, whatever object has it.
+_UNCONVERTED = "SQL_ASCII"
+_TO_UTF8 = "select pg_catalog.set_config('client_encoding', 'UTF8', false)"
 # A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot
 # or lock that it holds; one that is in the middle of a statement looks every ten seconds whether
 # somebody still waits for it.
@@ -223,10 +228,14 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
     import adbc_driver_postgresql.dbapi
 
     def open_(pinned: str) -> adbc_driver_postgresql.dbapi.Connection:
-        connection = adbc_driver_postgresql.dbapi.connect(pinned, autocommit=True)
+        connection = adbc_driver_postgresql.dbapi.connect(
+            make_conninfo(pinned, client_encoding=_UNCONVERTED), autocommit=True
+        )
 
         def first() -> None:
             with connection.cursor() as cursor:
+                cursor.execute(_TO_UTF8)
+                cursor.fetchall()
                 cursor.execute(_FIRST)
                 _check_whole(conninfo, cursor.fetchall())
 
@@ -396,7 +405,9 @@ _KIND = re.compile(r"[a-z][a-z0-9_+-]{1,30}")
 # connection_exception; admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout. A
 # network says nothing.
 _CONNECTION_LOST = ("08", "57P")
-_ConnectError = SourceUnreachable | AuthenticationFailed | PrivilegeMissing | ConfigError
+# insufficient_resources, operator_intervention: another attempt may not meet them.
+_PASSING = ("53", "57")
+_ConnectError = SourceError | ConfigError
 
 _POOLED = (
     "a connection pooler answers instead of the server, whose sessions aren't whole: point the"
@@ -510,6 +521,14 @@ def _connect_error(conninfo: str, err: Exception) -> _ConnectError:
                 reason=reason, user=given.get("user", ""), database=given.get("dbname", "")
             )
             return kind(f"{where}: {told}")
+    sqlstate = getattr(err, "sqlstate", None)
+    if sqlstate is not None and not sqlstate.startswith(_CONNECTION_LOST):
+        refused = SourceError(
+            f"{where} refused a query that every connection begins with ({reason}): see what the"
+            " server's log says of it"
+        )
+        refused.retryable = sqlstate.startswith(_PASSING)
+        return refused
     return SourceUnreachable(f"{where} can't be reached ({reason}): check host, port and firewall")
 
 
@@ -519,7 +538,11 @@ def _reason(text: str) -> str:
     >>> failed = 'connection failed: connection to server at "::1", port 5 failed'
     >>> _reason(f"{failed}: Connection refused\\n\\tIs the server …")
     'Connection refused'
+    >>> _reason("Failed to execute query 'SELECT\\n 1\\n': ERROR:  out of shared memory\\n")
+    'out of shared memory'
     """
+    if refused := re.search(r"\bERROR: +(.*)", text):
+        return refused[1]
     lines = text.strip().splitlines()
     found = next((line for line in lines if " failed: " in line), lines[0] if lines else "")
     return re.sub(r"^.*\b(failed|connect|bad): (?=\S)", "", found).strip() or "no answer"

@@ -16,8 +16,9 @@ import tenacity
 from psycopg.conninfo import make_conninfo
 
 from demo.embedded_postgres import free_port
+from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
-from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
+from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
 from waldelta.pipeline import Job
 from waldelta.pipeline.shared_connection import SharedConnection
 from waldelta.postgres import connect
@@ -396,3 +397,33 @@ def test_a_query_is_one_statement_and_its_strings_are_standard(database, open_co
         ):
             cursor.execute("select 1; drop table victim")
     assert database.execute("select count(*) from victim") == [(0,)]
+
+
+def test_what_adbc_asks_first_isnt_the_networks_fault(doors, database):
+    """It reads all types and columns while it connects; here the server refuses that."""
+    database.execute("revoke select on pg_type from public")
+    with pytest.raises(SourceError) as caught:
+        connect_arrow(make_conninfo(database.conninfo, user="waldelta_trusted"), "test")
+    assert type(caught.value) is SourceError
+    assert "refused a query that every connection begins with (permission denied for table" in str(
+        caught.value
+    )
+
+
+def test_adbc_reads_utf_8_whatever_names_lack_it(postgres, monkeypatch):
+    """It reads the names of all types and columns while it connects, also of those that nobody
+    publishes.
+    """
+    with new_database(
+        postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0"
+    ) as database:
+        database.execute_bytes(b'create table "unrelated\x81"(id int, "c\x8d" int)', "WIN1252")
+        database.execute("create type \"tÿpe\" as enum ('€')")
+        database.execute('create table t(v text, "ç" "tÿpe")')
+        database.execute("insert into t values ('€é', '€')")
+        monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+        with connect_arrow(database.conninfo, "test") as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "select v, \"ç\"::text, current_setting('client_encoding') as now from public.t"
+            )
+            assert cursor.fetch_arrow_table().to_pylist() == [{"v": "€é", "ç": "€", "now": "UTF8"}]

@@ -12,8 +12,10 @@ import pytest
 from psycopg import sql
 
 from tests.oracles.compare import compare_target
+from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.cli._options import parse
+from waldelta.errors import NameUnreadable
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
@@ -172,3 +174,80 @@ def test_every_verb(spark, database, pipeline, root, tmp_path):
     assert [
         (page.name, text) for page in pages for text in MARKUP if text in page.read_text()
     ] == []
+
+
+UNPUBLISHED = {
+    "table": b'create table "a\x81"(id int)',
+    "column": b'create table another(id int primary key, "c\x81" int)',
+    "type": b'create type "e\x81" as enum (\'a\x81\'); create table other(x "e\x81")',
+    "schema, function": b'create schema "s\x81"; create function "f\x81"() returns int'
+    b" language sql return 1",
+    "publication": b'create publication "p\x81"',
+}
+PUBLISHED = {
+    "column": (b'alter table t add "c\x81" int', 'column "t.c\\x81" (oid '),
+    "type": (
+        b'create type "e\x81" as enum (\'a\'); alter table t add e "e\x81"',
+        'type "e\\x81" (oid ',
+    ),
+    "partition": (
+        (
+            b"create table h(id int primary key) partition by range (id);"
+            b'create table "h\x81" partition of h for values from (1) to (9)'
+        ),
+        'table "h\\x81" (oid ',
+    ),
+}
+
+
+@pytest.fixture
+def win1252(postgres, monkeypatch):
+    options = "encoding 'WIN1252' locale 'C' template template0"
+    with new_database(postgres, monkeypatch, options) as database:
+        database.execute("create type \"tÿpe\" as enum ('€')")
+        database.execute('create table t(id int primary key, v text, "ç" "tÿpe", "é" "tÿpe"[])')
+        database.execute("insert into t values (1, '€é', '€', '{€}')")
+        yield database
+
+
+def test_names_that_utf_8_lacks_elsewhere(spark, win1252, lake):
+    """What nobody publishes stops neither copy, run nor comparison."""
+    pipeline = Pipeline(pipeline_file(lake, f"s_{win1252.name}"))
+    pipeline.setup()
+    for statements in UNPUBLISHED.values():
+        win1252.execute_bytes(statements, "WIN1252")
+    assert pipeline.check().problems == ()
+    assert pipeline.sync(spark).status == "succeeded"
+    win1252.execute("insert into t values (2, 'ÿ', '€', '{€,€}')")
+    assert pipeline.consume(spark).status == "succeeded"
+    assert pipeline.reconcile(spark).status == "succeeded"
+    job = pipeline.job()
+    state = job.table_states()["public.t"]
+    assert compare_target(spark, job.conninfo, job.pipeline, state).rows == 0
+    rows = spark.read.format("delta").load(pipeline.target_path("public.t")).select("v", "ç", "é")
+    assert sorted(map(tuple, rows.collect())) == [("ÿ", "€", ["€", "€"]), ("€é", "€", ["€"])]
+
+
+@pytest.mark.parametrize("statements, named", PUBLISHED.values(), ids=PUBLISHED)
+def test_names_that_utf_8_lacks_in_a_publication(win1252, lake, statements, named):
+    """An error of its own says which object is to be renamed."""
+    win1252.execute_bytes(statements, "WIN1252")
+    table = "public.h" if b"create table h" in statements else "public.t"
+    pipeline = Pipeline(pipeline_file(lake, f"s_{win1252.name}", [table]))
+    for verb in (pipeline.check, pipeline.setup):
+        with pytest.raises(NameUnreadable, match="rename ") as caught:
+            verb()
+        assert named in str(caught.value)
+        assert not caught.value.retryable
+
+
+def test_an_owner_whose_name_utf_8_lacks(win1252, lake):
+    role = f"r_{win1252.name}".encode() + b"\x81"
+    win1252.execute_bytes(
+        b'create role "%b"; alter table t owner to "%b"' % (role, role), "WIN1252"
+    )
+    try:
+        with pytest.raises(NameUnreadable, match=r'of role "r_\w+\\x81" \(oid \d+\): rename it'):
+            Pipeline(pipeline_file(lake, f"s_{win1252.name}")).check()
+    finally:
+        win1252.execute_bytes(b'alter table t owner to postgres; drop role "%b"' % role, "WIN1252")

@@ -160,12 +160,12 @@ def plan_drop(name: str, reason: str) -> Statement:
 
 
 def read_marked(conn: Connection) -> dict[str, PublicationState]:
-    """All publications of the database, without what they publish: filters are read under their
-    tables' locks.
+    """The publications of the database that setup marked by a comment, without what they publish:
+    filters are read under their tables' locks.
     """
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         rows: list[Any] = cursor.execute(
-            _PUBLICATIONS.encode(), {"names": [], "every": True}
+            _PUBLICATIONS.encode(), {"names": [], "every": True, "marked": True}
         ).fetchall()
     return {row.name: _state(row, []) for row in rows}
 
@@ -175,7 +175,7 @@ def read_publications(
 ) -> dict[str, PublicationState]:
     """The publications of these names that exist, or all of the database's."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
-        params = {"names": list(names or []), "every": names is None}
+        params = {"names": list(names or []), "every": names is None, "marked": False}
         rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), params).fetchall()
         relations: list[Any] = cursor.execute(_RELATIONS.encode(), params).fetchall()
     return {
@@ -453,7 +453,8 @@ select p.pubname as name,
          as owned_by_superuser,
        to_jsonb(p) as everything
 from pg_publication p
-where %(every)s or p.pubname = any(%(names)s::name[])
+where (%(every)s or p.pubname = any(%(names)s::name[]))
+  and (not %(marked)s or obj_description(p.oid, 'pg_publication') like 'waldelta pipeline %%')
 order by p.pubname
 """
 

@@ -82,6 +82,7 @@ class Facts:
     tables: Mapping[TableId, TableFacts]
     scopes: Mapping[str, tuple[TableId, ...]] = field(default_factory=dict)
     unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Of the schemas that the publications name, those that exist.
     schemas: frozenset[str] = frozenset()
 
 
@@ -114,7 +115,11 @@ def read_facts(
     named |= {t.id for e in pipeline.source.publications if not e.manage and e.name in actual
               for t in actual[e.name].tables}  # fmt: skip
     tables = _read_tables(conn, named.union(*scopes.values()))
-    names = conn.execute("select nspname from pg_namespace").fetchall()
+    of_file = {s for e in pipeline.source.publications for s in e.schemas}
+    wanted = sorted(of_file.union(*(state.schemas for state in actual.values())))
+    names = conn.execute(
+        "select nspname from pg_namespace where nspname = any(%s::name[])", (wanted,)
+    ).fetchall()
     server = _read_server(conn)
     slot_server = server if slot_conn is conn else _read_server(slot_conn)
     return Facts(
