@@ -12,6 +12,7 @@ import pytest
 from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
 from waldelta.pipeline.run_result import RunFailed
@@ -624,6 +625,33 @@ def test_a_renamed_table_is_named(spark, database, job):
     database.execute("alter table t rename to u; insert into u(id) values (100)")
     with pytest.raises(RunFailed, match=r"is called public\.u on the source now"):
         consume(spark, job)
+
+
+def test_a_table_that_another_replaces(spark, database, lake):
+    """As a blue-green deployment does: setup publishes the table of the file's name, and the next
+    run copies it.
+    """
+    database.execute("create table t(id int primary key, v text); insert into t values (1, 'old')")
+    pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
+    pipeline.setup()
+    pipeline.sync(spark)
+    assert pipeline.check().warnings == ()
+    database.execute(
+        "create table t_new(id int primary key, v text, w int);"
+        " begin; alter table t rename to t_old; alter table t_new rename to t; commit;"
+        " insert into t values (2, 'new', 3); insert into t_old values (4, 'old')"
+    )
+    with pytest.raises(RunFailed, match=r"called public\.t_old on .* another .*: run setup") as err:
+        pipeline.consume(spark)
+    assert "remove" not in str(err.value)
+    (warned,) = pipeline.check().warnings
+    assert warned.startswith(
+        "public.t is another table now than the one its target was copied from"
+    )
+    pipeline.setup()
+    (warned,) = pipeline.consume(spark).warnings
+    assert "it was copied again, 1 row" in warned
+    assert_equal(spark, database, pipeline.job())
 
 
 def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):

@@ -289,6 +289,12 @@ def _check_not_renamed(state: TableState, relation: Relation, present: CatalogTa
     name = present.name or TableId(relation.schema, relation.name)
     if _has_its_name(state, name):
         return
+    if present.is_replaced:
+        raise SchemaChanged(
+            f"{state.table_name}: the table it was copied from is called {name} on the source now,"
+            f" and another table has its name: run setup, which publishes that one; the next run"
+            " copies it"
+        )
     if state.fed_by is not None:
         raise SchemaChanged(
             f"{state.table_name} is fed by {state.fed_by}, which is called {name} on the source"

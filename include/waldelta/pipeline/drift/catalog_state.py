@@ -44,7 +44,8 @@ class CatalogTable:
     ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of
     them that no TRUNCATE of the whole table explains (see
     waldelta.pipeline.drift.unsent_truncates). ``above`` are the tables between each leaf and the
-    root, by oid. ``name`` is what the table is called; None when it doesn't exist.
+    root, by oid. ``name`` is what the table is called; None when it doesn't exist. ``is_replaced``:
+    another table has the name now that the target's table had when it was copied.
     """
 
     columns: dict[str, CatalogColumn] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class CatalogTable:
     emptied_alone: frozenset[int] = frozenset()
     above: dict[int, frozenset[int]] = field(default_factory=dict)
     name: TableId | None = None
+    is_replaced: bool = False
 
 
 def read_catalog_tables(
@@ -81,7 +83,29 @@ def read_catalog_state(
     found = read_catalog_tables(
         connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid}
     )
-    return {state.table_name: _catalog_tables(state, found) for state in states}
+    tables = {state.table_name: _catalog_tables(state, found) for state in states}
+    copied_as = {
+        state.table_name: TableId.parse(state.fed_by or state.table_name) for state in states
+    }
+    renamed = {
+        name: copied_as[name]
+        for name, table in tables.items()
+        if table.name not in (None, copied_as[name])
+    }
+    taken = _existing(connection, renamed.values())
+    return tables | {
+        name: replace(tables[name], is_replaced=True)
+        for name, wanted in renamed.items()
+        if wanted in taken
+    }
+
+
+def _existing(connection: psycopg.Connection[Any], names: Collection[TableId]) -> set[TableId]:
+    """Those of these names that a table has; a view can't be published in a table's place."""
+    if not names:
+        return set()
+    wanted = {"schemas": [n.schema for n in names], "names": [n.name for n in names]}
+    return {TableId(row.schema, row.name) for row in fetch(connection, _NAMED, wanted)}
 
 
 def _catalog_tables(state: TableState, found: Mapping[int, CatalogTable]) -> CatalogTable:
@@ -162,6 +186,15 @@ def _is_unsure(column: dict[str, Any]) -> bool:
 # pg_partition_tree() would lock each partition, and wait for who holds it. A partitioned table has
 # no rows, so what old rows show stands with its leaves. pg_relation_filenode() would show another
 # moment than the rows of pg_attribute.
+_NAMED = """
+select n.nspname::text as schema, c.relname::text as name
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+join unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
+  on n.nspname = w.schema and c.relname = w.name
+where c.relkind in ('r', 'p')
+"""
+
 _TABLES = """
 with recursive relation as (
     select c.oid, n.nspname::text as schema, c.relname::text as name, c.relkind, c.relreplident

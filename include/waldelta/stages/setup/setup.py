@@ -64,7 +64,7 @@ from waldelta.stages.setup.preflight.expectations import judge_suites
 from waldelta.stages.setup.preflight.source import MIN_VERSION, judge_filters, privileges_needed
 from waldelta.stages.setup.preflight.standby import judge_standby
 from waldelta.stages.setup.preflight.target_filters import judge_wheres, resolvable
-from waldelta.stages.setup.preflight.targets import plan_targets
+from waldelta.stages.setup.preflight.targets import judge_replaced, plan_targets
 
 log = logging.getLogger(__name__)
 
@@ -267,6 +267,8 @@ def _plan_setup(
         if not renew:  # a lost slot is made anew whatever is to be checked
             findings += judge_suites(pipeline, planned.sources)
     findings += _forgotten(job, actual)
+    with suppress(SlotMissing):  # before the first setup there are no targets
+        findings += judge_replaced(job.table_states().values(), facts)
     scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
     if not renew and not scripted:
         findings += judge_history(job, slot)

@@ -7,15 +7,17 @@ derived from what they name, as PostgreSQL does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.config.target_mode import check_key
 from waldelta.errors import ModeRefused
-from waldelta.findings import Finding, problem
+from waldelta.findings import Finding, problem, warning
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
@@ -110,6 +112,20 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
                 check_key(entries[name].mode, name, sorted(table.key))
         except ModeRefused as err:
             yield problem(f"target.tables.{name}.mode: {err}")
+
+
+def judge_replaced(states: Iterable[TableState], facts: Facts) -> Iterator[Finding]:
+    """Targets whose source is another table now than the one they were copied from."""
+    for state in sorted(states, key=attrgetter("table_name")):
+        found = facts.tables.get(TableId.parse(state.fed_by or state.table_name))
+        if found is None or state.root_id is not None or not state.relation_ids:
+            continue
+        if found.relation.relkind == "r" and found.relation.oid not in state.relation_ids:
+            yield warning(
+                f"{found.relation.id} is another table now than the one its target was copied from,"
+                " which was dropped or renamed: setup publishes the new one, and the next run"
+                f" copies it into {state.table_name}"
+            )
 
 
 def _published(
