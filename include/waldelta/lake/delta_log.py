@@ -8,6 +8,7 @@ data, and both read commits that nobody asked for.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem, FileType
 
-from waldelta.lake.storage import deletion_vector_path, is_within, rooted
+from waldelta.errors import StateError
+from waldelta.lake.storage import deletion_vector_path, is_within, local_path, rooted
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,28 @@ class DeltaLog:
     def read(self, version: int) -> Commit | None:
         """One commit; None when it was never made, or its entry is gone with the log's
         retention.
+
+        Raises StateError as check_entry() does.
         """
+        self.check_entry(version)
         try:
-            with self._files.open_input_file(f"_delta_log/{version:020d}.json") as file:
+            with self._files.open_input_file(f"_delta_log/{_entry_name(version)}") as file:
                 return Commit(version, file.read().splitlines())
         except FileNotFoundError:
             return None
+
+    def check_entry(self, version: int) -> None:
+        """Raise StateError when a version's entry exists and is no regular file.
+
+        Opening a FIFO waits without end. delta-rs overlooks such an entry; Spark opens it.
+        """
+        folder = local_path(self.uri)
+        entry = folder / "_delta_log" / _entry_name(version) if folder is not None else None
+        if entry is not None and not entry.is_file() and os.path.lexists(entry):
+            raise StateError(
+                f"{self.uri}: its log's entry {entry.name} is no regular file: find out who made"
+                " it, and remove it"
+            )
 
     def behind(self, version: int) -> Iterator[Commit]:
         """The commits after a version, in order."""
@@ -124,6 +142,10 @@ class DeltaLog:
             gone |= commit.removed - added
             added |= commit.added
         return all(file.type == FileType.File for file in self._files.get_file_info(sorted(gone)))
+
+
+def _entry_name(version: int) -> str:
+    return f"{version:020d}.json"
 
 
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,11 @@ or nobody's business.
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
+import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +26,8 @@ from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import TargetCut
+from waldelta.lake.storage import local_path
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark_sql import path
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -297,3 +303,112 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     assert [row.expired for row in pipeline.job().ledger.batches()][-1:] == [False]
     assert all(row.expired for row in pipeline.job().ledger.batches()[:-2])
     assert pipeline.status()["last_cut"]["batch"] == pipeline.job().ledger.last_cut().batch
+
+
+def _linked(folder, outside):
+    (folder / "link").symlink_to(outside)
+    return "link/x.parquet"
+
+
+def _fifo(folder, _):
+    os.mkfifo(folder / "evil.parquet")
+    return "evil.parquet"
+
+
+# What a commit of somebody else's names as a file, by table; None: its entry of the log is a FIFO.
+STRAYS = {
+    "s_fifo": _fifo,
+    "s_absolute": lambda _, outside: str(outside / "x.parquet"),
+    "s_percents": lambda folder, outside: (
+        "%2e%2e/" * len(folder.parts) + str(outside / "x.parquet").lstrip("/")
+    ),
+    "s_linked": _linked,
+    "s_entry": None,
+}
+READING = {
+    "consume": lambda pipeline, spark: pipeline.consume(spark),
+    "reconcile": lambda pipeline, spark: pipeline.reconcile(spark),
+    "repair": lambda pipeline, spark: pipeline.reconcile(spark, repair=True),
+    "validate": lambda pipeline, spark: pipeline.validate(spark),
+    "maintain": lambda pipeline, spark: pipeline.maintain(spark),
+}
+
+
+def _stray(folder, outside, act):
+    """Commits a file that no reader may follow to a table."""
+    entry = folder / "_delta_log" / f"{DeltaTable(folder.as_uri()).version() + 1:020d}.json"
+    if act is None:
+        os.mkfifo(entry)
+        return
+    outside.mkdir()
+    file = next(folder.rglob("*.parquet"))
+    shutil.copy(file, outside / "x.parquet")
+    add = {
+        "path": act(folder, outside),
+        "partitionValues": {},
+        "size": file.stat().st_size,
+        "modificationTime": 0,
+        "dataChange": True,
+    }
+    lines = ({"commitInfo": {"operation": "WRITE", "timestamp": 0}}, {"add": add})
+    entry.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def _failure_of(act, seconds=240):
+    """What an action fails with; also when it waits for a FIFO."""
+    ended = []
+
+    def run():
+        try:
+            ended.append(act())
+        except RunFailed as err:
+            ended.append(err)
+
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    running.join(seconds)
+    assert ended, "it hangs"
+    assert isinstance(ended[0], RunFailed), ended[0]
+    return str(ended[0])
+
+
+def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
+    spark, database, lake, tmp_path
+):
+    """Not even one that would be read before any run applies changes again; other tables go on."""
+    tables = [*STRAYS, "s_fine"]
+    for name in tables:
+        database.execute(
+            f"create table {name}(id int primary key, v text); insert into {name} values (1, 'a')"
+        )
+    made = Pipeline(
+        pipeline_file(lake, f"s_stray_{database.name}", [f"public.{name}" for name in tables])
+    )
+    made.setup()
+    made.sync(spark)
+    for name in tables:
+        database.execute(f"insert into {name} values (2, 'b')")
+    made.consume(spark)
+    for name, act in STRAYS.items():
+        _stray(local_path(uri_of(made, name)), tmp_path / f"outside_{name}", act)
+    versions = {name: DeltaTable(uri_of(made, name)).version() for name in STRAYS}
+    for name in tables:
+        database.execute(f"update {name} set v = 'c' where id = 1")
+    for verb, act in READING.items():
+        told = _failure_of(lambda act=act: act(made, spark))
+        wrong = {
+            name: re.search(rf"{name}\b[^\n]*(isn't in its folder|no regular file)[^\n]*", told)
+            for name in STRAYS
+        }
+        assert all(wrong.values()), (verb, told)
+        assert "s_fine" not in told, verb
+    assert {name: DeltaTable(uri_of(made, name)).version() for name in STRAYS} == versions
+    assert rows_of(made, "s_fine") == [(1, "c"), (2, "b")]
+
+    # A copy is the remedy, and reads none of these files.
+    copied = ["s_fifo", "s_linked", "s_entry"]
+    for entry in local_path(uri_of(made, "s_entry")).glob("_delta_log/*.json"):
+        if entry.is_fifo():
+            entry.unlink()
+    made.resync(spark, [f"public.{name}" for name in copied])
+    assert [rows_of(made, name) for name in copied] == [[(1, "c"), (2, "b")]] * len(copied)

@@ -108,6 +108,8 @@ def take_over_for_copy(spark: SparkSession, job: Job, name: str, generation: int
 
     def fence() -> None:
         if DeltaTable.is_deltatable(uri, job.storage_options):
+            version = DeltaTable(uri, storage_options=job.storage_options).version()
+            DeltaLog(uri, job.storage_options).check_entry(version + 1)
             set_generation(spark, uri, generation)
 
     try:

@@ -11,9 +11,13 @@ VACUUM that keeps less than the cuts promise.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from deltalake import DeltaTable
 
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
@@ -75,6 +79,8 @@ class Watch:
         LateWriter.
         """
         after = self.checked_upto(state)
+        table = DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options)
+        table.check_entry(version + 1)
         if after is not None and version < after:
             raise StateError(
                 f"{state.table_name}: its target {uri_of(self.job, state.table_name)} is another"
@@ -84,9 +90,7 @@ class Watch:
         if after is None or version == after:
             self._looked[state.table_name] = version
             return []
-        seen = check_durably(
-            DeltaLog(uri_of(self.job, state.table_name), self.job.storage_options), after, version
-        )
+        seen = check_durably(table, after, version)
         known = {commit.version for commit in state.foreign_commits}
         fresh = [commit for commit in seen.commits if commit.version not in known]
         if fresh:
@@ -172,9 +176,29 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
     ]
 
 
+def check_readable(table: DeltaLog, state: TableState, cut: BatchCut | None, version: int) -> None:
+    """Check that a target can be read at ``version``, its newest one, without harm; to be called
+    before its files are opened.
+
+    Raises StateError for an external commit since the newest cut that adds a file outside of the
+    table's folder, or one that is no regular file, and for such an entry of the log. Reads only
+    entries that no run has checked.
+    """
+    table.check_entry(version + 1)
+    if (after := checked_upto(cut, state)) is not None:
+        check_log(table, after, version)
+
+
+def check_target(job: Job, state: TableState) -> None:
+    """The same of a target as it is now."""
+    uri, options = uri_of(job, state.table_name), job.storage_options
+    version = DeltaTable(uri, storage_options=options).version()
+    check_readable(DeltaLog(uri, options), state, last_cut(job), version)
+
+
 def check_durably(table: DeltaLog, after: int, upto: int) -> Seen:
-    """The same as look(), and force what others committed onto the disk: a cut is about to be built
-    on it.
+    """The same as check_log(), and force what others committed onto the disk: a cut is about to be
+    built on it.
     """
     seen = check_log(table, after, upto)
     sync_commits(table.uri, seen.others)
@@ -212,19 +236,28 @@ def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
 
 def _check_files(table: DeltaLog, commit: Commit) -> None:
     """Refuse what a reader of the table would follow out of its folder (a shallow clone's files,
-    too), or wait for without end (a FIFO).
+    too, and links), or wait for without end (a FIFO).
     """
     folder = local_path(table.uri)
     for path in commit.named:
-        wrong = None if is_within(path) else "that isn't in its folder"
-        if folder is not None and wrong is None:
-            file = folder / path
-            wrong = None if file.is_file() or not file.exists() else "that is no regular file"
-        if wrong is not None:
+        if (wrong := _wrong_file(folder, path)) is not None:
             raise StateError(
                 f"{table.uri}: {describe(_external(commit))} adds a file {wrong}: find out who"
                 " wrote it, and run the initial sync for this table again"
             )
+
+
+def _wrong_file(folder: Path | None, path: str) -> str | None:
+    outside = "that isn't in its folder"
+    if not is_within(path):
+        return outside
+    if folder is None:
+        return None
+    # The root of the lake may be a link itself.
+    file = Path(os.path.realpath(folder / path))
+    if not file.is_relative_to(os.path.realpath(folder)):
+        return outside
+    return None if file.is_file() or not os.path.lexists(file) else "that is no regular file"
 
 
 def describe(commit: ExternalCommit) -> str:

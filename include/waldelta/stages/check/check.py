@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,12 +27,13 @@ from waldelta.config.target_mode import MIRROR
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog, target_uri
-from waldelta.lake.ledger import Ledger, Quarantine, TableState
+from waldelta.lake.ledger import BatchCut, Ledger, Quarantine, TableState
 from waldelta.lake.ledger.passed_suites import JudgedSuites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import own_docs_folder
+from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.pipeline.task_errors import unexpected_error
 from waldelta.spark import SessionPool
 from waldelta.stages.check._background import (
@@ -61,7 +63,7 @@ from waldelta.stages.check._quick_check import (
 )
 from waldelta.stages.check._record import keep_report
 from waldelta.stages.check.great_expectations import import_great_expectations
-from waldelta.stages.check.measure import Measured
+from waldelta.stages.check.measure import Measured, Reference
 from waldelta.stages.check.reports import list_reports
 from waldelta.stages.check.reports.data_docs import (
     drop_old_results,
@@ -177,8 +179,9 @@ def check(
             else background.submit(import_great_expectations, kinds)
         )
         targets, lost = _targets(
-            background, ledger, [states[name] for name in wanted], left.versions
+            background, ledger, [states[name] for name in wanted], left.versions, known.cut
         )
+        left = replace(left, rules=_without_references(rules, {verdict.table for verdict in lost}))
         met, targets = _quick(pool, background, ledger, targets, (own, left))
         asked = [
             measure_early(
@@ -327,9 +330,10 @@ def _targets(
     ledger: Ledger,
     states: Sequence[TableState],
     versions: Mapping[str, int],
+    cut: BatchCut | None,
 ) -> tuple[list[CheckedTarget], list[TableVerdict]]:
     """The targets at the versions given, else as they are; and verdicts on those that aren't there,
-    or can't be opened.
+    can't be opened, or can't be read without harm.
 
     Not as the latest cut has them: while one table stays behind there are no new cuts, and what a
     verdict says of an old version would be taken for the last word.
@@ -339,11 +343,10 @@ def _targets(
         uri = target_uri(ledger.root, *split_table_name(state.table_name))
         try:
             version = versions.get(state.table_name)
-            return CheckedTarget(
-                state,
-                _current_version(ledger, state.table_name, uri) if version is None else version,
-                uri,
-            )
+            if version is None:
+                version = _current_version(ledger, state.table_name, uri)
+            check_readable(DeltaLog(uri, ledger.storage_options), state, cut, version)
+            return CheckedTarget(state, version, uri)
         except Exception as err:
             return _failed(state.table_name, None, err)
 
@@ -351,6 +354,22 @@ def _targets(
     return [t for t in found if isinstance(t, CheckedTarget)], [
         v for v in found if isinstance(v, TableVerdict)
     ]
+
+
+def _without_references(
+    rules: Mapping[str, SourceRules], lost: AbstractSet[str]
+) -> dict[str, SourceRules]:
+    """The same without foreign keys to or from targets that can't be read."""
+
+    def can_be_judged(reference: Reference) -> bool:
+        return lost.isdisjoint((reference.referring.table, reference.referenced.table))
+
+    if not lost:
+        return dict(rules)
+    return {
+        name: replace(of, references=[*filter(can_be_judged, of.references)])
+        for name, of in rules.items()
+    }
 
 
 def _current_version(ledger: Ledger, table: str, uri: str) -> int:

@@ -31,6 +31,7 @@ from waldelta.lake.storage import NO_HOOKS, has_deletion_vectors, remove_folder,
 from waldelta.pgoutput.transactions import Prepared
 from waldelta.pipeline import Job, RunResult, StageResult, target_lock
 from waldelta.pipeline.targets import Watermarks
+from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.pipeline.targets.watermarks import messages_applied, synced_states, uri_of
 from waldelta.quantities import counted
@@ -60,6 +61,8 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
     with target_lock(job, name):
         table = DeltaTable(uri, storage_options=job.storage_options)
         version = table.version()
+        if (state := job.table_state(name)) is not None:
+            check_target(job, state)
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
         _compact(spark, uri, table)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from waldelta.config.target_mode import MIRROR
-from waldelta.errors import ConfigError, NeedsSync, NotPrimary, WaldeltaError
+from waldelta.errors import ConfigError, NeedsSync, NotPrimary, StateError, WaldeltaError
+from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import Reconciliation, TableState
 from waldelta.lake.ledger.reconciliations import (
     COMPARISON_FAILED,
@@ -27,8 +28,9 @@ from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition, with_leaves
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
-from waldelta.pipeline.targets.external_commits import repaired_commits
+from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.target_sources import read_unlocked_sources
+from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 from waldelta.pipeline.task_errors import first_line, of_table
 from waldelta.postgres import describe
 from waldelta.postgres.connection import named_loss
@@ -149,10 +151,8 @@ def compare_all(work: Reconciling) -> None:
         del fed[name]
         work.put(name, NOT_COMPARED, why)
     keys: dict[str, tuple[ComparedTarget, Found]] = {}
-    by_spark = any(needs_spark(job, name) for name in fed)
-    with _batches(work.spark) if by_spark else nullcontext():
-        for names in in_groups({name: sizes.get(name, 0) for name in fed}):
-            keys |= _compare_group(work, [fed[name] for name in names])
+    for names in in_groups({name: sizes.get(name, 0) for name in fed}):
+        keys |= _compare_group(work, [fed[name] for name in names])
     if work.order.repair:
         for name, (feeding, found) in sorted(keys.items()):
             _repair(work, name, feeding, found)
@@ -229,7 +229,10 @@ def _compare_group(
         # at.
         marks = Watermarks(job, job.slot_identity())
         batches = {state.table_name: marks.of(state) for state in states}
+        states = _readable(work, states, marks.versions)
+        by_spark = any(needs_spark(job, state.table_name) for state in states)
         with (
+            _batches(spark) if by_spark else nullcontext(),
             named_loss(job.conninfo),
             SnapshotHolder(
                 job.conninfo, f"waldelta reconcile {job.pipeline.source.slot}"
@@ -250,6 +253,22 @@ def _compare_group(
             if state.table_name not in work.found:
                 work.fail(state.table_name, err)
         return {}
+
+
+def _readable(
+    work: Reconciling, states: Sequence[TableState], versions: dict[str, int]
+) -> list[TableState]:
+    """The targets that can be read without harm at these versions; the others are failures."""
+    job, cut, found = work.job, last_cut(work.job), []
+    for state in states:
+        name = state.table_name
+        try:
+            table = DeltaLog(uri_of(job, name), job.storage_options)
+            check_readable(table, state, cut, versions[name])
+            found.append(state)
+        except StateError as err:
+            work.fail(name, err)
+    return found
 
 
 def _count_landed(work: Reconciling, drained: Drained) -> None:

@@ -57,7 +57,7 @@ from waldelta.pipeline.drift.drift import unpublished_columns
 from waldelta.pipeline.drift.repair_plan import is_dear, obstacle
 from waldelta.pipeline.drift.rewrites import unsent_changes
 from waldelta.pipeline.targets import ReplicatedTarget, Watermarks
-from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
+from waldelta.pipeline.targets.external_commits import check_target, checked_upto, mirrored_at
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
 from waldelta.pipeline.task_errors import first_line, named_error
@@ -201,6 +201,7 @@ def _named_repair(
     again: Again | None = None,
 ) -> Repaired:
     try:
+        check_target(job, drifted.state)
         return _repair(spark, job, drifted, check, again)
     except WaldeltaError:
         raise

@@ -23,12 +23,14 @@ from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
 from waldelta.changes.merge.target_table import VARIANT, target_write_error
 from waldelta.changes.stage import staged_in
-from waldelta.errors import WaldeltaError
+from waldelta.errors import StateError, WaldeltaError
 from waldelta.failpoints import fault_point
+from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
+from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import quote
@@ -122,6 +124,13 @@ def mend_target(
     """
     uri = uri_of(job, state.table_name)
     compared = read_untouched(job, state).version
+    DeltaLog(uri, job.storage_options).check_entry(compared + 1)
+    if former.state is not None:
+        try:
+            check_target(job, former.state)
+        except StateError as err:
+            log.warning("table=%s is copied as a whole: %s", state.table_name, err)
+            return str(err)
     held = spark.read.format("delta").load(uri)
     why = obstacle(former, copied.copy.key_columns, dict(held.dtypes), dict(copied.stored.dtypes))
     if why is None:

@@ -20,7 +20,7 @@ from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut
 from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import rooted, sync_commits
-from waldelta.pipeline.targets.external_commits import check_log, checked_upto
+from waldelta.pipeline.targets.external_commits import check_log, check_readable, checked_upto
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})
 OURS = '{"waldelta": {"verb": "apply"}}'
@@ -133,6 +133,11 @@ STRAYS = {
         {"storageType": "p", "pathOrInlineDv": "file:/etc/secret"},
         "isn't in its folder",
     ),
+    "a link to a file elsewhere": ("linked", "isn't in its folder"),
+    "a file behind a link to a folder elsewhere": ("away/secret", "isn't in its folder"),
+    "a FIFO behind such a link": ("away/fifo", "isn't in its folder"),
+    "a link to a FIFO": ("to-fifo", "no regular file"),
+    "a file behind a link within the table": ("within/here.parquet", None),
     "a file that is gone": ("gone.parquet", None),
     "a file": ("day=a:b/here.parquet", None),
 }
@@ -147,6 +152,14 @@ def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong)
     (tmp_path / "lake/secret").write_text("x")
     (folder / "day=a:b").mkdir()
     (folder / "day=a:b/here.parquet").touch()
+    os.mkfifo(tmp_path / "lake/fifo")
+    for link, target in (
+        ("linked", "../secret"),
+        ("away", ".."),
+        ("to-fifo", "fifo"),
+        ("within", "day=a:b"),
+    ):
+        (folder / link).symlink_to(target)
     commit_of(uri, folder, path)
     done = []
     syncing = threading.Thread(target=lambda: done.append(sync_commits(uri, [2])), daemon=True)
@@ -161,6 +174,47 @@ def test_a_file_that_no_reader_may_follow_is_refused(uri, tmp_path, path, wrong)
         ) as refused:
             check_log(DeltaLog(uri), 1, 2)
         assert "secret" not in str(refused.value)
+
+
+def test_a_lake_may_lie_behind_a_link(uri, tmp_path):
+    """The files of its tables are still within them."""
+    (tmp_path / "linked").symlink_to(tmp_path / "lake")
+    write_deltalake(uri, ROWS, mode="append")
+    log = DeltaLog((tmp_path / "linked/t").as_uri())
+    assert [commit.version for commit in check_log(log, 1, 2).commits] == [2]
+
+
+ENTRIES = {
+    "a FIFO": os.mkfifo,
+    "a folder": lambda path: path.mkdir(),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("make", ENTRIES.values(), ids=ENTRIES)
+def test_an_entry_of_the_log_that_is_no_regular_file_is_refused(uri, tmp_path, make):
+    """delta-rs overlooks a FIFO there, and to read one waits without end."""
+    log, state = DeltaLog(uri), TableState(now(), "r", "t", 1, "synced", version=1)
+    make(tmp_path / "lake/t/_delta_log" / f"{2:020d}.json")
+    for read in (
+        lambda: log.read(2),
+        lambda: list(log.behind(1)),
+        lambda: check_readable(log, state, None, 1),
+    ):
+        with pytest.raises(StateError, match=r"00002\.json is no regular file: .* remove it"):
+            read()
+
+
+def test_a_target_is_checked_before_it_is_read(uri, tmp_path):
+    """As far as no run has: from the newest cut, or the copy, on."""
+    commit_of(uri, tmp_path / "lake/t", "/etc/passwd")
+    log = DeltaLog(uri)
+    states = {at: TableState(now(), "r", "t", 1, "synced", version=at) for at in (1, 2, None)}
+    for at in (2, None):
+        check_readable(log, states[at], None, 2)
+    with pytest.raises(StateError, match="version 2"):
+        check_readable(log, states[1], None, 2)
+    check_readable(log, states[1], BatchCut(now(), "r", 1, 1, None, [TargetCut("t", 1, 2)]), 2)
 
 
 def test_a_log_that_does_not_reach_back_is_told(uri, tmp_path):

@@ -46,6 +46,7 @@ from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.pipeline import AdvisoryLock, Job, target_lock
 from waldelta.pipeline.drift import CatalogTable, read_catalog_state
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
+from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published
 from waldelta.pipeline.targets.watermarks import apply_app_id, check_same_copy, uri_of
 from waldelta.pipeline.task_errors import of_table, writing_error
@@ -293,6 +294,7 @@ def _replay_target(
     try:
         with staged_in(run.spark, *(f"{folder}{staged}" for staged in ("", *_STAGED))):
             lock.check()
+            check_target(job, state)
             take_over_target(
                 run.spark,
                 job,
