@@ -4,9 +4,13 @@ PostgreSQL can't decode it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import psycopg
 
 from waldelta.errors import FilterNotTranslatable
+from waldelta.postgres import Connection
 from waldelta.row_filter.parse import parse_analysed, walk
 from waldelta.row_filter.parse.tree import (
     ArrayExpression,
@@ -23,6 +27,8 @@ _DIVISIONS = frozenset({"/", "%", "div", "mod"})
 _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floor"})
 # LIKE, and regular expressions, read their pattern for each row.
 _PATTERNS = frozenset({"~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"})
+_LIKE = frozenset({"~~", "!~~", "~~*", "!~~*"})
+_UNKNOWN = "a part that isn't known here"
 _SAFE_OPERATORS = frozenset(
     {
         "=",
@@ -89,11 +95,78 @@ _WIDER = ("smallint", "integer", "bigint", "numeric")
 _FLOATS = frozenset({"real", "double precision"})
 
 
-def raising_parts(text: str, types: Mapping[str, str]) -> list[str]:
-    """The kinds of operations of an analysed filter that can raise, in the order of the text;
-    ``types`` are the columns'.
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A constant pattern of LIKE, or a regular expression; of an array of them the array's text."""
 
-    Of a filter that can't be read here nothing is known, and nothing is said.
+    text: str
+    is_like: bool
+    is_array: bool = False
+
+
+def refused_patterns(conn: Connection, filters: Iterable[str]) -> frozenset[Pattern]:
+    """The constant patterns of these filters that PostgreSQL takes when the filter is written, and
+    refuses for each row.
+    """
+    patterns = {pattern for text in filters for pattern in _patterns(text)}
+    return frozenset(pattern for pattern in patterns if _is_refused(conn, pattern))
+
+
+def _is_refused(conn: Connection, pattern: Pattern) -> bool:
+    query = _ENDS_WITH_ESCAPE if pattern.is_like else _IS_READ
+    value = pattern.text if pattern.is_array else [pattern.text]
+    try:
+        with conn.transaction():
+            ((found,),) = conn.execute(query.encode(), (value,)).fetchall()
+    except psycopg.errors.InvalidRegularExpression:
+        return True
+    return bool(found)
+
+
+# An odd number of backslashes: the last one escapes nothing.
+_ENDS_WITH_ESCAPE = r"""
+select bool_or(length(substring(p from '\\*$')) %% 2 = 1) from unnest(%s::text[]) as p
+"""
+# Counting evaluates each match; PostgreSQL would leave out one whose result doesn't matter.
+_IS_READ = "select count('' ~ p) < 0 from unnest(%s::text[]) as p"
+
+
+def _patterns(text: str) -> Iterator[Pattern]:
+    try:
+        tree = parse_analysed(text)
+    except FilterNotTranslatable:
+        return
+    for node in walk(tree):
+        match node:
+            case Call(name, (_, pattern)) if name in _PATTERNS:
+                yield from _constants(name, pattern)
+            case Quantified(name, _, _, array) if name in _PATTERNS:
+                yield from _constants(name, array)
+
+
+def _constants(operator: str, node: Node, *, is_array: bool = False) -> Iterator[Pattern]:
+    match node:
+        case Literal("string", text):
+            yield Pattern(text, operator in _LIKE, is_array)
+        case Cast(operand, kind):
+            yield from _constants(operator, operand, is_array=is_array or kind.is_array)
+        case ArrayExpression(elements):
+            for element in elements:
+                yield from _constants(operator, element)
+
+
+def raising_parts(
+    text: str,
+    types: Mapping[str, str],
+    refused: Collection[Pattern] = (),
+    *,
+    is_analysed: bool = True,
+) -> list[str]:
+    """The kinds of operations of a filter that can raise, in the order of the text; ``types`` are
+    the columns', ``refused`` the constant patterns that PostgreSQL refuses.
+
+    A filter that can't be read here may raise, when PostgreSQL has analysed it. Of one that is as
+    the pipeline file has it (not ``is_analysed``) nothing is known then.
 
     >>> raising_parts("(((10 / n) > 0) AND ((v)::integer < 5))", {"n": "integer", "v": "text"})
     ['division', 'a cast to integer']
@@ -104,29 +177,37 @@ def raising_parts(text: str, types: Mapping[str, str]) -> list[str]:
     try:
         tree = parse_analysed(text)
     except FilterNotTranslatable:
-        return []
-    return list(dict.fromkeys(part for node in walk(tree) for part in _raising(node, types)))
+        return [_UNKNOWN] if is_analysed else []
+    parts = (part for node in walk(tree) for part in _raising(node, types, refused))
+    return list(dict.fromkeys(parts))
 
 
-def _raising(node: Node, types: Mapping[str, str]) -> Iterator[str]:
+def _raising(node: Node, types: Mapping[str, str], refused: Collection[Pattern]) -> Iterator[str]:
     match node:
         case Cast(operand, kind) if not _is_constant(operand) and not _is_safe_cast(
             operand, kind, types
         ):
             yield f"a cast to {kind.name}"
         case Call(name, (_, divisor)) if name in _DIVISIONS:
-            if not _is_other_than_zero(divisor):
+            # A quotient of floating point numbers can be too large or too small for one.
+            if _is_float(node, types) or not _is_other_than_zero(divisor):
                 yield "division"
         case Call(name) if name in _ARITHMETIC:
             if not all(map(_is_constant, node.arguments)):
                 yield "overflow"
         case Call(name, (_, pattern)) if name in _PATTERNS:
-            if not _is_constant(pattern):
-                yield "a pattern that isn't a constant"
+            yield from _of_pattern(name, pattern, refused)
         case Call(name) if not _is_safe_call(node):
             yield name
-        case Quantified(operator, _, _, array) if operator in _PATTERNS and not _is_constant(array):
-            yield "a pattern that isn't a constant"
+        case Quantified(operator, _, _, array) if operator in _PATTERNS:
+            yield from _of_pattern(operator, array, refused)
+
+
+def _of_pattern(operator: str, pattern: Node, refused: Collection[Pattern]) -> Iterator[str]:
+    if not _is_constant(pattern):
+        yield "a pattern that isn't a constant"
+    elif any(constant in refused for constant in _constants(operator, pattern)):
+        yield "a pattern that PostgreSQL refuses"
 
 
 def _is_safe_call(call: Call) -> bool:
@@ -169,6 +250,13 @@ def _type_of(node: Node, types: Mapping[str, str]) -> str:
     if isinstance(node, Column):
         return types.get(node.name, "").partition("(")[0]
     return node.type.name if isinstance(node, Cast) else ""
+
+
+def _is_float(node: Node, types: Mapping[str, str]) -> bool:
+    """Whether a part of a calculation is a floating point number; its result is one then."""
+    if isinstance(node, Call):
+        return any(_is_float(argument, types) for argument in node.arguments)
+    return _type_of(node, types) in _FLOATS
 
 
 def _is_other_than_zero(divisor: Node) -> bool:

@@ -636,3 +636,27 @@ def test_encodings_with_bytes_that_utf_8_lacks(postgres, monkeypatch, lake):
                 "is in WIN1252, which stores bytes" in text
                 for text in plan_setup(conn, job).warnings
             )
+
+
+FILTERS = {
+    "v ~ 'a('": "can raise (a pattern that PostgreSQL refuses)",
+    "v ~ any ('{b,a(}')": "can raise (a pattern that PostgreSQL refuses)",
+    "v like 'a\\'": "can raise (a pattern that PostgreSQL refuses)",
+    r"v not like all ('{b,a\\}')": "can raise (a pattern that PostgreSQL refuses)",
+    "overlay(v placing 'z' from id) <> 'q'": "can raise (a part that isn't known here)",
+    "f / 2 >= 0": "can raise (division)",
+    "v ~ '^a.*b$' or v like 'a\\\\' or v ilike any ('{a%,b}') or id / 2 > 3": None,
+    "random() > 0.5": None,
+}
+
+
+@pytest.mark.parametrize("where, told", FILTERS.items(), ids=FILTERS)
+def test_filters_that_raise_for_some_row(database, conn, lake, where, told):
+    """A warning each, but for those that PostgreSQL rejects at once."""
+    database.execute(
+        "create table t (id int primary key, v text, f float8); alter table t replica identity full"
+    )
+    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T | {"where": where}]})
+    warned = [text for text in plan_setup(conn, job).warnings if "can raise" in text]
+    assert len(warned) == (told is not None)
+    assert all(told in text for text in warned)

@@ -155,9 +155,7 @@ TAKEN = (
 
 
 def about_filter(plan):
-    """Findings about a filter, but for the warning that it can raise, which it gets whether it is
-    rejected or not.
-    """
+    """Findings about a filter, but for the warning that it can raise."""
     return [f for f in plan.findings if "filter" in f.text and "can raise" not in f.text]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.row_filter.runtime_errors import raising_parts
+from waldelta.row_filter.runtime_errors import Pattern, raising_parts
 
 TYPES = {
     "n": "integer",
@@ -12,6 +12,8 @@ TYPES = {
     "v": "text",
     "c": "character varying(3)",
     "d": "date",
+    "f": "double precision",
+    "m": "numeric(10,2)",
     "j": "jsonb",
 }
 CASES = {
@@ -42,11 +44,28 @@ CASES = {
     "(lower(v) = 'a'::text)": [],
     "(to_date(v, 'YYYY'::text) > '2020-01-01'::date)": ["to_date"],
     "((d IS NOT NULL) AND (NOT (n = 1)))": [],
-    "not read here (": [],
+    "((f / (2)::double precision) >= (0)::double precision)": ["division"],
+    "((f / NULLIF(f, (0)::double precision)) > (1)::double precision)": ["division"],
+    "(((n)::double precision / '2'::double precision) > (1)::double precision)": ["division"],
+    "((m / 2.0) > 1.0)": [],
+    "(v ~ 'a('::text)": ["a pattern that PostgreSQL refuses"],
+    "(v ~ ANY (ARRAY['b'::text, 'a('::text]))": ["a pattern that PostgreSQL refuses"],
+    "(v !~~ 'a\\'::text)": ["a pattern that PostgreSQL refuses"],
+    "(v ~~ 'a('::text)": [],
+    "(v ~~ ANY ('{a%,b%}'::text[]))": [],
+    "(OVERLAY(v PLACING 'z'::text FROM n) <> 'q'::text)": ["a part that isn't known here"],
+    "not read here (": ["a part that isn't known here"],
 }
+REFUSED = {Pattern("a(", is_like=False), Pattern("a\\", is_like=True)}
 
 
 @pytest.mark.parametrize(("text", "parts"), CASES.items(), ids=CASES)
 def test_what_can_raise(text, parts):
     """By operations, not by the values that a table holds now."""
-    assert raising_parts(text, TYPES) == parts
+    assert raising_parts(text, TYPES, REFUSED) == parts
+
+
+def test_a_filter_that_nobody_analysed():
+    """As the pipeline file has it, it can be anything that isn't read here."""
+    assert raising_parts("v is not null", TYPES, is_analysed=False) == []
+    assert raising_parts("10 / n", TYPES, is_analysed=False) == ["division"]

@@ -30,6 +30,7 @@ from waldelta.pipeline.targets.lifecycle import read_lifecycles, read_published,
 from waldelta.postgres import Connection
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
+from waldelta.row_filter.runtime_errors import refused_patterns
 from waldelta.slot import SlotState, read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.slot import PLUGIN
@@ -252,6 +253,8 @@ def _plan_setup(
             findings += found
         elif entry.name in actual:
             in_force[entry.name] = actual[entry.name]
+    filters = [t.row_filter for s in in_force.values() for t in s.tables if t.row_filter]
+    facts = replace(facts, refused_patterns=refused_patterns(conn, filters))
     managed = [in_force[e.name] for e in pipeline.source.publications if e.manage]
     findings = [*judge(pipeline, facts, in_force), *findings]
     for state in managed:

@@ -61,6 +61,10 @@ class PublicationState:
     owned_by_superuser: bool = False
     publishes_generated: bool = False
     filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
+    # Tables whose filters are as the pipeline file has them, and those of them that PostgreSQL
+    # rejects.
+    as_written: frozenset[TableId] = field(default=frozenset(), compare=False)
+    rejected: frozenset[TableId] = field(default=frozenset(), compare=False)
 
     def sends(self, column: TableColumn) -> bool:
         """Whether a column is sent where no list names it."""
@@ -137,6 +141,7 @@ def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> Pub
         via_root=entry.publish_via_partition_root,
         publishes_generated=entry.publish_generated_columns == "stored",
         comment=str(Mark.of(pipeline, entry, slot)),
+        as_written=frozenset(TableId(*t.parts) for t in entry.tables),
     )
 
 
@@ -203,6 +208,7 @@ def try_publications(
     tables: list[PublicationTable] = []
     filter_columns: dict[TableId, frozenset[str]] = {}
     problems: list[str] = []
+    as_written, rejected = set(wanted.as_written), set()
     for table in wanted.tables:
         if table.is_plain:
             tables.append(table)
@@ -214,9 +220,9 @@ def try_publications(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
             if isinstance(err, psycopg.errors.LockNotAvailable) and table.id not in trusted:
                 raise
-            tables.append(
-                trusted.get(table.id, table)
-            )  # whether privileges suffice is preflight's question
+            # Whether privileges suffice is preflight's question.
+            tables.append(trusted.get(table.id, table))
+            as_written -= trusted.keys() & {table.id}
             if known is not None and table.id in trusted:
                 filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
             elif table.row_filter is not None:
@@ -225,13 +231,23 @@ def try_publications(
                 filter_columns[table.id] = frozenset(parse_row_filter(table.row_filter).columns)
                 if (refused := refused_filter(conn, table.id, table.row_filter)) is not None:
                     problems.append(f"publication {wanted.name!r}, table {table.id}: {refused}")
+                    rejected.add(table.id)
         except psycopg.Error as err:
             tables.append(table)
             problems.append(_rejected(wanted.name, table, err))
+            rejected.add(table.id)
         else:
+            as_written.discard(table.id)
             tables.append(found.tables[0])
             filter_columns |= found.filter_columns
-    return replace(wanted, tables=tuple(sorted(tables)), filter_columns=filter_columns), problems
+    state = replace(
+        wanted,
+        tables=tuple(sorted(tables)),
+        filter_columns=filter_columns,
+        as_written=frozenset(as_written),
+        rejected=frozenset(rejected),
+    )
+    return state, problems
 
 
 def trial_timeout_ms(conn: Connection) -> int:

@@ -13,6 +13,7 @@ from psycopg.rows import namedtuple_row
 from waldelta.config import PipelineFile
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
 from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
+from waldelta.row_filter.runtime_errors import Pattern
 from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState
 
@@ -84,6 +85,7 @@ class Facts:
     unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Of the schemas that the publications name, those that exist.
     schemas: frozenset[str] = frozenset()
+    refused_patterns: frozenset[Pattern] = frozenset()
 
 
 def read_facts(

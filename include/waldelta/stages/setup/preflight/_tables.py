@@ -48,7 +48,7 @@ def judge_table(
         return
     yield from _generated(where, table, found, facts, state)
     yield from _reading(where, state, table, found, facts.server)
-    yield from _raising(where, table, relation)
+    yield from _raising(where, state, table, found, facts)
     if found.has_children:
         yield warning(
             f"{where}: its inheritance children aren't published with it: list those you want"
@@ -181,12 +181,21 @@ def _reading(
         yield warning(f"{where}: {text}")
 
 
-def _raising(where: str, table: PublicationTable, relation: CatalogRelation) -> Iterator[Finding]:
+def _raising(
+    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, facts: Facts
+) -> Iterator[Finding]:
     """A filter is evaluated while WAL is decoded: what it raises ends every reading of the slot at
     that row.
     """
-    types = {c.name: (c.type.base or c.type).name for c in relation.columns}
-    if table.row_filter is not None and (parts := raising_parts(table.row_filter, types)):
+    if table.row_filter is None or table.id in state.rejected:
+        return
+    types = {c.name: (c.type.base or c.type).name for c in found.relation.columns}
+    if parts := raising_parts(
+        table.row_filter,
+        types,
+        facts.refused_patterns,
+        is_analysed=table.id not in state.as_written,
+    ):
         yield warning(
             f"{where}: its filter {table.row_filter} can raise ({', '.join(parts)}); a row for"
             " which it does stops the slot, and with it all tables, until a resync"
