@@ -75,9 +75,10 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
         )
     if owners:
         what = "; ".join(dict.fromkeys(found.text for found in owners))
+        # Where a part can't be granted, the grants of the others don't let the role set up.
         own_it = (
-            f"\nor, where this role is to set up by itself:\n{listed}"
-            if (listed := _listed(role, owners))
+            f"\nor, where this role is to set up by itself:\n{_listed(role, owners)}"
+            if all(found.needs for found in owners)
             else ""
         )
         parts.append(

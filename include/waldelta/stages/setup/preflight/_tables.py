@@ -279,7 +279,9 @@ class _Identity:
 
     def _coverage(self) -> Iterator[Finding]:
         relation, key, listed = self.relation, self.key, self.table.columns
-        if outside := sorted(self.state.filter_columns.get(self.table.id, frozenset()) - key):
+        # That the filter names a column which doesn't exist is a finding of its own.
+        used = self.state.filter_columns.get(self.table.id, frozenset())
+        if outside := sorted(used.intersection(relation.column_names) - key):
             yield self.refused(
                 f"the filter uses {', '.join(outside)}, which the replica identity"
                 f" ({', '.join(sorted(key))}) doesn't cover",
