@@ -22,16 +22,22 @@ class _Model(BaseModel):
 
 # Stores whose URIs begin with a bucket or container, perhaps of an account.
 _IN_BUCKETS = frozenset({"s3", "s3a", "s3n", "gs", "abfs", "abfss"})
+_SCHEMES = _IN_BUCKETS | {"file", "hdfs", "az", "adl"}
 _BUCKET = re.compile(r"//[^/@:]+(@[^/@:]+)?(:\d+)?(/|$)")
 
 
 def check_folder_uri(value: str) -> None:
-    """Raises ValueError for a URI that names no folder: one without a bucket, a file: URI without
-    an absolute path.
+    """Raises ValueError for a URI that names no folder: of an unknown scheme, without a bucket, a
+    file: URI without an absolute path.
 
     In file://tmp/x the folder tmp is a host, so that /x would be written. Other values pass.
     """
     scheme, _, rest = value.partition(":")
+    if rest.startswith("//") and scheme.lower() not in _SCHEMES:
+        raise ValueError(
+            f"no lake can be written to {scheme}://: write file://, or a store's scheme"
+            f" ({', '.join(sorted(_SCHEMES - {'file'}))})"
+        )
     if scheme.lower() in _IN_BUCKETS and not _BUCKET.match(rest):
         of_account = "@account.dfs.core.windows.net" if scheme.lower().startswith("abfs") else ""
         raise ValueError(f"it names no bucket: write {scheme}://bucket{of_account}/folder")
@@ -46,6 +52,8 @@ def check_folder_uri(value: str) -> None:
         raise ValueError(
             "it names no folder below the file system's root: write file:// and an absolute path"
         )
+    if parts[0] == "..":
+        raise ValueError(f"nothing is above the file system's root: write file://{path}")
     if not _FILE_URI.match(value):
         raise ValueError(
             "a file URI is file:// and an absolute path, so that three slashes begin it: write"

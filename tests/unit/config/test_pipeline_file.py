@@ -265,6 +265,7 @@ FILE_ROOTS = {
     "file:": "file:// and an absolute path",
     "file://.": "file:// and an absolute path",
     "file:///tmp/..": "file:// and an absolute path",
+    "file:///../etc": "file:///etc",
     "/tmp/x": "file:///tmp/x",
 }
 
@@ -285,6 +286,13 @@ def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
             ConfigError, match=rf"- quality.data_docs: .* write {re.escape(remedy)}"
         ):
             load_pipeline_file(write_file(tmp_path, more=f"quality: {{data_docs: '{root}'}}"))
+
+
+@pytest.mark.parametrize("root", ["foo://x/y", "memory://x", "http://host/lake"])
+def test_a_root_is_of_a_store_that_can_be_written(tmp_path, root):
+    """Setup would make the publication before it found out."""
+    with pytest.raises(ConfigError, match=r"- target.root: no lake can be written to \w+://"):
+        load_pipeline_file(write_file(tmp_path, root))
 
 
 @pytest.mark.parametrize(
