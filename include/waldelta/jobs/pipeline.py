@@ -55,6 +55,7 @@ class Pipeline:
 
         job, root = self.job(), self.file.target.root
         self._check_store(job, spark)
+        _check_readable(job)
         with job.connect("check") as connection:
             plan = plan_setup(connection, job, translate)
         problems = [why_not_writable(root)]
@@ -78,6 +79,7 @@ class Pipeline:
 
         job = self.job(run_id)
         self._check_store(job, spark)
+        _check_readable(job)
         with job.connect("setup") as connection:
             return apply_setup(connection, job, translate)
 
@@ -315,3 +317,15 @@ class Pipeline:
     def target_path(self, table: str) -> str:
         """URI of a table's Delta target."""
         return target_uri(self.file.target.root, *split_table_name(table))
+
+
+def _check_readable(job: Job) -> None:
+    """Raises TargetNotWritable for a lake whose ledger can't be asked for, before the source is."""
+    from deltalake.exceptions import DeltaError
+
+    from waldelta.lake.write_errors import target_not_writable
+
+    try:
+        job.ledger.slot_lives()
+    except (OSError, DeltaError) as err:
+        raise target_not_writable(job.pipeline.target.root, err) from None
