@@ -76,11 +76,17 @@ def target_not_writable(
     return error
 
 
-def not_writable_by_spark(message: str, err: BaseException) -> TargetNotWritable:
-    """The error with this message for what Spark said: retryable where a store, or who was to write
-    there, didn't answer.
+def not_writable_by_spark(
+    place: str, err: BaseException, said: str, refused: str | None = None, besides: str = ""
+) -> TargetNotWritable:
+    """The error for a write of Spark's that failed: ``said`` is its first line, ``refused`` the
+    words in it that decide on the remedy (storage_refusal), ``besides`` what else is to be said.
+
+    Retryable where a store, or who was to write there, didn't answer.
     """
-    error = TargetNotWritable(message)
+    words, shown = (said, said) if refused is None else (refused, f"{refused}: {said}")
+    remedy = _remedy(Exception(words), words)[0].format(who="Spark")
+    error = TargetNotWritable(f"{place} can't be written ({shown}): {remedy}{besides}")
     error.retryable = _NO_ANSWER.search(str(err)) is not None
     return error
 
@@ -107,11 +113,6 @@ def storage_refusal(text: str) -> str | None:
     """The words of an error of Spark's that say that a place can't be written."""
     found = _STORAGE_REFUSES.search(text)
     return None if found is None else found[0]
-
-
-def remedy_of_spark(said: str) -> str:
-    """What to do about a write of Spark's that failed with these words."""
-    return _remedy(Exception(said), said)[0].format(who="Spark")
 
 
 def _remedy(err: Exception, said: str) -> tuple[str, bool]:

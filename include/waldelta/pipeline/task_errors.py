@@ -12,7 +12,6 @@ from waldelta import errors
 from waldelta.lake.write_errors import (
     not_writable_by_spark,
     not_writable_from_text,
-    remedy_of_spark,
     storage_refusal,
 )
 
@@ -115,11 +114,7 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
             f"{table}: somebody else committed to the target meanwhile: run again"
         )
     if (refused := storage_refusal(str(err))) is not None:
-        return not_writable_by_spark(
-            f"{table}: its target can't be written ({refused}: {first_line(err)}):"
-            f" {remedy_of_spark(refused)}",
-            err,
-        )
+        return not_writable_by_spark(f"{table}: its target", err, first_line(err), refused)
     return errors.ApplyError(f"{table}: {first_line(err)}")
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from waldelta.errors import TargetNotWritable
 from waldelta.lake.storage import why_not_writable
-from waldelta.lake.write_errors import not_writable_by_spark, remedy_of_spark, storage_refusal
+from waldelta.lake.write_errors import not_writable_by_spark, storage_refusal
 from waldelta.pipeline.task_errors import first_line
 
 if TYPE_CHECKING:
@@ -36,8 +36,5 @@ def change_log_write_error(uri: str, err: Exception) -> TargetNotWritable | None
     refused = storage_refusal(str(err))
     if refused is None:
         return None
-    return not_writable_by_spark(
-        f"{uri} can't be written ({refused}: {first_line(err)}): {remedy_of_spark(refused)};"
-        " nothing was consumed from the slot",
-        err,
-    )
+    kept = "; nothing was consumed from the slot"
+    return not_writable_by_spark(uri, err, first_line(err), refused, kept)

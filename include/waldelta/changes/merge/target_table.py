@@ -19,7 +19,7 @@ from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.config import TypeOptions
 from waldelta.errors import ConfigError, LateWriter, TargetNotWritable, WaldeltaError
 from waldelta.lake.storage import remove_empty_log, sync_commit
-from waldelta.lake.write_errors import not_writable_by_spark, remedy_of_spark
+from waldelta.lake.write_errors import not_writable_by_spark
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, clashes
 from waldelta.pipeline.task_errors import first_line, is_conflict, named_error
 from waldelta.postgres import PublishedTable
@@ -248,8 +248,7 @@ def target_write_error(uri: str, err: Exception) -> WaldeltaError:
         return LateWriter(
             f"{uri} was changed by somebody else while it was replaced: run the sync again"
         )
-    said = first_line(err)
-    return not_writable_by_spark(f"{uri} can't be written ({said}): {remedy_of_spark(said)}", err)
+    return not_writable_by_spark(uri, err, first_line(err))
 
 
 def _read_commit(spark: SparkSession, uri: str, user_metadata: str) -> CommitResult:
