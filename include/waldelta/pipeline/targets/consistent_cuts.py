@@ -98,11 +98,8 @@ def renew_cut(job: Job) -> list[str]:
 def _current_version(job: Job, target: TargetCut) -> int:
     try:
         return _log(job, target).same_rows_as(target.version)
-    except (
-        ValueError,
-        OSError,
-        StateError,
-    ) as err:  # damaged: the others have a newer version all the same
+    # Damaged: the others have a newer version all the same.
+    except (ValueError, OSError, StateError) as err:
         log.warning(
             "table=%s: its log can't be read behind version %d: %s",
             target.table_name,

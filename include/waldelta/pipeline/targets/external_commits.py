@@ -189,10 +189,11 @@ def check_readable(table: DeltaLog, state: TableState, cut: BatchCut | None, ver
         check_log(table, after, version)
 
 
-def check_target(job: Job, state: TableState) -> None:
-    """The same of a target as it is now."""
+def check_target(job: Job, state: TableState, version: int | None = None) -> None:
+    """The same of a target as it is now; callers that know its newest version give it."""
     uri, options = uri_of(job, state.table_name), job.storage_options
-    version = DeltaTable(uri, storage_options=options).version()
+    if version is None:
+        version = DeltaTable(uri, storage_options=options).version()
     check_readable(DeltaLog(uri, options), state, last_cut(job), version)
 
 

@@ -62,7 +62,7 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
         table = DeltaTable(uri, storage_options=job.storage_options)
         version = table.version()
         if (state := job.table_state(name)) is not None:
-            check_target(job, state)
+            check_target(job, state, version)
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
         _compact(spark, uri, table)

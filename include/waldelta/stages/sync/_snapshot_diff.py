@@ -127,7 +127,7 @@ def mend_target(
     DeltaLog(uri, job.storage_options).check_entry(compared + 1)
     if former.state is not None:
         try:
-            check_target(job, former.state)
+            check_target(job, former.state, compared)
         except StateError as err:
             log.warning("table=%s is copied as a whole: %s", state.table_name, err)
             return str(err)
