@@ -1,7 +1,7 @@
 """``python -m tests.profiling docs/test-profile.md``: where the time of ``make test`` goes.
 
-Runs what ``make test`` runs, with this module as a pytest plugin, and samples the processes beside
-it. The page lists the seconds by file, by test and by fixture, and the CPU by kind of process.
+Runs ``make test`` with this module as a pytest plugin, and samples the processes meanwhile. The
+page lists the seconds by file, by test and by fixture, and the CPU by kind of process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -47,10 +46,6 @@ _KINDS = (
     ("xdist", "pytest and what runs in its process"),
     ("execnet", "pytest and what runs in its process"),
     ("python", "other Python"),
-)
-_COMMANDS = (
-    ["-n", "2", "--dist", "loadfile", "-m", "not soak", "tests/integration", "tests/unit"],
-    ["-m", "not soak", "tests/e2e"],
 )
 
 
@@ -137,27 +132,14 @@ def _compiling(pid: int) -> float:
     return total / _TICK
 
 
-def run() -> tuple[float, list[float], Counter[str], dict[str, Counter[str]], Counter[str]]:
-    """Seconds in all and of each command; CPU by kind; seconds by phase and test; by fixture."""
+def run() -> tuple[float, Counter[str], dict[str, Counter[str]]]:
+    """Seconds in all; CPU by kind of process; seconds by phase (or "fixture") and name."""
     with tempfile.TemporaryDirectory(prefix="waldelta-profile-") as folder:
-        environment = os.environ | {FOLDER: folder}
-        sampler = Processes()
+        options = {FOLDER: folder, "PYTEST_ADDOPTS": "-p tests.profiling"}
+        sampler, began = Processes(), time.monotonic()
         sampler.start()
-        began = time.monotonic()
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "pytest", "-q", "-p", "tests.profiling", *arguments],
-                cwd=ROOT,
-                env=environment,
-            )
-            for arguments in _COMMANDS
-        ]
-        seconds = [0.0] * len(started)
-        while any(process.poll() is None for process in started):
-            for number, process in enumerate(started):
-                if process.poll() is None:
-                    seconds[number] = time.monotonic() - began
-            time.sleep(_EVERY_S)
+        subprocess.run(["make", "test"], cwd=ROOT, env=os.environ | options, check=False)
+        seconds = time.monotonic() - began
         sampler.ended.set()
         sampler.join()
         phases: dict[str, Counter[str]] = {}
@@ -165,12 +147,13 @@ def run() -> tuple[float, list[float], Counter[str], dict[str, Counter[str]], Co
             for line in file.read_text().splitlines():
                 kind, name, took = json.loads(line)
                 phases.setdefault(kind, Counter())[name] += took
-    return max(seconds), seconds, sampler.by_kind(), phases, phases.pop("fixture", Counter())
+    return seconds, sampler.by_kind(), phases
 
 
 def page() -> str:
     """The whole page, as Markdown."""
-    total, (others, e2e), cpu, phases, fixtures = run()
+    total, cpu, phases = run()
+    fixtures = phases.pop("fixture", Counter())
     tests: Counter[str] = sum(phases.values(), Counter())
     files: Counter[str] = Counter()
     for name, took in tests.items():
@@ -180,13 +163,12 @@ def page() -> str:
         folders["/".join(name.split("/")[:3]) if "unit" not in name else "tests/unit"] += took
     busy = sum(cpu.values())
     summary = (
-        f"{len(tests):,} tests in {total / 60:.1f} minutes on {os.cpu_count()} cores: integration"
-        f" and unit {others / 60:.1f}, e2e beside them {e2e / 60:.1f}. CPU {busy / 60:.1f} minutes,"
-        f" {busy / total / (os.cpu_count() or 1):.0%} of the cores."
+        f"{len(tests):,} tests in {total / 60:.1f} minutes on {os.cpu_count()} cores. CPU"
+        f" {busy / 60:.1f} minutes, {busy / total / (os.cpu_count() or 1):.0%} of the cores."
     )
     lines = [
         "# Where the time of the tests goes",
-        "Written by `make test-profile`, which runs what `make test` runs.",
+        "Written by `make test-profile`, which runs `make test`.",
         "",
         summary,
         *_table("CPU by kind of process", "process", cpu, 20),
