@@ -18,8 +18,8 @@ from waldelta.postgres.connection import Connection
 
 _Found = TypeVar("_Found")
 
-# How long a reader of a table waits for its lock. Whoever holds one for longer, as VACUUM FULL
-# does, must not hold up the tables that come after it, nor keep the next run from reading the slot.
+# How long a reader of a table waits for its lock. A session that holds one for longer, as VACUUM
+# FULL does, must not hold up the tables that come after it, nor the next run's read of the slot.
 LOCK_TIMEOUT_S = 10.0
 # What keeps a table from being read.
 EXCLUSIVE_MODES = ("AccessExclusiveLock",)

@@ -29,7 +29,7 @@ _PARAMETER = re.compile(r"(?<!\$)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 # What the renderers say of an expectation by an icon: this parameter has it as a character.
 _ICON = "markdown_status_icon"
 _VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed"}
-# How Great Expectations is told which class renders the tables of results.
+# Which class renders the tables of results, as Great Expectations is configured.
 _TABLE_RENDERER = {
     "class_name": "ValidationResultsColumnSectionRenderer",
     "table_renderer": {
