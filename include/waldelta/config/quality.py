@@ -21,8 +21,9 @@ class _Model(BaseModel):
 
 
 # Stores whose URIs begin with a bucket or container, perhaps of an account.
-_IN_BUCKETS = frozenset({"s3", "s3a", "s3n", "gs", "abfs", "abfss"})
-_SCHEMES = _IN_BUCKETS | {"file", "hdfs", "az", "adl"}
+_IN_BUCKETS = frozenset({"s3", "s3a", "gs", "abfs", "abfss"})
+# What delta-rs, Arrow and Hadoop all write to.
+_SCHEMES = _IN_BUCKETS | {"file", "hdfs"}
 _BUCKET = re.compile(r"//[^/@:]+(@[^/@:]+)?(:\d+)?(/|$)")
 
 
@@ -42,6 +43,8 @@ def check_folder_uri(value: str) -> None:
         of_account = "@account.dfs.core.windows.net" if scheme.lower().startswith("abfs") else ""
         raise ValueError(f"it names no bucket: write {scheme}://bucket{of_account}/folder")
     if scheme.lower() != "file":
+        if rest.startswith("//") and ".." in rest.split("/"):
+            raise ValueError("a store knows no parent folder: write the path without ..")
         return
     # What begins no absolute path: a host, this folder, a home that only a shell knows.
     parts = [part for part in rest.split("/") if part]
@@ -54,6 +57,10 @@ def check_folder_uri(value: str) -> None:
         )
     if parts[0] == "..":
         raise ValueError(f"nothing is above the file system's root: write file://{path}")
+    if ".." in parts:
+        raise ValueError(
+            f"it leads through a parent folder: write file://{posixpath.normpath(path)}"
+        )
     if not _FILE_URI.match(value):
         raise ValueError(
             "a file URI is file:// and an absolute path, so that three slashes begin it: write"

@@ -479,7 +479,7 @@ def _file_system(uri: str) -> tuple[FileSystem, str]:
     if folder is not None:
         return LocalFileSystem(), str(folder)
     scheme, rest = uri.split("://", 1)
-    files, path = FileSystem.from_uri(f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}")
+    files, path = FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{rest}")
     return files, path
 
 

@@ -305,6 +305,31 @@ def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     assert pipeline.status()["last_cut"]["batch"] == pipeline.job().ledger.last_cut().batch
 
 
+def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commit(
+    spark, database, lake, tmp_path
+):
+    """Such a copy compares its rows with the target's."""
+    database.execute(
+        "create table s_kept(id int primary key, v text); insert into s_kept values (1, 'a')"
+    )
+    file = pipeline_file(
+        lake,
+        f"s_kept_{database.name}",
+        ["public.s_kept"],
+        target={"root": lake, "tables": {"public.s_kept": {"mode": "soft_delete"}}},
+    )
+    made = Pipeline(file)
+    made.setup()
+    made.sync(spark)
+    folder = local_path(uri_of(made, "s_kept"))
+    _stray(folder, tmp_path / "outside", _fifo)
+    told = _failure_of(lambda: made.resync(spark, ["public.s_kept"]))
+    assert re.search(r"s_kept\b.*no regular file.*move the table's folder away first", told), told
+    shutil.move(folder, tmp_path / "away")
+    made.resync(spark, ["public.s_kept"])
+    assert rows_of(made, "s_kept") == [(1, "a")]
+
+
 def _linked(folder, outside):
     (folder / "link").symlink_to(outside)
     return "link/x.parquet"

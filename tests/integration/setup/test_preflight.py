@@ -362,6 +362,23 @@ def test_missing_privileges(database, lake, role):
         )
 
 
+def test_grants_on_columns_of_a_partitioned_table(database, lake, role):
+    """Copies tell its partitions apart by tableoid, which the columns' grants don't include."""
+    name, conninfo = role
+    database.execute(
+        "create table t (id int primary key, v int) partition by range (id);"
+        " create table t1 partition of t for values from (0) to (10);"
+        " insert into t values (1, 1); create publication p for table t"
+        " with (publish_via_partition_root);"
+        f" grant select (id, v) on t to {name}; alter role {name} replication"
+    )
+    job = job_for(conninfo, lake, {"name": "p", "manage": False})
+    with connect(conninfo, "test") as conn:
+        assert f"grant select (tableoid) on public.t to {name}" in refused(database, conn, job)
+        database.execute(f"grant select (tableoid) on public.t to {name}")
+        apply_setup(conn, job)
+
+
 def test_row_level_security(database, lake, role):
     """A policy would hide rows from the copy, silently."""
     name, conninfo = role

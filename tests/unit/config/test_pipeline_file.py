@@ -247,7 +247,7 @@ FILE_ROOTS = {
     "file:///tmp/x": None,
     "file:///tmp/x/": None,
     "file:///.hidden/x": None,
-    "file:///tmp/../x": None,
+    "file:///tmp/../x": "file:///x",
     "file://tmp/x": "file:///tmp/x",
     "file:tmp/x": "file:///tmp/x",
     "file:/tmp/x": "file:///tmp/x",
@@ -288,7 +288,10 @@ def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
             load_pipeline_file(write_file(tmp_path, more=f"quality: {{data_docs: '{root}'}}"))
 
 
-@pytest.mark.parametrize("root", ["foo://x/y", "memory://x", "http://host/lake"])
+@pytest.mark.parametrize(
+    "root",
+    ["foo://x/y", "memory://x", "http://host/lake", "s3n://b/x", "az://c/x", "adl://c/x"],
+)
 def test_a_root_is_of_a_store_that_can_be_written(tmp_path, root):
     """Setup would make the publication before it found out."""
     with pytest.raises(ConfigError, match=r"- target.root: no lake can be written to \w+://"):
@@ -304,6 +307,12 @@ def test_a_root_in_an_object_store_names_its_bucket(tmp_path, root):
         ConfigError, match=rf"- target.root: it names no bucket: write {root.partition(':')[0]}://"
     ):
         load_pipeline_file(write_file(tmp_path, root))
+
+
+def test_a_root_in_an_object_store_is_written_without_parent_folders(tmp_path):
+    """Spark reads a/../b as b; an object store has it as a name of its own."""
+    with pytest.raises(ConfigError, match=r"- target.root: .* write the path without \.\."):
+        load_pipeline_file(write_file(tmp_path, "s3a://bucket/a/../b"))
 
 
 def test_keys_that_are_written_twice_are_refused_with_their_lines(tmp_path):

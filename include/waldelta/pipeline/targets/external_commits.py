@@ -244,7 +244,8 @@ def _check_files(table: DeltaLog, commit: Commit) -> None:
         if (wrong := _wrong_file(folder, path)) is not None:
             raise StateError(
                 f"{table.uri}: {describe(_external(commit))} adds a file {wrong}: find out who"
-                " wrote it, and run the initial sync for this table again"
+                " wrote it, and run the initial sync for this table again (in a mode that keeps"
+                " rows, move the table's folder away first)"
             )
 
 

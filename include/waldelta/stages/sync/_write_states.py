@@ -66,6 +66,7 @@ from waldelta.metadata_columns import (
     VALID_TO_LSN,
 )
 from waldelta.pipeline import Job
+from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, path, quote
@@ -175,6 +176,9 @@ def _add(
     mode, moment, txn = job.pipeline.target.mode_of(begun.table_name), commit.moment, commit.txn
     copy, table, uri = copied.copy, begun.table_name, uri_of(job, begun.table_name)
     compared = read_untouched(job, begun).version
+    complete = [row for row in job.ledger.table_rows(table) if row.status == SYNCED]
+    if complete:
+        check_target(job, complete[-1], compared)
     held = spark.read.format("delta").load(uri)
     _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(copied.stored.dtypes))
     _check_position(table, held, mode, moment.lsn)

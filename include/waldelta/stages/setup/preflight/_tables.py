@@ -177,7 +177,14 @@ def _reading(
     partitions = [
         leaf for leaf in leaves if found.has_usage and (leaf.oid != relation.oid or leaf.through)
     ]
-    if text := describe_unreadable(sql_name(server.role), partitions):
+    lost = [leaf for leaf in partitions if not leaf.readable]
+    if relation.relkind == "p" and lost and not hidden:
+        yield lacking(
+            f"{where}: role {server.role!r} may read columns of it, but not tableoid, by which"
+            " copies tell its partitions apart",
+            Grant("select (tableoid) on", sql_name(relation.id.schema, relation.id.name), READING),
+        )
+    elif text := describe_unreadable(sql_name(server.role), partitions):
         yield warning(f"{where}: {text}")
 
 

@@ -33,7 +33,7 @@ _COMPLETE = frozenset(
 
 # Of these, Spark's default log store looks whether a commit is there and then writes it, whatever
 # is there by then.
-_OVERWRITTEN = frozenset({"s3", "s3a", "s3n"})
+_OVERWRITTEN = frozenset({"s3", "s3a"})
 # Delta's own log stores; only the one with a table in DynamoDB keeps commits of several writers
 # apart, and asks all of them to use it.
 _DELTAS_STORES = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")

@@ -65,7 +65,7 @@ def test_other_stores_are_not_asked(root):
     assert list(judge_store(target)) == []
 
 
-@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n"])
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
 def test_a_store_that_is_accepted(scheme):
     """Nobody is asked, and setup warns."""
     root = f"{scheme}://bucket/lake"
