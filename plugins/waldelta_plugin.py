@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 
 from airflow.plugins_manager import AirflowPlugin
 
-from waldelta_airflow.views import deferred_app as web
+from waldelta_airflow.settings import URL_PREFIX
+from waldelta_airflow.views.deferred_app import DeferredApp
 
 
 def _view(view: str, destination: str) -> dict[str, str]:
     """A page of the plugin in Airflow's own; without a leading slash, so that a path before
     Airflow's is kept.
     """
-    path = web.URL_PREFIX.removeprefix("/")
+    path = URL_PREFIX.removeprefix("/")
     return {
         "bundle_url": f"{path}/frame.js?view={view}",
         "destination": destination,
@@ -29,7 +30,7 @@ class WaldeltaPlugin(AirflowPlugin):
 
     name = "waldelta"
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]  # it declares them per instance
-        {"app": web.DeferredApp(), "url_prefix": web.URL_PREFIX, "name": "waldelta"}
+        {"app": DeferredApp(), "url_prefix": URL_PREFIX, "name": "waldelta"}
     ]
     # Each in the plugin's own frame, which its pages' links to DAGs and logs can leave. The tabs
     # are shown on all DAGs.

@@ -20,6 +20,9 @@ FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 # Seconds before the first retry of a task.
 RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"
 
+# Where Airflow serves the plugin's pages.
+URL_PREFIX = "/waldelta"
+
 RETRIES = 3
 LONGEST_RETRY_DELAY = timedelta(minutes=10)
 IDLE_CHECK_TIMEOUT = timedelta(minutes=5)

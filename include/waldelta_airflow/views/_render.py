@@ -12,8 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check.reports.page import POLICY
+from waldelta_airflow.settings import URL_PREFIX
 from waldelta_airflow.views._formats import FILTERS, MARKS, ago
-from waldelta_airflow.views.deferred_app import URL_PREFIX
 
 # Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source:
 # none may run with the reader's login.

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-URL_PREFIX = "/waldelta"
-
 
 class DeferredApp:
     """An ASGI application that is made by its first request.

@@ -150,9 +150,8 @@ def module_imports(path: Path) -> Iterator[str]:
 
 
 def _name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT / "include").with_suffix("").parts).removesuffix(
-        ".__init__"
-    )
+    folder = ROOT / "include" if path.is_relative_to(ROOT / "include") else ROOT
+    return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
 
 
 MODULES = {_name(path): path for path in modules("include/waldelta")}
@@ -233,17 +232,40 @@ def _is_private(part: str) -> bool:
     return part.startswith("_") and not part.startswith("__")
 
 
-def test_modules_import_each_other_in_no_circle():
-    graph = {
-        name: set(module_imports(path)) - {name}
-        for name, path in MODULES.items()
-        if path.name != "__init__.py"
-    }
-    assert list(
-        TopologicalSorter(
-            {name: others & graph.keys() for name, others in graph.items()}
-        ).static_order()
-    )
+@pytest.mark.parametrize(
+    "folder", ["include/waldelta", "include/waldelta_airflow", "include/demo", "benchmarks"]
+)
+def test_modules_import_each_other_in_no_circle(folder):
+    paths = {_name(path): path for path in modules(folder) if path.name != "__init__.py"}
+    graph = {name: _imported_modules(path) & paths.keys() - {name} for name, path in paths.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def _imported_modules(path: Path) -> set[str]:
+    names = {EXPORTS.get(name, name) for name in imports(path, when_run=True)}
+    return names | {name.rpartition(".")[0] for name in names}
+
+
+# package of waldelta_airflow -> those that it may import: pages stand beside what runs the jobs.
+OF_AIRFLOW: dict[str, set[str]] = {
+    "reporting": set(),
+    "launchers": {"reporting"},
+    "operators": {"launchers", "reporting"},
+    "dags": {"operators", "launchers", "reporting"},
+    "views": {"reporting"},
+}
+
+
+@pytest.mark.parametrize("package, allowed", OF_AIRFLOW.items())
+def test_packages_of_waldelta_airflow_are_layers(package, allowed):
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules(f"include/waldelta_airflow/{package}")
+        for name in imports(path, when_run=True)
+        if name.startswith("waldelta_airflow.")
+        and name.split(".")[1] in OF_AIRFLOW.keys() - {package} - allowed
+    ]
+    assert wrong == []
 
 
 def test_what_stands_above_spark_loads_no_pyspark():
