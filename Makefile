@@ -106,6 +106,11 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  tests/integration/setup/test_preflight_random.py tests/integration/row_filter/test_row_filter_engine.py tests/integration/apply/test_copies.py $(ARGS) ) || failed=1; \
 	  ( $(PYTEST) -m soak tests/integration tests/e2e ) || failed=1; exit $$failed
 
+MINUTES ?= 12
+.PHONY: soak-shard
+soak-shard: setup ## a sixth of make soak, chosen by the number of commits, within MINUTES=12; CI runs it in the time that is left
+	@$(RUN) $(PYTHON) -m tests.soak.shard --minutes $(MINUTES) $(ARGS)
+
 .PHONY: bench
 bench: setup ## how fast it is, beside what the parts allow: ARGS="--list", "--only NAME", "--all", "--scale 0.05"
 	@$(RUN) $(PYTHON) -m benchmarks $(ARGS)

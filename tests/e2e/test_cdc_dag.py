@@ -161,6 +161,7 @@ def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(
     assert shop.is_equal()
 
 
+@pytest.mark.soak
 def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
     """The CDC run triggers it for that table alone, and says so in red while that DAG is paused."""
     shop.source.execute("alter table customers alter name type text using upper(name)")

@@ -230,6 +230,7 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
     return job
 
 
+@pytest.mark.soak
 def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     """Copy, decoding and merge are spread over the executors, whose only copy of our packages is
     the one shipped; so is the check.

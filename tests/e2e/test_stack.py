@@ -242,6 +242,7 @@ with DAG("busy", schedule=None):
 """
 
 
+@pytest.mark.soak
 def test_a_signal_while_a_task_is_busy_ends_everything(own_stack):
     """In the folder of the stack that was stopped, which comes up on the data that it had kept."""
     own_stack.stop()

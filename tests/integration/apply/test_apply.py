@@ -189,6 +189,7 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     assert target_rows(spark, job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
 
 
+@pytest.mark.soak
 def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database, lake, monkeypatch):
     """Errors without a name, too, are one table's, wherever they come from; once they are gone it
     catches up.
@@ -419,6 +420,7 @@ def test_what_a_killed_run_committed_is_told_by_the_next(spark, database, job, m
     assert (shown.operations, shown.run_id) == (Operations(inserted=2), "the next")
 
 
+@pytest.mark.soak
 def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
     spark, database, job, monkeypatch
 ):

@@ -211,6 +211,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     assert target_rows(spark, job) == source_rows(database)
 
 
+@pytest.mark.soak
 def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     """The update that moved it brings it, read by its new key; as an update of a missing row it
     would be skipped.
@@ -376,7 +377,10 @@ def retry_until(moment, spark, job, monkeypatch):
         run_retry(spark, job, by="Ann")
 
 
-@pytest.fixture(params=["merge_rows_in_driver", "merge_rows"], ids=["Arrow", "Spark"])
+@pytest.fixture(
+    params=["merge_rows_in_driver", pytest.param("merge_rows", marks=pytest.mark.soak)],
+    ids=["Arrow", "Spark"],
+)
 def merging(request, monkeypatch):
     """Rows that are read again are staged and merged by Arrow, or by Spark; the name of what merges
     them.

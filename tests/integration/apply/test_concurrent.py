@@ -250,6 +250,7 @@ def test_no_cut_holds_a_copy_that_is_ahead_of_it(spark, database, lake, monkeypa
     assert [(cut.batch, len(cut.targets)) for cut in job.ledger.batches()] == [(last, 2)]
 
 
+@pytest.mark.soak
 def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job, monkeypatch):
     """The ledger's first run row, of an initial sync, say, comes in between: what was applied
     before isn't forgotten for it.
@@ -268,6 +269,7 @@ def test_a_run_that_is_told_meanwhile_is_nobody_elses_word(spark, database, job,
     assert consume(spark, job).tables["public.t"].inserted == 4 * PER_BATCH
 
 
+@pytest.mark.soak
 def test_a_table_that_has_failed_for_long_keeps_no_other_from_being_applied_meanwhile(
     spark, database, job, monkeypatch
 ):
@@ -374,6 +376,7 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
     assert not check_idle(job).has_work
 
 
+@pytest.mark.soak
 def test_a_truncated_root_is_no_riddle_to_the_apply_behind(spark, database, lake, monkeypatch):
     """Its TRUNCATE was applied meanwhile, however many batches ago, when nobody could tell yet what
     emptied the leaves.

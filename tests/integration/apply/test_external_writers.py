@@ -198,7 +198,9 @@ def by_spark(monkeypatch, acts):
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
 
 
-@pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])
+@pytest.mark.parametrize(
+    ("way", "number"), [(by_tasks, 10), pytest.param(by_spark, 20, marks=pytest.mark.soak)]
+)
 def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     spark, pipeline, add, change, monkeypatch, tmp_path, way, number
 ):

@@ -331,6 +331,7 @@ SPLIT_THEN = [
 ]
 
 
+@pytest.mark.soak
 def test_one_table_in_several_targets(spark, database, lake):
     """By filters and by partitions: copies, rows that go from one to another, a new column,
     TRUNCATE; and the checks pass.
@@ -470,6 +471,7 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     assert target_rows(spark, three, "p", "id") == source_rows(database, "p", "id")
 
 
+@pytest.mark.soak
 def test_a_quiet_source_hides_no_drift(spark, database, lake):
     """Where nothing was written, a look still sends a run to targets that aren't just the published
     table of their name.

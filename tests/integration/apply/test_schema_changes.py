@@ -225,6 +225,7 @@ def run_each(database, table, statements):
         database.execute(re.sub(r"\bt(?=\b|_)", table, statement))
 
 
+@pytest.mark.soak
 def test_rewrites_are_told_from_the_catalogs(spark, database, lake):
     """VACUUM FULL and its like cost nothing; an ALTER that may have changed values has the table
     copied again.
@@ -400,6 +401,7 @@ IDENTITIES = {
 }
 
 
+@pytest.mark.soak
 def test_keys_that_change_while_the_stream_runs(spark, database, lake):
     """Whatever tells rows apart meanwhile, no row is lost and none stands twice."""
     tables = {f"t{n}": case for n, case in enumerate(IDENTITIES)}

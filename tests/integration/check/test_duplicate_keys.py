@@ -111,6 +111,7 @@ def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
     assert not is_dense(str(tmp_path / "gone"), 0, "k")
 
 
+@pytest.mark.soak
 def test_rows_given_back_to_a_file_are_compared(spark, tmp_path):
     """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector
     away.

@@ -123,6 +123,7 @@ def test_orphans_are_told_of_once_they_are_there(spark, database, lake):
     assert "1 row refers to none" in shown
 
 
+@pytest.mark.soak
 def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database, lake):
     """The rows that refer to it are no part of the run, so its own page tells."""
     database.execute(SCHEMA)
@@ -255,6 +256,7 @@ def ask_postgresql(database):
     return told
 
 
+@pytest.mark.soak
 def test_texts_refer_as_postgresql_says(spark, database, tmp_path):
     """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what
     PostgreSQL finds.

@@ -166,6 +166,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     }  # fmt: skip
 
 
+@pytest.mark.soak
 def test_a_batch_that_was_corrected_passes(gated, database):
     """What is merged is judged, not each change: a later change of the row may put it right."""
     made = gated()
@@ -290,6 +291,7 @@ def mend(made, run_id):
     )
 
 
+@pytest.mark.soak
 def test_a_retry_lets_nothing_else_pass(gated, database):
     """What waits for the table is read along with the rows asked for, and judged: a row that fails
     a gate keeps all of it out.
@@ -421,6 +423,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     assert (made.rows(), listed(made).keys()) == ([(1, -1), (2, 8), (4, -4)], {"5"})
 
 
+@pytest.mark.soak
 def test_a_retry_takes_what_was_released(gated, database):
     """As a run would; the rows asked for are judged by the gate that set them aside."""
     made = gated()
@@ -437,6 +440,7 @@ def test_a_retry_takes_what_was_released(gated, database):
     assert made.rows() == made.source() == [(1, -2), (4, 99)]
 
 
+@pytest.mark.soak
 def test_a_repair_lets_nothing_else_pass(gated, database):
     """Neither what waits for the table and fails a gate, nor what a gate has set aside, nor a
     discarded row that has changed.
@@ -589,6 +593,7 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     assert [chr(bytes.fromhex(message["raw"])[0]) for message in listed["9"]["messages"]] == ["I"]
 
 
+@pytest.mark.soak
 def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, database, monkeypatch):
     """Its batches were applied before: nobody would take back what it told of rows that it then
     didn't bring.
@@ -614,6 +619,7 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
     assert (list_quarantined(made.job), made.rows()) == ([], [(1, -1)])
 
 
+@pytest.mark.soak
 def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     """Those that the target lacks, and those that it has as they were; what is damaged beside them
     is mended.

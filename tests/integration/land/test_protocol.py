@@ -282,6 +282,7 @@ def test_prepared_transactions_across_batches_and_restarts(spark, database, lake
     assert_same(spark, job, database)
 
 
+@pytest.mark.soak
 def test_a_truncate_of_a_prepared_transaction(spark, database, lake):
     """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only
     prepared counts once.

@@ -252,6 +252,7 @@ def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
     assert live(made, "w4") == source(database.connection, "w4")
 
 
+@pytest.mark.soak
 def test_a_repair_after_a_kill(spark, database, tmp_path, listener):
     """One before its commit, one behind it, one that is in the ledger: each target is whole, or as
     it was, and then mended.

@@ -129,6 +129,7 @@ def test_a_dbas_publication_is_told(spark, database, lake):
     assert mending.consume(spark, "four").warnings == []
 
 
+@pytest.mark.soak
 def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
     """PostgreSQL prints the filter with the new name."""
     database.execute(DDL)
@@ -152,6 +153,7 @@ create publication q for table two where (id < 3); create publication r for tabl
 """
 
 
+@pytest.mark.soak
 def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     """What was changed while rules of a while held was sent to nobody: it is told, or mended by a
     copy. Where only a filter changed, also in one of several publications, the rows that enter and
@@ -251,7 +253,7 @@ create publication p for table t with (publish_via_partition_root = true);
 """
 
 
-@pytest.mark.parametrize("drift", [None, "repair"])
+@pytest.mark.parametrize("drift", [pytest.param(None, marks=pytest.mark.soak), "repair"])
 def test_partitions_that_change_under_a_published_root(spark, database, lake, drift):
     """Nothing of it is sent. What came, went, was truncated or away for a while is told once, or
     mended when asked for.

@@ -49,6 +49,7 @@ def consume(spark, database, pipeline, *numbers):
         pipeline.consume(spark)
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_after_everything_old_was_pruned(spark, database, pipeline, monkeypatch):
     """Pruned as if all rows were past their time: lives, furthest intent, states and newest cut are
     still there.
@@ -113,6 +114,7 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
     consume(spark, database, pipeline, 3)
 
 
+@pytest.mark.soak
 def test_what_a_copy_under_way_will_need_is_not_forgotten(spark, database, pipeline, monkeypatch):
     """However old: a copy may take longer than changes are kept, and all others have applied what
     waits for it.

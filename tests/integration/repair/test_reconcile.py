@@ -356,6 +356,7 @@ def test_keys_that_spark_has_staged_are_read_again_beside_others(
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
+@pytest.mark.soak
 def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(spark, database, lake):
     """Spark compares arrays, and goes on from what was read again."""
     database.execute(
@@ -383,6 +384,7 @@ def test_the_run_fails_while_a_target_differs(spark, pipeline):
     assert pipeline.job().ledger.run_result("r", "reconcile").status == "failed"
 
 
+@pytest.mark.soak
 def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     """What the stream has yet to bring is in flight on both sides; what was planted is still found
     beside it.
@@ -626,6 +628,7 @@ def test_every_type_is_equal_as_it_was_copied_and_as_it_was_streamed(spark, valu
     assert streamed.source_rows == copied.source_rows + 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("any_postgres", VERSIONS[:1], indirect=True, ids="PostgreSQL {}".format)
 def test_every_type_has_the_same_hash_whoever_reads_it(
     spark,

@@ -197,6 +197,7 @@ with open_session("test", job, "resync") as spark, psycopg.connect(job.conninfo,
 """  # noqa: E501
 
 
+@pytest.mark.soak
 def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, lake):
     """A Connect client sends strings with an explicit collation, which delta-rs doesn't know."""
     database.execute("create table t(id int primary key, v text); insert into t values (2, 'z')")

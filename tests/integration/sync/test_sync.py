@@ -243,9 +243,14 @@ def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
     "statement",
     [
         "truncate t",
-        "vacuum full t",
-        "alter table t alter id type bigint",
-        "alter table t rename v to w",
+        *(
+            pytest.param(statement, marks=pytest.mark.soak)
+            for statement in (
+                "vacuum full t",
+                "alter table t alter id type bigint",
+                "alter table t rename v to w",
+            )
+        ),
         "holder",
     ],
 )
@@ -548,7 +553,10 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
         assert admin.execute(ours, (database.name,)).fetchone() == (0,)
 
 
-@pytest.mark.parametrize("kind", ["files", "diff", "kept", "equal"])
+@pytest.mark.parametrize(
+    "kind",
+    ["files", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("diff", "kept")), "equal"],
+)
 def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     spark, database, lake_of, monkeypatch, kind
 ):
