@@ -73,17 +73,17 @@ class Schedule:
     """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC
     DAG.
 
-    ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
-    ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the
+    ``idle_at``: when the latest run began that found nothing to do; the ledger has none of those.
+    ``failed``: the id of the latest run that has ended, when that failed. ``next_at``: when the
     scheduler should make, or have made, the next one. ``paused``: the kinds of its other DAGs that
     are. ``well``: when the latest run began that ended well, or was marked as such. ``dags``: all
     DAGs of the pipeline.
     """
 
     is_paused: bool = False
-    looked: datetime | None = None
+    idle_at: datetime | None = None
     failed: str | None = None
-    due: datetime | None = None
+    next_at: datetime | None = None
     paused: frozenset[str] = frozenset()
     well: datetime | None = None
     dags: tuple[DagState, ...] = ()

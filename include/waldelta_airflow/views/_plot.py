@@ -46,7 +46,7 @@ class Measure:
 
     label: str
     value: Callable[[LagPoint], float | None]
-    tell: Callable[[float], str]
+    describe: Callable[[float], str]
     ceiling: Callable[[float], float]
 
 
@@ -56,7 +56,7 @@ def lag_plot(
     """One measure over time; failed runs are crosses that lead to the run. Empty when there is
     nothing to draw.
     """
-    tell = measure.tell
+    tell = measure.describe
     drawn = [
         (p, v)
         for p in thin_out(points, _MOST_POINTS, measure.value)
