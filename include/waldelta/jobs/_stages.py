@@ -60,12 +60,7 @@ def run_stages(
                 log.info("stage %s of %s", name, job.run_id)
                 stages[name](spark, job, result, progress)
         except Exception as err:
-            # The process ends by the first one's message; it isn't logged twice.
-            log.error(
-                "stage %s failed%s",
-                name,
-                ": {class}: {message}".format(**describe_error(err)) if failures else "",
-            )
+            log.error("stage %s failed%s", name, _reason(err, failures))
             failures[name] = err
     result.error = next(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
@@ -88,6 +83,17 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:
+    """What a stage failed by, unless that is told already: the process ends by the first error's
+    message, and stages behind the first often fail by the same.
+    """
+    described = describe_error(err)
+    same = next((name for name, told in earlier.items() if describe_error(told) == described), None)
+    if same is not None:
+        return f" as {same} did"
+    return ": {class}: {message}".format(**described) if earlier else ""
 
 
 def _report_unread(job: Job, result: RunResult) -> None:

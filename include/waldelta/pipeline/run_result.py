@@ -331,7 +331,9 @@ class RunResult:
         """
         # A task's log has no width; eighty columns would cut table names.
         console = console or Console(width=None if sys.stdout.isatty() else 120)
-        console.print(self._table(stage))
+        console.print(self._title(stage), style="table.title", soft_wrap=True, markup=False)
+        if self.tables:
+            console.print(self._table())
         stages = ", ".join(
             f"{name} {done.seconds:.1f} s ({done.status})" for name, done in self.stages.items()
         )
@@ -348,13 +350,16 @@ class RunResult:
         if self.report is not None:
             console.print(f"report: {self.report}", soft_wrap=True)
 
-    def _table(self, stage: str | None) -> Table:
-        title = f"{self.verb} {self.run_id}: {self.status}"
-        if (
-            stage is not None and stage in self.stages
-        ):  # other stages may follow, so the run's own status isn't the news
-            title = f"{self.verb} {self.run_id}, stage {stage}: {self.stages[stage].status}"
-        table = Table(title=title, title_justify="left")
+    def _title(self, stage: str | None) -> str:
+        """Of one ``stage`` how that ended: others may follow, so the run's own status isn't the
+        news.
+        """
+        if stage is not None and stage in self.stages:
+            return f"{self.verb} {self.run_id}, stage {stage}: {self.stages[stage].status}"
+        return f"{self.verb} {self.run_id}: {self.status}"
+
+    def _table(self) -> Table:
+        table = Table()
         table.add_column("table")
         columns = _COLUMNS.get(self.verb, {})
         for heading in columns:

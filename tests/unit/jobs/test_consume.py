@@ -90,6 +90,34 @@ def test_stages_that_dont_build_on_what_failed_still_run(job, failing, expected)
     assert status == ("failed" if failing else "succeeded")
 
 
+def test_what_several_stages_fail_by_is_told_once(job, caplog):
+    """The process ends by the first stage's error, as the last line; later ones name theirs when
+    it is another one.
+    """
+    away = ApplyError("the server is away")
+
+    def fail(*_):
+        raise away
+
+    def fail_otherwise(*_):
+        raise ApplyError("the disk is full")
+
+    stages = {
+        "targets": fail,
+        "change_log": fail,
+        "ledger": fail_otherwise,
+        "check": fail_otherwise,
+    }
+    with pytest.raises(RunFailed):
+        run_stages(None, job, RunResult("maintain", "run"), stages, None)
+    assert [told.getMessage() for told in caplog.records if told.levelname == "ERROR"] == [
+        "stage targets failed",
+        "stage change_log failed as targets did",
+        "stage ledger failed: ApplyError: the disk is full",
+        "stage check failed as ledger did",
+    ]
+
+
 def test_a_run_in_several_processes_stays_failed(job):
     """What succeeds after a failed stage doesn't make the run good; the stage's own second try
     does.

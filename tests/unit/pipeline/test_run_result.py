@@ -48,6 +48,18 @@ def test_the_title_of_one_stage_is_how_that_stage_ended():
     assert "consume r, stage apply: failed" in shown(result, "apply")
 
 
+def test_the_title_of_a_narrow_table_is_one_line():
+    """Maintenance tells no numbers of its tables, and run ids are longer than their names."""
+    name = "scheduled__2026-11-25T17:48:19.325406+00:00"
+    result = RunResult("maintain", name, "succeeded", tables={"public.t": TableResult()})
+    assert shown(result).splitlines()[0] == f"maintain {name}: succeeded"
+
+
+def test_a_run_that_came_to_no_table_shows_no_empty_one():
+    text = shown(RunResult("consume", "r", "failed", {"land": StageResult("failed", 0.1)}))
+    assert text.splitlines() == ["consume r: failed", "stages: land 0.1 s (failed)"]
+
+
 def test_warnings_are_shown_and_kept():
     """Whatever brackets a name has."""
     result = RunResult("consume", "r", warnings=["slot 's' [bold] holds back 9 GB"])
