@@ -245,7 +245,7 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     for name in names(BETWEEN):
         told = told_by(result)[name]
         assert re.search(
-            rf"version {before[name] + 1} \({BETWEEN[name].told}.*_resync with tables", told
+            rf"version {before[name] + 1} \({BETWEEN[name].told}.*_reconcile with tables", told
         ), told
     recorded = {
         name: len(pipeline.status()["targets"][f"public.{name}"]["foreign_commits"])

@@ -108,8 +108,9 @@ class Watch:
         log.warning("table=%s was written to by others: %s", name, listed)
         told = (
             f"{name}: somebody else wrote to its target: {listed}; changes go on being applied, but"
-            f" it may differ from its source until it is compared with that ({pipeline}_resync with"
-            f" tables) or copied again ({pipeline}_initial_sync with tables and a reason)"
+            f" it may differ from its source until it is compared with that ({pipeline}_reconcile"
+            f" with tables, and repair where it differs) or copied again ({pipeline}_initial_sync"
+            " with tables and a reason)"
         )
         return [told]
 
