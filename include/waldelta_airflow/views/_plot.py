@@ -4,6 +4,7 @@ words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,6 +37,8 @@ _STEPS = (
     172800,
     604800,
 )
+# By the seconds from end to end, so that the five moments below a plot differ.
+_TIMES = ((4 * 60, "%H:%M:%S"), (2 * 86400, "%H:%M"), (math.inf, "%m-%d %H:%M"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +148,12 @@ def _axes(plot: _Frame, top: float, tell: Callable[[float], str]) -> Iterator[Ma
         yield Markup('<text class="axis" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
             _LEFT - 6, y + 4, tell(value) if value else "0"
         )
-    days = plot.seconds > 2 * 86400
+    form = next(form for longest, form in _TIMES if plot.seconds <= longest)
     for n in range(5):
         at = plot.first + timedelta(seconds=plot.seconds * n / 4)
         anchor = "start" if n == 0 else "end" if n == 4 else "middle"
         yield Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
-            plot.x(at), _HEIGHT - 6, anchor, f"{at:%m-%d %H:%M}" if days else f"{at:%H:%M}"
+            plot.x(at), _HEIGHT - 6, anchor, f"{at:{form}}"
         )
 
 
