@@ -17,12 +17,13 @@ class Attention:
     """One thing that somebody should look at; ``page`` is where, as parts of an address below the
     pipeline's, if anywhere.
 
-    "tables" is a part of the pipeline's own page.
+    "tables" is a part of the pipeline's own page; ``anchor`` is a part of another one.
     """
 
     severity: AttentionLevel
     text: str
     page: tuple[str, ...] = ()
+    anchor: str = ""
 
 
 def names(found: Sequence[str]) -> str:

@@ -122,7 +122,10 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
         )
         end = ", and pass with the next run" if one.released else ""
         yield Attention(
-            "failed", f"{one.table_name}: stopped by a gate ({what}), {waits}{end}", ("quarantine",)
+            "failed",
+            f"{one.table_name}: stopped by a gate ({what}), {waits}{end}",
+            ("quarantine",),
+            "stopped",
         )
 
 

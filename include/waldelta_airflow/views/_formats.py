@@ -141,10 +141,16 @@ def without_folder(text: object) -> str:
     """A message without the folders of this installation, which are nothing to its readers: a file
     is named as the repository does.
     """
-    said, pipelines = str(text), pipelines_folder()
-    for folder in (pipelines, pipelines.parent, REPOSITORY):
-        said = said.replace(f"{folder}/", "")
+    said = str(text)
+    for folder in server_folders():
+        said = said.replace(folder, "")
     return said
+
+
+def server_folders() -> tuple[str, ...]:
+    """The folders that messages name files in, longest first."""
+    pipelines = pipelines_folder()
+    return tuple(f"{folder}/" for folder in (pipelines, pipelines.parent, REPOSITORY))
 
 
 FILTERS = {

@@ -27,6 +27,7 @@ from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.overview import REACH
 from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
+from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_freshness import read_changed, read_states, replicated_tables
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
@@ -351,6 +352,7 @@ def table_page(
     changed = read_changed(lake, at - timedelta(days=7)).get(table)
     heat = expectations_map(lake, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(lake, table)
+    stopped = [one for one in read_stopped(pipeline, lake) if one.table_name == table]
     text = render(
         "table.html",
         base,
@@ -362,6 +364,7 @@ def table_page(
         changed=changed,
         heat=heat,
         details=details,
+        attention=tuple(of_stopped(stopped)),
     )
     return text, bool(states)
 

@@ -21,6 +21,7 @@ from waldelta.monitoring.quarantine_rows import open_keys, read_by_id, read_open
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
+from waldelta_airflow.views._formats import server_folders
 from waldelta_airflow.views._installed_pipelines import cdc_dag
 from waldelta_airflow.views._page_data import Turning
 from waldelta_airflow.views._render import render
@@ -83,6 +84,8 @@ def quarantine_page(
     generations = target_generations(lake.ledger)
     keys = open_keys(lake, generations)
     reason = pc.fill_null(keys["reason"], "")
+    for folder in server_folders():  # an address has it, too
+        reason = pc.replace_substring(reason, folder, "")
     keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)

@@ -270,8 +270,13 @@ def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
 
 
 def test_no_page_names_the_servers_folders(shop, open_pages):
-    """A refused file, a run's warning and its error name files as the repository does."""
+    """A refused file, a run's warning, its error and the reason of a row in quarantine name files
+    as the repository does.
+    """
     folder = pipelines_folder()
+    reason = f"fails a plane has seats ({folder.parent}/expectations/shop/public.orders.yml)"
+    row = replace(quarantined(8, reason=reason), run_id="told")
+    Quarantine(shop.target.root).add([row])
     (folder / "broken.yml").write_text("pipeline: broken")
     result = {"warnings": [f"{folder.parent}/expectations/shop/x.yml fits no table"]}
     result["error"] = {
@@ -280,10 +285,12 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     }
     Ledger(shop.target.root).append(run("told", now(), "failed", result=json.dumps(result)))
     client = open_pages("admin")
-    for page in ("/", "/p/shop", "/p/shop/run/consume/told"):
+    set_aside = ("/p/shop/quarantine", f"/p/shop/quarantine/row/{row.id}")
+    for page in ("/", "/p/shop", *set_aside, "/p/shop/run/consume/told"):
         text = client.get(page).text
-        assert str(folder) not in text, page
+        assert str(folder.parent) not in text, page
     assert "expectations/shop/x.yml fits no table" in text
+    assert "fails a plane has seats (expectations/shop/public.orders.yml)" in text
     assert "pipeline file broken.yml is refused" in client.get("/").text
 
 
@@ -1088,6 +1095,28 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
     assert 'name="table"' not in open_pages("viewer").get("/p/shop/quarantine").text
     found.clear()
     assert "No gate holds a table back" in open_pages("op").get("/p/shop/quarantine").text
+
+
+def test_a_paused_dag_is_told_beside_the_button_that_releases(shop, open_pages, dags, monkeypatch):
+    """Below a hundred rows in quarantine nobody sees the top of the page."""
+    dags["shop_quarantine"] = ActionDag("shop_quarantine", is_paused=True)
+    monkeypatch.setattr(
+        "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")]
+    )
+    text = open_pages("admin").get("/p/shop/quarantine").text
+    section = text[text.index('id="stopped"') : text.index("What was decided")]
+    assert section.index("Unpause <code>shop_quarantine</code>") < section.index("Let its changes")
+
+
+def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
+    """And leads to where it is released."""
+    found = [stopped("public.orders"), stopped("public.other")]
+    monkeypatch.setattr("waldelta_airflow.views._page_data.read_stopped", lambda *_: found)
+    text = open_pages("viewer").get("/p/shop/table/public.orders").text
+    assert "public.orders: stopped by a gate (amount is positive), 7 changes wait" in text
+    assert "/p/shop/quarantine#stopped" in text
+    assert "public.other" not in text
+    assert "</span> behind</span>" in text
 
 
 PAGES_WITH_BUTTONS = [
