@@ -15,6 +15,23 @@ from demo.stack import Stack, StackError
 from demo.stack.processes import ended_by_signals
 from waldelta.errors import WaldeltaError
 
+# Three lines each, as README has them: what reads the flights of the lake, in .venv/bin/python.
+READERS = {
+    "DuckDB": """\
+import duckdb
+duckdb.sql("install delta; load delta")
+duckdb.sql("select origin, count(*) from delta_scan('{table}') group by origin").show()""",
+    "delta-rs": """\
+from deltalake import DeltaTable
+flights = DeltaTable("{table}").to_pyarrow_table(columns=["origin"])
+print(flights.group_by("origin").aggregate([([], "count_all")]).to_pandas())""",
+    "Spark": """\
+from waldelta.spark.session import spark_session
+flights = spark_session().read.format("delta").load("{table}")
+flights.groupBy("origin").count().show()""",
+}
+_INDENT = 11
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; exit code 0 when it did what was asked (status: when the stack is running)."""
@@ -96,12 +113,19 @@ def _describe(stack: Stack, console: Console) -> None:
         "source": (
             "make psql, or one statement: make psql ARGS=\"-c 'select count(*) from flights'\""
         ),
-        "lake": f"{stack.lake}, a Delta table is <schema>/<table>; README shows how to read it",
+        "lake": f"{stack.lake}, a Delta table is <schema>/<table>; in .venv/bin/python:",
+        **{f"  {name}": _indented(text, stack.lake) for name, text in READERS.items()},
         "logs": str(stack.logs),
         "stop it": "make down",
     }
     for name, text in lines.items():
-        console.print(f"{name + ':':<9} {text}", soft_wrap=True)
+        # Brackets in programs are no markup.
+        console.print(f"{name + ':':<{_INDENT}}", text, soft_wrap=True, markup=name == "Airflow")
+
+
+def _indented(program: str, lake: str) -> str:
+    lines = program.format(table=f"{lake}/public/flights").splitlines()
+    return f"\n{' ' * (_INDENT + 1)}".join(lines)
 
 
 if __name__ == "__main__":

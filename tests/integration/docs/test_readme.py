@@ -1,4 +1,4 @@
-"""What README shows of reading the lake runs as it is printed there."""
+"""What README and make up show of reading the lake runs as it is printed there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from deltalake import write_deltalake
 
 from benchmarks.verify import delta_extension
+from demo.stack.__main__ import READERS
 
 pytestmark = pytest.mark.spark
 README = (Path(__file__).resolve().parents[3] / "README.md").read_text()
@@ -22,10 +23,17 @@ PROGRAMS = [
     for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     if "/lake/public/flights" in text
 ]
+SHOWN = {
+    **dict(zip(("README: DuckDB", "README: delta-rs", "README: Spark"), PROGRAMS, strict=True)),
+    **{
+        f"make up: {name}": text.format(table=".waldelta/lake/public/flights")
+        for name, text in READERS.items()
+    },
+}
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["DuckDB", "delta-rs", "Spark"])
-def test_the_lake_is_read_as_readme_shows(program, tmp_path):
+@pytest.mark.parametrize("program", SHOWN.values(), ids=SHOWN)
+def test_the_lake_is_read_as_is_shown(program, tmp_path):
     write_deltalake(
         tmp_path / ".waldelta/lake/public/flights", pa.table({"origin": ["JFK", "EWR", "JFK"]})
     )
