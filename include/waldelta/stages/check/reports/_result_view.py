@@ -40,6 +40,8 @@ _TABLE_RENDERER = {
 # This parameter is HTML already: a JSON schema, escaped between these.
 _SCHEMA, _AROUND_SCHEMA = "formatted_json", re.compile(r"</?pre>")
 _LINE_BREAK = re.compile(r"<br\s*/?>")
+# Nouns behind a number, which the renderers always give in the plural.
+_COUNTED = re.compile(r"^( unexpected value| character| row)s\b")
 
 
 def check_page(result: ExpectationSuiteValidationResult) -> str:
@@ -146,13 +148,19 @@ def _sentence(block: Mapping[str, Any]) -> str:
     parameters: Mapping[str, Any] = given.get("params") or {}
     if (icon := parameters.get(_ICON)) is not None:
         return mark(_VERDICTS.get(icon, "warning"))
-    text, parts, end = str(given.get("template", "")), [], 0
+    text, parts, end, before = str(given.get("template", "")), [], 0, None
     for found in _PARAMETER.finditer(text):
         name = found[1] or found[2]
         if name in parameters:
-            parts += [_words(text[end : found.start()]), _parameter(name, parameters[name])]
-            end = found.end()
-    return "".join([*parts, _words(text[end:])])
+            words = _words(_agreeing(before, text[end : found.start()]))
+            parts += [words, _parameter(name, parameters[name])]
+            end, before = found.end(), parameters[name]
+    return "".join([*parts, _words(_agreeing(before, text[end:]))])
+
+
+def _agreeing(value: Any, words: str) -> str:
+    """The words behind a value: of one thing in the singular."""
+    return _COUNTED.sub(r"\1", words) if str(value) == "1" else words
 
 
 def _words(text: str) -> str:

@@ -38,6 +38,14 @@ BLOCKS = {
     "a parameter": (sentence("a ${x}b $xy", x=BAD), f"a <code>{SAFE}</code>b $xy"),
     "a parameter that is none of its text's": (sentence("$x", x="$y", y=BAD), "<code>$y</code>"),
     "a dict as a parameter": (sentence("$x", x={BAD: 1}), None),
+    "one of what is counted": (
+        sentence("$n unexpected values found, $m characters of $m rows", n=1, m="1"),
+        "<code>1</code> unexpected value found, <code>1</code> character of <code>1</code> row",
+    ),
+    "several": (
+        sentence("$n unexpected values, $m rowsets", n=11, m=1),
+        "<code>11</code> unexpected values, <code>1</code> rowsets",
+    ),
     "lines": (sentence("a<br>b<br/>$x", x=1), "a<br>b<br><code>1</code>"),
     "an icon": (
         sentence("$icon", icon="", markdown_status_icon="✅"),
