@@ -403,12 +403,13 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(
         return replace(job, pipeline=pipeline.model_copy(update={"source": source}))
 
     landed = []
-    for number, (names, tables) in enumerate([*runs, (runs[-1][0], "tu")], 1):
-        for table in tables:
-            database.execute(f"insert into {table} values ({number})")
-        if idle_moves and number <= len(runs):
-            database.execute("select pg_switch_wal()")
-        landed += drain(spark, named(names)).batches if number <= len(runs) else []
+    with database.slots_stay_in_memory():
+        for number, (names, tables) in enumerate([*runs, (runs[-1][0], "tu")], 1):
+            for table in tables:
+                database.execute(f"insert into {table} values ({number})")
+            if idle_moves and number <= len(runs):
+                database.execute("select pg_switch_wal()")
+            landed += drain(spark, named(names)).batches if number <= len(runs) else []
     assert [batch.transactions.inserts for batch in landed] == inserts
     database.restart()
     assert confirmed_lsn(database.connection, slot).value < landed[0].end_lsn

@@ -17,6 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.oracles.compare import compare_target
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import pipeline_file
+from tests.support.waiting import wait_until
 from waldelta.changes.merge.target_table import set_deletion_vectors, set_retention
 from waldelta.jobs import Pipeline
 from waldelta.lake import bookkeeping_uri
@@ -110,6 +111,13 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(spark, database, pipeline
             database.execute("checkpoint")
         pipeline.maintain(spark)
         assert sorted(log.sizes(0, 100)) == left
+        # Else what is moved next would count as moved before the checkpoint.
+        wait_until(
+            lambda: database.execute(
+                "select checkpoint_time + interval '2 s' < clock_timestamp()"
+                " from pg_control_checkpoint()"
+            )[0][0]
+        )
     database.restart()
     consume(spark, database, pipeline, 3)
 
