@@ -45,11 +45,11 @@ RUNBOOK = "docs/failover.md"
 @dataclass(frozen=True, slots=True)
 class Promotion:
     """The slot on the server's present timeline, which left the one that the lake knows at
-    ``forked_at``.
+    ``left_at``.
     """
 
     identity: SlotIdentity
-    forked_at: Lsn
+    left_at: Lsn
 
 
 def find_promotion(
@@ -194,24 +194,24 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     Copies taken from what the server has lost are marked to be copied again first: their snapshots
     count transactions as seen whose numbers the server gives to others now.
     """
-    identity, lsn = promotion.identity, promotion.forked_at.value
+    identity, lsn = promotion.identity, promotion.left_at.value
     done = _recorded(job, identity)
     if done is None:
         return
-    for state in copies_beyond(list(job.table_states().values()), promotion.forked_at):
+    for state in copies_beyond(list(job.table_states().values()), promotion.left_at):
         with target_lock(job, state.table_name):
             latest = job.table_states().get(state.table_name)
             # Once it is recorded, by another run, what was copied is of the new timeline.
             if (
                 latest is not None
-                and copies_beyond([latest], promotion.forked_at)
+                and copies_beyond([latest], promotion.left_at)
                 and _recorded(job, identity) == done
             ):
                 mark(
                     job,
                     latest,
                     f"copied at {Lsn(latest.snapshot_lsn)}, beyond the failover at"
-                    f" {promotion.forked_at}",
+                    f" {promotion.left_at}",
                 )
     moved = SlotMove(
         now(),
@@ -231,7 +231,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
         " that: going on",
         identity.slot,
         identity.timeline,
-        promotion.forked_at,
+        promotion.left_at,
     )
 
 

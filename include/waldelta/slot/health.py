@@ -49,13 +49,12 @@ def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
 class Forecast:
     """When the slot's limit is reached, should nothing move it.
 
-    ``limit`` is what sets it (max_slot_wal_keep_size or slot_limits.disk_budget_mb),
-    ``bytes_until_limit`` the WAL until then, ``hours`` the time at the present rate; None while no
-    rate is known.
+    ``limit`` is what sets it (max_slot_wal_keep_size or slot_limits.disk_budget_mb), ``left_bytes``
+    the WAL until then, ``hours`` the time at the present rate; None while no rate is known.
     """
 
     limit: str
-    bytes_until_limit: int
+    left_bytes: int
     bytes_per_hour: float | None
     hours: float | None
 
@@ -152,7 +151,7 @@ def _running_out(slot: SlotState, limits: SlotLimits, ahead: Forecast | None) ->
     return SlotWarning(
         "critical" if ahead.hours < limits.critical_hours else "warning",
         f"slot {slot.name!r} {end} in {duration(ahead.hours)} should it stand still:"
-        f" {size(ahead.bytes_until_limit)} are left of {ahead.limit}, and the server writes"
+        f" {size(ahead.left_bytes)} are left of {ahead.limit}, and the server writes"
         f" {size(round(ahead.bytes_per_hour))} of WAL an hour: run the pipeline more often, or"
         " raise the limit",
     )

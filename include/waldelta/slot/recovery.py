@@ -72,7 +72,7 @@ def recover(
     furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
     if promotion is not None:
         # Beyond, the server has other WAL, which nobody has read.
-        identity, furthest = promotion.identity, min(furthest, promotion.forked_at)
+        identity, furthest = promotion.identity, min(furthest, promotion.left_at)
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch()
     if last is not None:
@@ -256,7 +256,7 @@ def _is_one_window(
 ) -> bool:
     most_messages, most_bytes = most
     is_small = one.messages + behind.messages <= most_messages and ended - one.begins <= most_bytes
-    return one.request == behind.request and is_small
+    return one.asked == behind.asked and is_small
 
 
 def slot_move(

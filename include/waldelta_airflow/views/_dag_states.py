@@ -174,14 +174,14 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class ActionDag:
-    """What a page with a button needs to know of the DAG behind it; ``requested`` is the state of
-    the run that was asked for just now.
+    """What a page with a button needs to know of the DAG behind it; ``asked`` is the state of the
+    run that was asked for just now.
     """
 
     dag_id: str
     is_paused: bool = False
     under_way: tuple[UnderWay, ...] = ()
-    requested: str | None = None
+    asked: str | None = None
 
     @property
     def is_ready(self) -> bool:

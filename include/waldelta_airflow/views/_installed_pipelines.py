@@ -73,17 +73,17 @@ class Schedule:
     """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC
     DAG.
 
-    ``idle_at``: when the latest run began that found nothing to do; the ledger has none of those.
-    ``failed``: the id of the latest run that has ended, when that failed. ``next_at``: when the
+    ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
+    ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the
     scheduler should make, or have made, the next one. ``paused``: the kinds of its other DAGs that
     are. ``well``: when the latest run began that ended well, or was marked as such. ``dags``: all
     DAGs of the pipeline.
     """
 
     is_paused: bool = False
-    idle_at: datetime | None = None
+    looked: datetime | None = None
     failed: str | None = None
-    next_at: datetime | None = None
+    due: datetime | None = None
     paused: frozenset[str] = frozenset()
     well: datetime | None = None
     dags: tuple[DagState, ...] = ()

@@ -166,7 +166,7 @@ def _last_idle_check(pipeline: PipelineFile, schedule: Schedule | None) -> datet
     """When a run last found nothing to do; that a standby has nothing tells less: it may have been
     behind.
     """
-    return schedule.idle_at if schedule is not None and pipeline.source.read_from is None else None
+    return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
 
 
 def _attention(
@@ -190,8 +190,8 @@ def _of_schedule(
                 "failed", "the CDC DAG is paused: nothing is read, and the slot holds back WAL"
             )
         )
-    elif schedule.next_at is not None and at - schedule.next_at > _LATE:
-        late = duration((at - schedule.next_at).total_seconds())
+    elif schedule.due is not None and at - schedule.due > _LATE:
+        late = duration((at - schedule.due).total_seconds())
         found.append(
             Attention(
                 "warning",

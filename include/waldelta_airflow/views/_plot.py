@@ -49,7 +49,7 @@ class Measure:
 
     label: str
     value: Callable[[LagPoint], float | None]
-    describe: Callable[[float], str]
+    tell: Callable[[float], str]
     ceiling: Callable[[float], float]
 
 
@@ -59,7 +59,7 @@ def lag_plot(
     """One measure over time; failed runs are crosses that lead to the run. Empty when there is
     nothing to draw.
     """
-    tell = measure.describe
+    tell = measure.tell
     drawn = [
         (p, v)
         for p in thin_out(points, _MOST_POINTS, measure.value)

@@ -417,7 +417,7 @@ def test_heat_maps(book):
     of_one = expectations_map(book, "public.b", minutes(9), 10)
     assert of_one.not_checked == ("unique key: none",)
     ((name, cells),) = of_one.rows
-    assert (name, [c.summary for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
+    assert (name, [c.told for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
     assert read_latest_checks(book, None)["public.b"].run_id == "two"
 
 

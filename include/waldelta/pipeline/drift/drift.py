@@ -68,7 +68,7 @@ def find_drift(
     known = replace(state, row_filter=renamed) if renamed else state
     away = was_away(known.entries, table.entries) or _was_lost_unseen(known, table)
     own, published = list(_own_filter(known, where)), list(_publication(known, table, away=away))
-    renewed = reattached(known, present.storage) | present.truncated
+    renewed = reattached(known, present.storage) | present.emptied
     moved = frozenset().union(*moved_leaves(known, table), renewed)
     reasons = (*own, *published, *_partitions(known, table, present))
     if pipeline.target.drift == "repair":
@@ -92,7 +92,7 @@ def source_as_copied(
     """What it takes to read rows of a target again that holds what a copy taken now would hold;
     raises NeedsSync for another.
     """
-    name, feed = state.table_name, target.target_source
+    name, feed = state.table_name, target.feed
     if replaced_files(state, present.storage):
         raise NeedsSync(
             f"{name}: partitions of it have another file, perhaps truncated: let a run look at them"
@@ -195,7 +195,7 @@ def _partitions(state: TableState, table: PublishedTable, present: CatalogTable)
             f"partition {_named(table, back)} was detached and attached again; what changed in"
             " between was not sent"
         )
-    if emptied := present.truncated - back:
+    if emptied := present.emptied - back:
         yield (
             f"partition {_named(table, emptied)} was truncated, it seems (it has a new file without"
             " an old row); rows that it had stay, since PostgreSQL sends no TRUNCATE of a"

@@ -64,11 +64,9 @@ def check_drift(
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
-    if present.truncated and _is_truncated(job, state):
-        present = replace(present, truncated=present.truncated_alone)
-    if (
-        drift := find_drift(job.pipeline, state, target.table, present, target.target_source)
-    ) is None:
+    if present.emptied and _is_truncated(job, state):
+        present = replace(present, emptied=present.emptied_alone)
+    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
         return []
     if not job.pipeline.target.copies(state.table_name):
         return _continue_without_copy(job, state, drift)

@@ -90,8 +90,8 @@ def _judged(
     return replace(
         there,
         storage=replace(now, files=files),
-        truncated=emptied,
-        truncated_alone=frozenset(
+        emptied=emptied,
+        emptied_alone=frozenset(
             leaf for leaf in later if _is_truncated(connection, later[leaf], later[leaf].xid, None)
         ),
     )

@@ -79,19 +79,19 @@ class ReplicatedTarget:
     """
 
     id: TableId
-    target_source: TargetSource
+    feed: TargetSource
     table: PublishedTable
     problem: str | None = None
 
     @property
     def is_unread(self) -> bool:
         """Whether it isn't known which rows it takes, since somebody keeps what feeds it locked."""
-        return self.target_source.unread or self.table.unread
+        return self.feed.unread or self.table.unread
 
     @property
     def fed_by(self) -> str | None:
         """The table that feeds it, when that isn't the one of its name."""
-        return None if self.target_source.source == self.id else str(self.target_source.source)
+        return None if self.feed.source == self.id else str(self.feed.source)
 
 
 def read_target_sources(
@@ -208,7 +208,7 @@ def _lockable(target: ReplicatedTarget) -> frozenset[int]:
         target.table,
         {oid for leaf in target.table.leaves for oid in (leaf.oid, *leaf.above)},
     )
-    return frozenset({table.oid, *table.ancestors, *target.target_source.relation_ids, *leaves})
+    return frozenset({table.oid, *table.ancestors, *target.feed.relation_ids, *leaves})
 
 
 def target_sources(

@@ -32,11 +32,11 @@ class VerifiedRange:
     """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from
     the first to the last.
 
-    ``request`` is that request; None: it was read by a version that didn't tell. ``messages`` are
-    all that landed.
+    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all
+    that landed.
     """
 
-    request: ReadRequest | None
+    asked: ReadRequest | None
     begins: int
     batches: tuple[int, int]
     messages: int = 0
@@ -46,7 +46,7 @@ class VerifiedRange:
         """With what was read behind it, likewise."""
         batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
         return VerifiedRange(
-            self.request, self.begins, batches, messages, self.transactions + behind.transactions
+            self.asked, self.begins, batches, messages, self.transactions + behind.transactions
         )
 
 
@@ -104,8 +104,8 @@ def _check_range(
 
 
 def _as_then(connection: Connection, source: Source, stretch: VerifiedRange) -> Iterator[Source]:
-    if stretch.request is not None:
-        yield stretch.request.put_to(source)
+    if stretch.asked is not None:
+        yield stretch.asked.put_to(source)
     else:
         yield source
         yield from _read_otherwise(connection, source)

@@ -39,14 +39,14 @@ class SelectedTargets:
     """The targets to be fed, with the tables that feed them as they are now.
 
     ``mended`` is what killed repairs have committed, which is told with what else nobody has told.
-    Unless they are all that should be fed (``is_all``), they make no cut. ``unpublished`` are those
-    that aren't published any more.
+    Unless they are all that should be fed (``is_all``), they make no cut. ``left`` are those that
+    aren't published any more.
     """
 
     states: Sequence[TableState]
-    catalog: Mapping[str, CatalogTable]
+    present: Mapping[str, CatalogTable]
     mended: dict[str, TargetCut] = field(default_factory=dict)
-    unpublished: Sequence[TableLifecycle] = ()
+    left: Sequence[TableLifecycle] = ()
     is_all: bool = True
 
 
@@ -72,7 +72,7 @@ def select_targets(
     }
     for state in source.states:
         with isolated(job, state, applied):
-            now_there = source.catalog[state.table_name]
+            now_there = source.present[state.table_name]
             check_mode(job, state)
             applied.warnings += check_drift(
                 job, state, now_there, source.target(state), applied.drifted
@@ -80,7 +80,7 @@ def select_targets(
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
     return SelectedTargets(
-        source.states, source.catalog, mended, requiring(standings, RequiredAction.REMOVED)
+        source.states, source.present, mended, requiring(standings, RequiredAction.REMOVED)
     )
 
 
@@ -107,7 +107,7 @@ def select_unchanged(job: Job) -> SelectedTargets:
     is_all = len(settled) == len(states) and not requiring(
         standings, RequiredAction.BROKEN, RequiredAction.COPY
     )
-    return SelectedTargets(settled, source.catalog, is_all=is_all)
+    return SelectedTargets(settled, source.present, is_all=is_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +115,15 @@ class _Source:
     """What the source has of some targets, and the states of these as far as that concerns them."""
 
     states: list[TableState]
-    catalog: dict[str, CatalogTable]
+    present: dict[str, CatalogTable]
     targets: dict[str, ReplicatedTarget]
-    locked: LockedTables
+    barred: LockedTables
 
     def target(self, state: TableState) -> ReplicatedTarget | None:
         """A target as it is fed now; raises TableBusy when that couldn't be read."""
         target = self.targets.get(state.table_name)
         if target is not None and target.is_unread:
-            raise self.locked.busy(str(target.id))
+            raise self.barred.busy(str(target.id))
         return target
 
 
@@ -154,7 +154,7 @@ def _read_source(
 
 
 def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool:
-    target, present = source.targets.get(state.table_name), source.catalog[state.table_name]
+    target, present = source.targets.get(state.table_name), source.present[state.table_name]
     if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
         state, present.storage
     ):
@@ -162,10 +162,7 @@ def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool
     if target is None:
         return True
     is_well = not target.is_unread and target.problem is None
-    return (
-        is_well
-        and find_drift(job.pipeline, state, target.table, present, target.target_source) is None
-    )
+    return is_well and find_drift(job.pipeline, state, target.table, present, target.feed) is None
 
 
 def _with_their_leaves(

@@ -69,7 +69,7 @@ class _Run:
     watermarks: dict[str, int]
     sizes: dict[int, int]
     stretches: BatchRanges
-    catalog: Mapping[str, CatalogTable]
+    present: Mapping[str, CatalogTable]
     watch: Watch
     gates: dict[str, TableGate]
     quarantine: Quarantine
@@ -96,9 +96,9 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     fed = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
         _apply_upto(spark, job, fed, last, applied, Pace())
-    applied.reported_late += unreported_commits(job, fed.unpublished)
+    applied.reported_late += unreported_commits(job, fed.left)
     try:
-        applied.removed = record_removed(job, fed.unpublished)
+        applied.removed = record_removed(job, fed.left)
     except WaldeltaError as err:
         # What was applied is told all the same, and the next run records it.
         log.warning("what isn't published any more can't be recorded now: %s", err)
@@ -228,7 +228,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
             watermarks,
             sizes,
             stretches,
-            fed.catalog,
+            fed.present,
             watch,
             gates,
             quarantine,
@@ -243,7 +243,7 @@ def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
     try:
         yield
     finally:
-        applied.foreign = sorted({*applied.foreign, *watch.reported})
+        applied.foreign = sorted({*applied.foreign, *watch.told})
 
 
 def _apply_batch(
@@ -330,7 +330,7 @@ def _apply_target(
         # What a table with copy: false had as columns before its sync is no matter while its target
         # has no rows.
         begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
-        present = run.catalog[state.table_name]
+        present = run.present[state.table_name]
         plan = plan_target(run.types, stretch, state, present, policy, options, is_empty=begins)
         if not plan.volume.rows and not plan.truncated:
             return read_untouched(job, state)

@@ -120,7 +120,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
         _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
     )
     taken, moved = discarded_since(staged, plan, discarded - emptied)
-    work.reported += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
+    work.told += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
     still = {key: row for key, row in watched.items() if key not in emptied}
     work.resolve(still, partial(_messages, quarantine, plan, after))
     # Behind what is told of rows that made room for them.
@@ -131,14 +131,14 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     work.record_aside(judged.aside)
     work.keep_messages()
     if filled is not None:
-        latest = latest_rows(work.reported)
-        filled += [row for row in work.reported if latest[row.key].status in (RESOLVED, REREAD)]
+        latest = latest_rows(work.told)
+        filled += [row for row in work.told if latest[row.key].status in (RESOLVED, REREAD)]
         if lacking_rows := [
-            row for row in work.reported if latest[row.key].status in (QUARANTINED, DISCARDED)
+            row for row in work.told if latest[row.key].status in (QUARANTINED, DISCARDED)
         ]:
             quarantine.add(lacking_rows, check)
-    elif work.reported or any(row.batch > after for row in held):
-        quarantine.replace(state.table_name, state.generation, after, work.reported, check)
+    elif work.told or any(row.batch > after for row in held):
+        quarantine.replace(state.table_name, state.generation, after, work.told, check)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
@@ -159,7 +159,7 @@ class _Work:
     change_log: ChangeLog
     plan: TargetPlan
     staged: Staged
-    reported: list[IncompleteRow] = field(default_factory=list)
+    told: list[IncompleteRow] = field(default_factory=list)
     # Of rows that come out of quarantine by an update: what they came from before, by the key that
     # they have now.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class _Work:
             return
         touched = _touched(self.staged, self.plan, watched.keys())
         keys = keys_of(touched, self.plan, "b")
-        self.reported += [self.row(RESOLVED, key) for key in sorted(set(keys))]
+        self.told += [self.row(RESOLVED, key) for key in sorted(set(keys))]
         is_update = np.array(
             [action == ACTION_UPDATE for action in touched["action"].to_pylist()], np.bool_
         )
@@ -250,7 +250,7 @@ class _Work:
                 if row.by is None
                 else f"discarded at {key} by {row.by}: {row.reason or ''}".rstrip(": ")
             )
-            self.reported.append(
+            self.told.append(
                 self.row(
                     DISCARDED,
                     moved[key],
@@ -265,7 +265,7 @@ class _Work:
 
     def record_aside(self, rows: Sequence[AsideRow]) -> None:
         """Tell of the rows that the gate set aside."""
-        self.reported += [
+        self.told += [
             self.row(
                 QUARANTINED,
                 row.key,
@@ -281,15 +281,15 @@ class _Work:
 
     def keep_messages(self) -> None:
         """Keep with the rows that go into quarantine the messages that they came from."""
-        wanted = {row.key for row in self.reported if row.status == QUARANTINED}
+        wanted = {row.key for row in self.told if row.status == QUARANTINED}
         found = sent_messages(self.change_log, self.plan, wanted)
-        self.reported = [
+        self.told = [
             (
                 replace(row, messages=self.earlier.get(row.key, []) + found.get(row.key, []))
                 if row.key in wanted
                 else row
             )
-            for row in self.reported
+            for row in self.told
         ]
 
     def _source(self) -> str:
@@ -327,7 +327,7 @@ class _Work:
                 continue
             is_lost = bool(values.missing[n])
             outdated = bool(stay[n]) if is_lost and row["action"] == ACTION_UPDATE else None
-            self.reported.append(
+            self.told.append(
                 self.row(
                     QUARANTINED if is_lost else REREAD,
                     keys[n],

@@ -296,7 +296,7 @@ def _drifted(
         if target is None or target.problem is not None:
             continue
         if drift := find_drift(
-            job.pipeline, state, target.table, present[state.table_name], target.target_source
+            job.pipeline, state, target.table, present[state.table_name], target.feed
         ):
             evolves = job.pipeline.target.recopies(state.table_name)
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):

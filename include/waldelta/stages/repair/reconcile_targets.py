@@ -355,7 +355,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     try:
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
         done = repair_rows(
-            work.spark, job, feeding.target, Again(reason, order.by, found.keys, compared)
+            work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared)
         )
     except NeedsSync as err:
         work.found[name] = replace(

@@ -117,7 +117,7 @@ class Repaired:
     cut: TargetCut
     lsn: Lsn
     entered: int
-    removed: int
+    left: int
     reread: int
     drained: Drained
     kept: int = 0
@@ -171,7 +171,7 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
         done = _named_repair(spark, job, drifted, lock.check)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
-        name, done.lsn, done.entered, done.removed, done.reread, time.monotonic() - began,
+        name, done.lsn, done.entered, done.left, done.reread, time.monotonic() - began,
     )  # fmt: skip
     return done
 
@@ -419,7 +419,7 @@ def _as_seen(
     if (why := obstacle(seen)) is not None:
         raise NeedsSync(why)
     then, leaves = drifted.table, {leaf.oid for leaf in table.leaves}
-    altered = (table.row_filter, fed.target_source.where) != (
+    altered = (table.row_filter, fed.feed.where) != (
         then.row_filter,
         drifted.where,
     ) or was_interrupted(then.entries, table.entries)

@@ -99,7 +99,7 @@ def _repair(
     result.add_repair(done.cut)
     result.warnings.append(
         f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
-        f" entered, {done.removed:,} left, {done.reread:,} that changed meanwhile were read again"
+        f" entered, {done.left:,} left, {done.reread:,} that changed meanwhile were read again"
     )
     record_current(job, [copy.table_name])
     return True

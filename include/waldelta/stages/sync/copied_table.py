@@ -75,7 +75,7 @@ def synced_state(
         unpublished=unpublished_columns(table, copied.storage),
         version=copied.version,
         fed_by=fed.fed_by,
-        root_id=fed.target_source.root_id,
+        root_id=fed.feed.root_id,
         mode=None if mode == MIRROR else mode,
     )
     if copied.skipped is None:

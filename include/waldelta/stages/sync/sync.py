@@ -561,7 +561,7 @@ def _choose(
     chosen = [target for target in targets if named is None or target.id in named]
     if insists:
         return chosen
-    standings, _ = end_killed_repairs(spark, job, {str(t.id): t.target_source for t in targets})
+    standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
     fine = {found.table_name for found in requiring(standings, RequiredAction.APPLY)}
     return [target for target in chosen if str(target.id) not in fine]
 
@@ -593,7 +593,7 @@ def source_as_of(
     if target.problem is not None:
         raise ConfigError(target.problem)
     now = present.get(target.table.oid)
-    is_part = target.target_source.root_id is not None or target.target_source.partition is not None
+    is_part = target.feed.root_id is not None or target.feed.partition is not None
     return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
 
 
@@ -630,11 +630,11 @@ def _target_filter(job: Job, fed: ReplicatedTarget) -> RowFilter | None:
     """Analysed on a connection of its own: the snapshot's may only read. Whether it can be
     translated is asked first.
     """
-    if fed.target_source.where is None:
+    if fed.feed.where is None:
         return None
     name, table = str(fed.id), fed.table
     with job.connect("sync") as connection:
-        where = read_target_filter(connection, name, fed.target_source.where, table)
+        where = read_target_filter(connection, name, fed.feed.where, table)
     plan_routing(
         where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name))
     )

@@ -76,4 +76,4 @@ def test_what_runs_say(runs, failed, looked):
     assert found.failed == (None if failed is None else f"run-{failed}")
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
     assert found.well == (NOON + timedelta(hours=well[-1]) if well else None)
-    assert found.idle_at == (None if looked is None else NOON + timedelta(hours=looked))
+    assert found.looked == (None if looked is None else NOON + timedelta(hours=looked))

@@ -72,15 +72,15 @@ class Reference:
     """A foreign key from rows of one target to rows of another, or the same one.
 
     ``comparisons`` say how each pair of columns is compared, ``whole`` that a key which is null in
-    part breaks it (MATCH FULL). ``reported_for`` is the target that the answer is told of.
-    ``since``: only rows that changed from that position on are judged.
+    part breaks it (MATCH FULL). ``told_of`` is the target that the answer is told of. ``since``:
+    only rows that changed from that position on are judged.
     """
 
     name: str
     referring: Side
     referenced: Side
     comparisons: tuple[Comparison, ...]
-    reported_for: str
+    told_of: str
     whole: bool = False
     since: int | None = None
 
@@ -93,7 +93,7 @@ class Reference:
     def meaning(self) -> str:
         """What is expected of the target that it is told of."""
         own, other = ", ".join(self.referring.columns), ", ".join(self.referenced.columns)
-        if self.reported_for == self.referring.table:
+        if self.told_of == self.referring.table:
             return (
                 f"foreign key {self.name} holds: ({own}) refers to {self.referenced.table}"
                 f" ({other})"
@@ -121,7 +121,7 @@ class Lake:
 
     ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with
     rows in quarantine, ``reread`` those of which the run read rows from the source, as they were
-    later than the cut, ``newer_than_cut`` those that have got what came behind the cut.
+    later than the cut, ``ahead`` those that have got what came behind the cut.
     """
 
     states: Mapping[str, TableState]
@@ -130,7 +130,7 @@ class Lake:
     changed: Mapping[str, ChangedTarget]
     lacking: Collection[str] = ()
     reread: Collection[str] = ()
-    newer_than_cut: Collection[str] = ()
+    ahead: Collection[str] = ()
 
 
 @dataclass
@@ -317,7 +317,7 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
             return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
         is_ahead = changed is not None and changed.version not in (None, target.version)
         if (
-            is_ahead or state.table_name in lake.newer_than_cut
+            is_ahead or state.table_name in lake.ahead
         ):  # what the cut says would be taken for an answer of today
             return f"{apart}: {state.table_name} has got a batch that not all targets have got"
         if target.reread or state.table_name in lake.reread:

@@ -157,7 +157,7 @@ REASONS = [
     ),
     (
         "a cut left behind",
-        lake(newer_than_cut=[PARENT]),
+        lake(ahead=[PARENT]),
         KEY,
         f"{APART}: public.p has got a batch that not all targets have got",
     ),
