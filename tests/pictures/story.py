@@ -62,7 +62,7 @@ class Tale:
 
         runs = [at for at in self.runs() if self.trouble(at) is None]
         due = None if self.is_paused else self.runs()[-1] + self.step
-        return Schedule(self.is_paused, due=due, well=runs[-1], dags=self._dags())
+        return Schedule(self.is_paused, next_run_at=due, well=runs[-1], dags=self._dags())
 
     def _dags(self) -> tuple[DagState, ...]:
         from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of

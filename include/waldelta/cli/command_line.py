@@ -235,7 +235,7 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
         if options.verb == "resync":
             copy = partial(run_resync, accept_server=options.accept_server)
         else:
-            copy = partial(run_sync, only_due=options.due)
+            copy = partial(run_sync, only_waiting=options.due)
         return lambda spark, job: copy(spark, job, options.tables, options.reason, options.stage)
     if options.verb == "consume":
         return lambda spark, job: consume(spark, job, options.stage)

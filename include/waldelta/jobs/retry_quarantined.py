@@ -55,8 +55,8 @@ def run_retry(
     by = by or current_user()
     again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
 
-    def wanted(fed: Mapping[str, TableState]) -> dict[str, Again]:
-        generations = {name: state.generation for name, state in fed.items()}
+    def wanted(replicated: Mapping[str, TableState]) -> dict[str, Again]:
+        generations = {name: state.generation for name, state in replicated.items()}
         lacking = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(generations)
         return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
 
@@ -80,13 +80,13 @@ def run_accept(
     by = by or current_user()
     told = f"quarantine --accept by {by}: {reason}"
 
-    def wanted(fed: Mapping[str, TableState]) -> dict[str, Again]:
+    def wanted(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         if not rows:
             quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
             lacking = [
                 name
                 for name in tables or ()
-                if watched_rows(quarantine.outlines(name, fed[name].generation))
+                if watched_rows(quarantine.outlines(name, replicated[name].generation))
             ]
             return dict.fromkeys(lacking, Again(told, by, accepts_all=True, why=reason))
         chosen: dict[str, set[str]] = {}
@@ -110,28 +110,30 @@ def _run(
     def read_again(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         failures: dict[str, WaldeltaError] = {}
         with job.connect("quarantine") as connection:
-            feeds, found, barred = read_unlocked_sources(connection, job.pipeline, sizes=False)
-            standings, ended = end_killed_repairs(spark, job, feeds)
-            fed = {state.table_name: state for state in states(standings, RequiredAction.APPLY)}
+            mappings, found, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
+            standings, ended = end_killed_repairs(spark, job, mappings)
+            replicated = {
+                state.table_name: state for state in states(standings, RequiredAction.APPLY)
+            }
             targets = {str(target.id): target for target in found}
-            present = read_catalog_state(connection, list(fed.values()))
+            catalog_tables = read_catalog_state(connection, list(replicated.values()))
         for cut in ended.values():
             result.add_repair(cut)
-        if unknown := sorted(set(tables or ()) - fed.keys()):
+        if unknown := sorted(set(tables or ()) - replicated.keys()):
             raise ConfigError(
                 f"gets no changes, or isn't known: {', '.join(unknown)}: status says which tables"
                 " there are"
             )
         mended, kept = 0, 0
-        for name, again in sorted(wanted(fed).items()):
+        for name, again in sorted(wanted(replicated).items()):
             try:
-                if name not in fed:
+                if name not in replicated:
                     raise NeedsSync(
                         f"{name}: it gets no changes now: status says what it waits for"
                     )
                 if name in targets and targets[name].is_unread:
-                    raise barred.busy(name)
-                there = of_partition(fed[name], present[name], feeds.get(name))
+                    raise locked.busy(name)
+                there = of_partition(replicated[name], catalog_tables[name], mappings.get(name))
                 passed, failing = _read_again(
                     spark, job, result, (*there, targets.get(name)), again
                 )
@@ -168,19 +170,19 @@ def _read_again(
     again: Again,
 ) -> tuple[int, int]:
     """Returns how many rows are in quarantine no more, and how many still are."""
-    state, present, target = table
+    state, catalog, target = table
     name = state.table_name
     if target is None or target.problem is not None:
         raise NeedsSync(
             f"{name}: {target.problem if target else 'it is no longer published'}; its rows stay in"
             " quarantine"
         )
-    fed = source_as_copied(job.pipeline, state, present, target)
+    as_copied = source_as_copied(job.pipeline, state, catalog, target)
     before = Quarantine(job.pipeline.target.root, job.storage_options).open_counts(
         {name: state.generation}
     )
     try:
-        done = repair_rows(spark, job, fed, again)
+        done = repair_rows(spark, job, as_copied, again)
     except NeedsSync as err:
         raise NeedsSync(
             f"{name}: {err}; its rows stay in quarantine: sync --tables {name} copies it anew"

@@ -31,25 +31,27 @@ def run_sync(
     reason: str | None = None,
     only: Collection[str] | None = None,
     *,
-    only_due: bool = False,
+    only_waiting: bool = False,
 ) -> RunResult:
-    """Copy tables that were never copied, or the given ones (``only_due``: as far as they wait for
-    it), then check them.
+    """Copy tables that were never copied, or the given ones (``only_waiting``: as far as they wait
+    for it), then check them.
     """
     from waldelta.stages.sync.raw_count import count_raw_rows
     from waldelta.stages.sync.sync import sync
 
     def sync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-        copied, failed = copied_tables(lambda: sync(spark, job, tables, reason, only_due=only_due))
+        copied, failed = copied_tables(
+            lambda: sync(spark, job, tables, reason, only_waiting=only_waiting)
+        )
         for done in copied:
             name = str(done.table)
-            verbatim = (
+            raw_rows = (
                 count_raw_rows(spark, job, name, done.version)
-                if done.verbatim is None
-                else done.verbatim
+                if done.raw_rows is None
+                else done.raw_rows
             )
             result.tables[name] = TableResult(
-                rows=done.rows, version=done.version, verbatim=verbatim
+                rows=done.rows, version=done.version, verbatim=raw_rows
             )
             result.source.add(done.bill)
             result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []

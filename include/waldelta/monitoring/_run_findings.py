@@ -57,14 +57,14 @@ def of_runs(
 
 
 def _of_unpublished(
-    states: Sequence[CopyState], source: Source, told: Sequence[str]
+    states: Sequence[CopyState], source: Source, reported: Sequence[str]
 ) -> Iterator[Attention]:
     """What the file lists and a look found to have left, which no run need have followed, or what a
     run has told.
     """
     known = {str(table) for _, table in listed(source)}
     if lacking := {
-        *told,
+        *reported,
         *(s.table_name for s in states if s.status == REMOVED and s.table_name in known),
     }:
         found = names(sorted(lacking))

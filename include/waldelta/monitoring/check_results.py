@@ -72,10 +72,10 @@ _CHECK = tuple(Check.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was found in one run; ``told`` says it in words, without values."""
+    """What was found in one run; ``finding`` says it in words, without values."""
 
     verdict: Verdict
-    told: str
+    finding: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,11 @@ def read_glance(
     lake: Bookkeeping,
     now: datetime,
     hours: int,
-    looked: datetime | None = None,
+    idle_checked_at: datetime | None = None,
     reach: timedelta = REACH,
 ) -> Glance:
-    """A pipeline over the last ``hours``; ``looked`` is when a run last found nothing to do. Raises
-    what the store raises.
+    """A pipeline over the last ``hours``; ``idle_checked_at`` is when a run last found nothing to
+    do. Raises what the store raises.
 
     For the latest run, and tables' latest changes, it looks back as far as ``reach``.
     """
@@ -113,7 +113,12 @@ def read_glance(
     states = latest_states(lake)
     fed = [state.table_name for state in states if state.status != REMOVED]
     tables = read_tables(
-        lake, runs, latest_changes, read_latest_checks(lake, now - reach, fed), looked, states
+        lake,
+        runs,
+        latest_changes,
+        read_latest_checks(lake, now - reach, fed),
+        idle_checked_at,
+        states,
     )
     compared = read_compared(lake, fed)
     results = results_of(lake)
@@ -125,7 +130,7 @@ def read_glance(
     attention = [
         *_silent(latest, now),
         *of_stopped(stopped),
-        *_attention(pipeline, results, (latest, looked), tables, stopped, gaps),
+        *_attention(pipeline, results, (latest, idle_checked_at), tables, stopped, gaps),
         *(_unchecked(tables) if pipeline.quality.enabled and not _is_under_way(runs, now) else ()),
         *of_compared(compared),
         *of_runs(results, landing, states, compared, pipeline.source),
@@ -133,8 +138,8 @@ def read_glance(
         *_unread(lake, pipeline),
     ]
     upto = brought_up_to(landing)
-    if looked is not None and (not landing or landing[0].applied):
-        upto = max(filter(None, (upto, looked)))
+    if idle_checked_at is not None and (not landing or landing[0].applied):
+        upto = max(filter(None, (upto, idle_checked_at)))
     return Glance(
         is_set_up=bool(tables or runs or read_runs(lake)),
         upto=upto,
@@ -171,7 +176,7 @@ def _attention(
     """What is wrong first, then what may become so; ``newest`` are the latest run and the latest
     that found nothing to do.
     """
-    latest, looked = newest
+    latest, idle_checked_at = newest
     for gap in gaps:
         page = ("run", "any", gap.run_id)
         what = (
@@ -209,7 +214,7 @@ def _attention(
     of_slot = list(_slot_attention(pipeline, latest))
     yield from of_slot
     if latest is not None and not any(item.severity == "failed" for item in of_slot):
-        yield from _slot_began(results, latest, looked)
+        yield from _slot_began(results, latest, idle_checked_at)
     if lacking := sum(line.in_quarantine for line in tables):
         yield Attention("warning", f"{counted(lacking, 'row')} in quarantine", ("quarantine",))
 
@@ -326,13 +331,15 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
         )
 
 
-def _slot_began(results: Results, latest: RunLine, looked: datetime | None) -> Iterator[Attention]:
+def _slot_began(
+    results: Results, latest: RunLine, idle_checked_at: datetime | None
+) -> Iterator[Attention]:
     """What was critical when the run began, and may be so again before the next one; its end alone
     tells nothing of that.
 
     A later look that found nothing to do has found the slot as it should be, or would have told.
     """
-    if looked is not None and looked > latest.at:
+    if idle_checked_at is not None and idle_checked_at > latest.at:
         return
     for told in results(latest).get("slot_critical") or ():
         yield Attention(

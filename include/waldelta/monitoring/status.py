@@ -57,19 +57,19 @@ def read_status(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _target(standing: TableLifecycle, quarantined: int) -> dict[str, Any]:
+def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
     """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it;
     None: nothing yet.
     """
-    state = standing.state
+    state = lifecycle.state
     return {
-        "due": str(standing.action),
+        "due": str(lifecycle.action),
         "status": state.status if state is not None else None,
         "mode": state.kept_as if state is not None else None,
         "copy_skipped": state is not None and bool(state.copy_skipped),
         "generation": state.generation if state is not None else 0,
         "rows_copied": state.rows if state is not None else 0,
-        "reason": standing.why or (state.reason if state is not None else None),
+        "reason": lifecycle.why or (state.reason if state is not None else None),
         "quarantined": quarantined,
         "foreign_commits": (
             [describe(commit) for commit in state.foreign_commits] if state is not None else []

@@ -39,11 +39,11 @@ _MOST_MESSAGES = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """An expectation that stops a table; ``told`` says what was found, without values."""
+    """An expectation that stops a table; ``finding`` says what was found, without values."""
 
     meaning: str
     since: datetime
-    told: str
+    finding: str
     may_pass: bool
 
 

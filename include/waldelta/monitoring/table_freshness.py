@@ -263,14 +263,14 @@ def read_tables(
     runs: Iterable[RunLine],
     changed: Mapping[str, WindowChanges],
     checks: Mapping[str, Check],
-    looked: datetime | None = None,
+    idle_checked_at: datetime | None = None,
     latest: Iterable[CopyState] | None = None,
 ) -> list[TableLine]:
     """Every table that was ever copied, those to look after first, then by name; ``runs`` are
     newest first.
 
-    ``looked`` is when a run last found that there is nothing to do, which the ledger doesn't keep.
-    ``latest`` are the targets' states, where they have been read already.
+    ``idle_checked_at`` is when a run last found that there is nothing to do, which the ledger
+    doesn't keep. ``latest`` are the targets' states, where they have been read already.
     """
     states = list(latest_states(lake) if latest is None else latest)
     lacking = count_open(lake, target_generations(lake.ledger))
@@ -286,7 +286,7 @@ def read_tables(
     )
     if not behind:
         upto = max(
-            filter(None, (upto if _applied(landing) else _last_applied(landing), looked)),
+            filter(None, (upto if _applied(landing) else _last_applied(landing), idle_checked_at)),
             default=None,
         )
     lines = []

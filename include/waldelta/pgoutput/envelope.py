@@ -426,7 +426,7 @@ class Envelope:
         which: Positions = np.asarray(np.searchsorted(openers, last_opener, side="right"))
         inside = (last_opener >= ended_before) & ((last_opener >= 0) | (self._open is not None))
         scopes = _Scopes(inside, kinds[which], commit_lsns[which], commit_times[which])
-        _check_pairs(part, kind, scopes, left_open=self._open is not None)
+        _check_pairs(part, kind, scopes, begins_open=self._open is not None)
         if len(kind):
             still_open = bool(inside[-1]) and not closes[-1]
             last = which[-1]
@@ -488,7 +488,7 @@ def _part(
     return _Part(messages, lsn, xid, first_seq, is_plain, has)
 
 
-def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) -> None:
+def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, begins_open: bool) -> None:
     """Scopes must be opened and closed in turn, each by its own pair of messages, with the right
     kinds inside.
     """
@@ -497,7 +497,7 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, left_open: bool) 
     if outside.any():
         raise part.error(int(np.argmax(outside)), "transaction", 0, "no Begin message before it")
     # An opener must not find a scope open: the row before it is inside one and doesn't close it.
-    before = np.concatenate([[left_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
+    before = np.concatenate([[begins_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
     nested = (_OPENS[kind] & before) | (inside & _OUTSIDE_ONLY[kind])
     if nested.any():
         raise part.error(

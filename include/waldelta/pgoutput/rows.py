@@ -44,7 +44,7 @@ class Columns(Sequence[ArrowArray]):
     in bytes.
 
     Null where the value is NULL, unchanged, or the message has no such tuple; ``unchanged(k)`` and
-    ``present`` tell these apart. An item is copied out when it is asked for, once. A column that
+    ``has_tuple`` tell these apart. An item is copied out when it is asked for, once. A column that
     came in binary format is turned into text by ``to_text``, given its number and bytes, and
     refused without one; ``values(k)`` gives the bytes. With ``may_mix`` some of its values may have
     come as text and others not.
@@ -53,13 +53,13 @@ class Columns(Sequence[ArrowArray]):
     def __init__(
         self,
         messages: Messages,
-        present: Mask,
+        has_tuple: Mask,
         places: tuple[Bytes, Positions, Positions],
         to_text: ToText | None = None,
         *,
         may_mix: bool = False,
     ) -> None:
-        self.present, self._to_text, self._may_mix = present, to_text, may_mix
+        self.has_tuple, self._to_text, self._may_mix = has_tuple, to_text, may_mix
         kinds, starts, ends = places
         self._messages, self._kinds, self._starts, self._ends = messages, kinds, starts, ends
         self._values: dict[int, ArrowArray] = {}
@@ -189,7 +189,7 @@ class _Places:
 
     def __init__(self, messages: Messages, column_count: int) -> None:
         self.shape = (column_count, len(messages))
-        self.present = np.zeros(len(messages), np.bool_)
+        self.has_tuple = np.zeros(len(messages), np.bool_)
         self.filler = messages.start
         self.kinds: Bytes = np.zeros((column_count, 0), np.uint8)
         self.starts: Positions = np.zeros((column_count, 0), np.int64)
@@ -213,7 +213,7 @@ class _Places:
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
         return Columns(
-            messages, self.present, (self.kinds, self.starts, self.ends), to_text, may_mix=may_mix
+            messages, self.has_tuple, (self.kinds, self.starts, self.ends), to_text, may_mix=may_mix
         )
 
 
@@ -274,7 +274,7 @@ class _Walk:
         complete = held is None and rows == slice(0, len(self.messages))
         places.allocate(complete=complete)
         into: slice | Positions = rows if held is None else held + rows.start
-        places.present[into] = True
+        places.has_tuple[into] = True
         bad = u2(source, at + 1) != self.column_count
         at = at + 3
         for k in range(self.column_count):

@@ -273,7 +273,7 @@ class RunResult:
         name, diff = str(copied.table), copied.diff
         if diff is None:
             self.tables[name] = TableResult(
-                rows=copied.rows, version=copied.version, verbatim=copied.verbatim or 0
+                rows=copied.rows, version=copied.version, verbatim=copied.raw_rows or 0
             )
             return
         self.tables.pop(name, None)

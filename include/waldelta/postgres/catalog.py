@@ -210,12 +210,12 @@ class CatalogRelation:
 
 
 def read_partitions(
-    conn: Connection, tables: Iterable[TableId], barred: Collection[int] = ()
+    conn: Connection, tables: Iterable[TableId], locked: Collection[int] = ()
 ) -> dict[TableId, Partition]:
     """Those of these relations that exist, as partitions of whatever is above them.
 
     What a partition's rows meet is read under a lock on it and on what is above, but for those (by
-    oid) that are ``barred``.
+    oid) that are ``locked``.
     """
     wanted = list(tables)
     names = {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
@@ -223,7 +223,7 @@ def read_partitions(
         TableId(r.schema, r.name): Partition(
             r.oid, tuple(r.ancestors), r.partition_constraint, r.is_unread
         )
-        for r in fetch(conn, _PARTITIONS, names | {"barred": list(barred)})
+        for r in fetch(conn, _PARTITIONS, names | {"locked": list(locked)})
     }
 
 
@@ -266,14 +266,14 @@ def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId
 
 
 def read_leaves(
-    conn: Connection, oids: Sequence[int], *, sizes: bool = True, barred: Collection[int] = ()
+    conn: Connection, oids: Sequence[int], *, sizes: bool = True, locked: Collection[int] = ()
 ) -> dict[int, tuple[Leaf, ...]]:
     """The tables that hold the rows of each of these tables: itself, or a partition root's leaves.
 
-    Without ``sizes``, or where they are ``barred`` (by oid), they count as empty, and nobody who
+    Without ``sizes``, or where they are ``locked`` (by oid), they count as empty, and nobody who
     holds a leaf's lock is waited for.
     """
-    rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes, "barred": list(barred)})
+    rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes, "locked": list(locked)})
     leaf_oids = [row.oid for row in rows]
     columns = _read_columns(conn, leaf_oids, with_types=False)
     _, identity = _read_indexes(conn, leaf_oids)
@@ -372,14 +372,14 @@ where c.relkind not in ('i', 'I', 't')
 _PARTITIONS = """
 select c.oid, n.nspname as schema, c.relname as name,
        l.above as ancestors,
-       case when not l.is_barred then pg_get_partition_constraintdef(c.oid) end
+       case when not l.is_locked then pg_get_partition_constraintdef(c.oid) end
          as partition_constraint,
-       c.relispartition and l.is_barred as is_unread
+       c.relispartition and l.is_locked as is_unread
 from unnest(%(schemas)s::text[], %(names)s::text[]) as w (schema, name)
 join pg_namespace n on n.nspname = w.schema
 join pg_class c on c.relnamespace = n.oid and c.relname = w.name
 cross join lateral (
-    select a.above, (c.oid || a.above) && %(barred)s::oid[] as is_barred
+    select a.above, (c.oid || a.above) && %(locked)s::oid[] as is_locked
     from (
         select array(select a.relid::oid from pg_partition_ancestors(c.oid) a
           where a.relid <> c.oid) as above
@@ -435,7 +435,7 @@ select t.root,
        c.relpersistence::text as persistence,
        c.relreplident::text as replica_identity,
        pg_relation_filenode(c.oid) as relfilenode,
-       case when %(sizes)s and c.oid <> all(%(barred)s::oid[])
+       case when %(sizes)s and c.oid <> all(%(locked)s::oid[])
          then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
        current_setting('block_size')::int as block_size,
        t.above,

@@ -73,25 +73,25 @@ def read_around(
     connection: Connection,
     seconds: float,
     read: Callable[[frozenset[int]], _Found],
-    barred: LockedTables | None = None,
+    locked: LockedTables | None = None,
 ) -> tuple[_Found, LockedTables]:
     """What ``read`` finds, and which tables it had to do without, since they stayed locked so long.
 
-    It is given their oids, and must not lock them; those ``barred`` already aren't waited for once
+    It is given their oids, and must not lock them; those ``locked`` already aren't waited for once
     more. Raises TableBusy when it never ends in time all the same. A transaction that this is asked
     in, and its snapshot, go on.
     """
-    barred = barred or LockedTables()
+    locked = locked or LockedTables()
     for _ in range(_ATTEMPTS):
         try:
             with limited(connection, "lock_timeout", seconds), within(connection):
-                return read(barred.relations), barred
+                return read(locked.relations), locked
         except psycopg.errors.LockNotAvailable:
             found = read_locked_tables(connection)
-            barred = LockedTables(barred.relations | found.relations, found.holders)
+            locked = LockedTables(locked.relations | found.relations, found.holders)
     raise TableBusy(
         f"one published table after the other couldn't be read for {seconds:g} s each; nothing was"
-        f" changed, and what has landed waits. Locks that stand in the way:\n{barred.holders}\nwait"
+        f" changed, and what has landed waits. Locks that stand in the way:\n{locked.holders}\nwait"
         " until they end, and run again"
     )
 

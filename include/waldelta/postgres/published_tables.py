@@ -45,7 +45,7 @@ def read_published_tables(
     publication_names: Sequence[str],
     *,
     sizes: bool = True,
-    barred: Collection[int] = (),
+    locked: Collection[int] = (),
 ) -> list[PublishedTable]:
     """The tables that a subscriber of these publications would have, sorted by name.
 
@@ -53,15 +53,15 @@ def read_published_tables(
     is published via root by any of the publications counts as part of that ancestor, as in
     pgoutput. Raises SourceError when the publications give one table different column lists:
     decoding would stop there for good. ``sizes``: see read_leaves(). Row filters and sizes are read
-    under a lock on their tables, but not of those (by oid) that are ``barred``.
+    under a lock on their tables, but not of those (by oid) that are ``locked``.
     """
-    members = _read_memberships(conn, publication_names, barred)
+    members = _read_memberships(conn, publication_names, locked)
     relations = read_relations(conn, list(members))
     roots = [r for r in relations if not members.keys() & set(r.ancestors)]
     for root in roots:
         if different := members[root.oid].different:
             raise SourceError(different)
-    leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, barred=barred)
+    leaves = read_leaves(conn, [r.oid for r in roots], sizes=sizes, locked=locked)
     return sorted(
         (_published(r, members[r.oid], leaves[r.oid]) for r in roots), key=lambda table: table.id
     )
@@ -83,11 +83,11 @@ def read_published_relations(
 
 
 def _read_memberships(
-    conn: Connection, publication_names: Sequence[str], barred: Collection[int]
+    conn: Connection, publication_names: Sequence[str], locked: Collection[int]
 ) -> dict[int, _Taken]:
     members: dict[int, _Taken] = {}
     for row in fetch(
-        conn, _MEMBERSHIPS, {"publications": list(publication_names), "barred": list(barred)}
+        conn, _MEMBERSHIPS, {"publications": list(publication_names), "locked": list(locked)}
     ):
         names = frozenset(row.column_names)
         member = members.setdefault(row.oid, _Taken(names))
@@ -163,9 +163,9 @@ select p.pubname as publication,
        c.oid,
        n.nspname as schema,
        c.relname as name,
-       case when c.oid <> all(%(barred)s::oid[]) then pg_get_expr(said.prqual, c.oid) end
+       case when c.oid <> all(%(locked)s::oid[]) then pg_get_expr(said.prqual, c.oid) end
          as row_filter,
-       said.prqual is not null and c.oid = any(%(barred)s::oid[]) as is_unread,
+       said.prqual is not null and c.oid = any(%(locked)s::oid[]) as is_unread,
        array(
            select a.attname::text
            from pg_attribute a

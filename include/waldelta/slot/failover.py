@@ -45,11 +45,11 @@ RUNBOOK = "docs/failover.md"
 @dataclass(frozen=True, slots=True)
 class Promotion:
     """The slot on the server's present timeline, which left the one that the lake knows at
-    ``left_at``.
+    ``switchpoint``.
     """
 
     identity: SlotIdentity
-    left_at: Lsn
+    switchpoint: Lsn
 
 
 def find_promotion(
@@ -79,8 +79,8 @@ def find_promotion(
         m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
     ]
     known = known_ends(incarnation_of(identity.slot, moves), moves)
-    left_at = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
-    return Promotion(replace(identity, timeline=server.timeline), left_at)
+    switchpoint = judge_history(identity, server, ends, known, _landed_upto(job, change_log))
+    return Promotion(replace(identity, timeline=server.timeline), switchpoint)
 
 
 def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
@@ -163,22 +163,22 @@ def judge_history(
     ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what the lake was
     shown of it at earlier promotions.
     """
-    left_at = ends.get(identity.timeline)
+    switchpoint = ends.get(identity.timeline)
     others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}
-    if left_at is None or others:
+    if switchpoint is None or others:
         raise SourceChanged(
             f"{_moved(identity, server)}; that one doesn't descend from it (its history:"
             f" {_print(ends)}; the lake's: {_print(known) or 'none'}): point the connection back,"
             f" or copy the tables anew ({RUNBOOK})"
         )
-    if landed_end > left_at:
+    if landed_end > switchpoint:
         raise SourceChanged(
-            f"{_moved(identity, server)}, which left the former at {left_at}, but the lake holds"
-            f" changes up to {landed_end}: the server lost {landed_end - left_at} bytes of WAL at"
-            " the failover that have landed, so the lake is ahead of it; run resync, and see"
-            f" synchronized_standby_slots for the next time ({RUNBOOK})"
+            f"{_moved(identity, server)}, which left the former at {switchpoint}, but the lake"
+            f" holds changes up to {landed_end}: the server lost {landed_end - switchpoint} bytes"
+            " of WAL at the failover that have landed, so the lake is ahead of it; run resync, and"
+            f" see synchronized_standby_slots for the next time ({RUNBOOK})"
         )
-    return left_at
+    return switchpoint
 
 
 def known_ends(life: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
@@ -194,24 +194,24 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     Copies taken from what the server has lost are marked to be copied again first: their snapshots
     count transactions as seen whose numbers the server gives to others now.
     """
-    identity, lsn = promotion.identity, promotion.left_at.value
+    identity, lsn = promotion.identity, promotion.switchpoint.value
     done = _recorded(job, identity)
     if done is None:
         return
-    for state in copies_beyond(list(job.table_states().values()), promotion.left_at):
+    for state in copies_beyond(list(job.table_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
             latest = job.table_states().get(state.table_name)
             # Once it is recorded, by another run, what was copied is of the new timeline.
             if (
                 latest is not None
-                and copies_beyond([latest], promotion.left_at)
+                and copies_beyond([latest], promotion.switchpoint)
                 and _recorded(job, identity) == done
             ):
                 mark(
                     job,
                     latest,
                     f"copied at {Lsn(latest.snapshot_lsn)}, beyond the failover at"
-                    f" {promotion.left_at}",
+                    f" {promotion.switchpoint}",
                 )
     moved = SlotMove(
         now(),
@@ -231,7 +231,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
         " that: going on",
         identity.slot,
         identity.timeline,
-        promotion.left_at,
+        promotion.switchpoint,
     )
 
 
@@ -248,10 +248,12 @@ def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
     return None if is_it else last
 
 
-def copies_beyond(states: Sequence[TableState], left_at: Lsn) -> list[TableState]:
+def copies_beyond(states: Sequence[TableState], switchpoint: Lsn) -> list[TableState]:
     """Complete copies whose snapshot may hold what came after that position."""
     return [
-        state for state in states if state.status == SYNCED and state.snapshot_lsn > left_at.value
+        state
+        for state in states
+        if state.status == SYNCED and state.snapshot_lsn > switchpoint.value
     ]
 
 

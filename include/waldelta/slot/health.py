@@ -139,20 +139,22 @@ def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
     )
 
 
-def _running_out(slot: SlotState, limits: SlotLimits, ahead: Forecast | None) -> SlotWarning | None:
+def _running_out(
+    slot: SlotState, limits: SlotLimits, prediction: Forecast | None
+) -> SlotWarning | None:
     if (
-        ahead is None
-        or ahead.hours is None
-        or ahead.bytes_per_hour is None
-        or ahead.hours >= limits.warn_hours
+        prediction is None
+        or prediction.hours is None
+        or prediction.bytes_per_hour is None
+        or prediction.hours >= limits.warn_hours
     ):
         return None
-    end = "is lost" if ahead.limit == "max_slot_wal_keep_size" else "exceeds its budget"
+    end = "is lost" if prediction.limit == "max_slot_wal_keep_size" else "exceeds its budget"
     return SlotWarning(
-        "critical" if ahead.hours < limits.critical_hours else "warning",
-        f"slot {slot.name!r} {end} in {duration(ahead.hours)} should it stand still:"
-        f" {size(ahead.left_bytes)} are left of {ahead.limit}, and the server writes"
-        f" {size(round(ahead.bytes_per_hour))} of WAL an hour: run the pipeline more often, or"
+        "critical" if prediction.hours < limits.critical_hours else "warning",
+        f"slot {slot.name!r} {end} in {duration(prediction.hours)} should it stand still:"
+        f" {size(prediction.left_bytes)} are left of {prediction.limit}, and the server writes"
+        f" {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline more often, or"
         " raise the limit",
     )
 

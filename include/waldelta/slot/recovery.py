@@ -53,16 +53,16 @@ def recover(
     change_log: ChangeLog,
     server: ServerPosition,
     *,
-    one_bite: bool = False,
+    one_window: bool = False,
 ) -> Recovered:
     """Bring the slot to the end of what has landed, or refuse with a named error.
 
     The slot may be behind (a run died between landing and consuming, or an immediate stop moved the
     slot back): it is advanced, after what it holds there was compared with what has landed, a bite
-    at a time; with ``one_bite``, PeekTimeout is raised when one wasn't enough. It must not be ahead
-    of every position we ever meant to move it to: then somebody else consumed it. Nor may the log
-    lack a batch that was consumed. After a promotion of the standby that kept the slot, both are
-    judged by what the new timeline has in common with the old one (waldelta.slot.failover).
+    at a time; with ``one_window``, PeekTimeout is raised when one wasn't enough. It must not be
+    ahead of every position we ever meant to move it to: then somebody else consumed it. Nor may the
+    log lack a batch that was consumed. After a promotion of the standby that kept the slot, both
+    are judged by what the new timeline has in common with the old one (waldelta.slot.failover).
     """
     ledger = job.ledger
     check_log(job, identity, change_log)
@@ -72,7 +72,7 @@ def recover(
     furthest = Lsn(ledger.furthest_lsn(identity.slot, identity.incarnation))
     if promotion is not None:
         # Beyond, the server has other WAL, which nobody has read.
-        identity, furthest = promotion.identity, min(furthest, promotion.left_at)
+        identity, furthest = promotion.identity, min(furthest, promotion.switchpoint)
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch()
     if last is not None:
@@ -105,7 +105,13 @@ def recover(
             move = slot_move(identity, job.run_id, landed_end, last, messages)
             try:
                 _catch_up(
-                    connection, job, move, behind, confirmed, promotion=promotion, one_bite=one_bite
+                    connection,
+                    job,
+                    move,
+                    behind,
+                    confirmed,
+                    promotion=promotion,
+                    one_window=one_window,
                 )
             except (PeekTooLarge, SourceDiskFull) as err:
                 bites.lacks_room(
@@ -126,7 +132,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
     confirmed: Lsn,
     *,
     promotion: Promotion | None,
-    one_bite: bool,
+    one_window: bool,
 ) -> None:
     """Advance the slot to the end of what has landed, over each stretch once it was found to be the
     same.
@@ -137,23 +143,25 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
     and one answer for them may be more than the server has disk or time for.
     """
     identity = SlotIdentity(move.slot, move.system_identifier, move.timeline, move.incarnation)
-    stands, moved = confirmed, False
+    position, moved = confirmed, False
     ends = [*(min(stretch.begins, move.lsn) for stretch in behind[1:]), move.lsn]
-    for stretch, end in zip(behind, ends, strict=True):
-        if one_bite and moved:
+    for verified, end in zip(behind, ends, strict=True):
+        if one_window and moved:
             raise PeekTimeout(
-                f"slot {move.slot!r} is at {stands}, and was more than one bite behind"
+                f"slot {move.slot!r} is at {position}, and was more than one bite behind"
                 f" {Lsn(move.lsn)}"
             )
-        is_last = stretch is behind[-1]
+        is_last = verified is behind[-1]
         # The others were counted when the slot was moved over them first.
-        step = move if is_last else replace(move, lsn=end, batch=stretch.batches[1], messages=None)
+        step = move if is_last else replace(move, lsn=end, batch=verified.batches[1], messages=None)
         try:
             with _other_session(connection, job) as session:
-                compared = check_behind(session, job.pipeline.source, step, stretch, stands.value)
+                compared = check_behind(
+                    session, job.pipeline.source, step, verified, position.value
+                )
         except ConsumeMismatch:
             check_unmoved(
-                connection, job, identity, stands
+                connection, job, identity, position
             )  # by another run, there is less than has landed
             raise
         if is_last and promotion is not None:
@@ -165,7 +173,7 @@ def _catch_up(  # noqa: PLR0913 - one loop, with nothing that its parts would be
             move_idle_slot(
                 connection, move.slot, job.ledger, replace(step, compared_after=unverified)
             )
-            stands, moved = Lsn(end), True
+            position, moved = Lsn(end), True
 
 
 @contextmanager
@@ -182,16 +190,16 @@ def _other_session(
 
 
 def check_unmoved(
-    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, stands: Lsn
+    connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, position: Lsn
 ) -> None:
-    """After a peek, before anything follows from it: the slot still stood at ``stands``, so that
+    """After a peek, before anything follows from it: the slot still stood at ``position``, so that
     nothing in front is missing.
 
     A move that comes later is harmless: what was read is whole then. Raises SlotGap, or LateWriter
     when it was another run of this pipeline that moved the slot.
     """
     confirmed = confirmed_lsn(connection, identity.slot)
-    if confirmed <= stands:
+    if confirmed <= position:
         return
     _no_gap(identity, Lsn(job.ledger.furthest_lsn(identity.slot, identity.incarnation)), confirmed)
     raise LateWriter(
@@ -235,14 +243,14 @@ def landed_behind(
     ended = confirmed.value
     for batch in range(first, batches[1] + 1):
         of_batch = told.get(batch, {})
-        asked = ReadRequest.read(of_batch)
+        request = ReadRequest.read(of_batch)
         told_from = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
-        this = VerifiedRange(asked, max(told_from, confirmed.value), (batch, batch))
+        this = VerifiedRange(request, max(told_from, confirmed.value), (batch, batch))
         if batch in behind:
             landed = change_log.landed(batch)
             this = replace(this, messages=landed.rows, transactions=landed.transactions)
             ended = max(ended, landed.end_lsn)
-        elif asked is None:
+        elif request is None:
             continue
         if found and _is_one_window(found[-1], this, max(ended, this.begins), most):
             found[-1] += this
@@ -256,7 +264,7 @@ def _is_one_window(
 ) -> bool:
     most_messages, most_bytes = most
     is_small = one.messages + behind.messages <= most_messages and ended - one.begins <= most_bytes
-    return one.asked == behind.asked and is_small
+    return one.request == behind.request and is_small
 
 
 def slot_move(

@@ -144,19 +144,19 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
 
 
 def check_health(
-    slot: SlotState | None, name: str, *, two_phase: bool | None = None, asked: str | None = None
+    slot: SlotState | None, name: str, *, two_phase: bool | None = None, standby: str | None = None
 ) -> SlotState:
     """The slot when a run can use it; raises SlotMissing, SlotForeign, SlotLost, SlotInUse,
     StandbyAway or ConfigError.
 
-    ``asked`` names the server that ought to have it, where that is source.read_from's.
+    ``standby`` names the server that ought to have it, where that is source.read_from's.
     ``two_phase`` is what the pipeline file says (None: not asked). It must be the slot's own: a
     call with the option would turn it on for good. A reader that an earlier attempt of ours left
     behind doesn't count as use: whoever holds the slot's lock ends it.
     """
     if slot is None:
         raise SlotMissing(
-            f"slot {name!r} does not exist{f' on the standby {asked}' if asked else ''}: run"
+            f"slot {name!r} does not exist{f' on the standby {standby}' if standby else ''}: run"
             " resync; if it was never made, run setup, then the initial sync"
         )
     check_ours(slot)

@@ -76,19 +76,21 @@ def slot_position(
     return standby
 
 
-def committed_upto(connection: Connection, server: ServerPosition, asked: datetime) -> datetime:
+def committed_upto(
+    connection: Connection, server: ServerPosition, requested_at: datetime
+) -> datetime:
     """A moment up to which all that was committed on the primary can be read where ``connection``
     leads to.
 
-    That is when the position was ``asked`` for; on a standby that was behind then, the commit time
-    of the last transaction that it has replayed.
+    That is ``requested_at``, before the position was read; on a standby that was behind then, the
+    commit time of the last transaction that it has replayed.
     """
     if server.replay_lag:
         row = connection.execute("select pg_last_xact_replay_timestamp()").fetchone()
         if row is not None and row[0] is not None:
             at: datetime = row[0]
             return at
-    return asked
+    return requested_at
 
 
 def check_slot(connection: Connection, job: Job) -> SlotState:
@@ -96,12 +98,12 @@ def check_slot(connection: Connection, job: Job) -> SlotState:
     check_health() does.
     """
     source = job.pipeline.source
-    asked = describe_server(connection) if source.read_from is not None else None
+    standby = describe_server(connection) if source.read_from is not None else None
     return check_health(
         read_slot(connection, source.slot),
         source.slot,
         two_phase=source.options.two_phase,
-        asked=asked,
+        standby=standby,
     )
 
 

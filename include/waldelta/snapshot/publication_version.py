@@ -44,32 +44,32 @@ def wait_for_version(
 
 
 def wait_for_version_again(
-    connection: psycopg.Connection[Any], settled: PublicationVersion
+    connection: psycopg.Connection[Any], drained: PublicationVersion
 ) -> PublicationVersion:
     """For a copy that starts again: waits anew only when the publications were altered since."""
-    if read_version(connection, settled.publications) == settled.version:
-        return settled
-    return wait_for_version(connection, settled.publications, settled.timeout_s)
+    if read_version(connection, drained.publications) == drained.version:
+        return drained
+    return wait_for_version(connection, drained.publications, drained.timeout_s)
 
 
-def check_version(holder: SnapshotHolder, settled: PublicationVersion) -> None:
+def check_version(holder: SnapshotHolder, drained: PublicationVersion) -> None:
     """Raises SnapshotLost when the snapshot sees publications that were altered after they had
     settled.
     """
-    if read_version_as_of(holder, settled) != settled.version:
+    if read_version_as_of(holder, drained) != drained.version:
         raise SnapshotLost(
             "the publications were altered before the snapshot was taken: the copy starts again"
         )
 
 
 def read_version_as_of(
-    holder: SnapshotHolder, settled: PublicationVersion, oids: Sequence[int] | None = None
+    holder: SnapshotHolder, drained: PublicationVersion, oids: Sequence[int] | None = None
 ) -> str:
     """As read_version(), as the snapshot sees it; raises SnapshotLost when its session has
     ended.
     """
     try:
-        return read_version(holder.connection, settled.publications, oids)
+        return read_version(holder.connection, drained.publications, oids)
     except psycopg.Error as err:
         raise SnapshotLost(
             f"the publications can't be read in the snapshot ({err}): the copy starts again"

@@ -55,10 +55,10 @@ def shares(pieces: Iterable[R], rows: int, size: int) -> list[list[R]]:
 
 
 def run_tasks(
-    spark: SparkSession, count: int, told: pa.Schema, task: Task, *, stops: bool = False
+    spark: SparkSession, count: int, row_schema: pa.Schema, task: Task, *, stops: bool = False
 ) -> list[Any]:
     """Run ``task`` with each of the numbers from 0 to ``count`` - 1; gives the rows of what they
-    told, of schema ``told``.
+    told, of schema ``row_schema``.
 
     A task may be run again, when its worker died or its stage is repeated; not when it raised an
     error of ours, which is raised here once all of them have ended. With ``stops`` that ends the
@@ -66,7 +66,7 @@ def run_tasks(
     session has been started yet: a JVM takes longer to start than most of them.
     """
 
-    umask, schema = lake_umask(), told.append(_FAILED)
+    umask, schema = lake_umask(), row_schema.append(_FAILED)
 
     def numbered(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part in parts:

@@ -25,8 +25,8 @@ from waldelta_airflow.operators.job_operator import (
     job_of,
 )
 from waldelta_airflow.reporting.notify import (
+    IDLE_CHECK,
     LAND,
-    LOOK,
     NotifyOn,
     failure_callbacks,
     notify_critical,
@@ -263,7 +263,7 @@ def _cdc(job: _Job) -> DAG:
     with job.dag("cdc", pipeline.schedule) as dag:
 
         @task.short_circuit(
-            task_id=LOOK, pool=pipeline.pool, execution_timeout=settings.IDLE_CHECK_TIMEOUT
+            task_id=IDLE_CHECK, pool=pipeline.pool, execution_timeout=settings.IDLE_CHECK_TIMEOUT
         )
         def slot_has_changes(**context: Any) -> bool:
             return _has_work(pipeline, context)
@@ -295,7 +295,7 @@ def _cdc(job: _Job) -> DAG:
         chain(slot_has_changes(), land, apply)
         land >> check
         [land, apply] >> copy_again
-        _close(apply, check, job.report("consume"), begun=land, beside=[copy_again])
+        _close(apply, check, job.report("consume"), begun=land, other_tasks=[copy_again])
     return dag
 
 
@@ -304,7 +304,7 @@ def _close(
     check: BaseOperator | None,
     report: BaseOperator,
     begun: BaseOperator | None = None,
-    beside: Sequence[BaseOperator] = (),
+    other_tasks: Sequence[BaseOperator] = (),
 ) -> None:
     """The end of a run: what was done is checked and reported whatever failed after its beginning.
 
@@ -329,7 +329,7 @@ def _close(
     checked = [check] if check is not None else []
     chain(last, *checked, report)
     begun >> report
-    list(dict.fromkeys([begun, last, *checked, report, *beside])) >> fail_the_run()
+    list(dict.fromkeys([begun, last, *checked, report, *other_tasks])) >> fail_the_run()
 
 
 def _maintenance(job: _Job) -> DAG:

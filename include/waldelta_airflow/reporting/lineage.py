@@ -49,14 +49,14 @@ def lineage(
         or counts.get("truncated")
         or any(counts.get(of) for of in _ROWS)
     }
-    fed = {name: _source(pipeline, name) for name in tables}
-    inputs = [Dataset(namespace, f"{database}.{of}") for of in sorted(set(fed.values()))]
+    sources = {name: _source(pipeline, name) for name in tables}
+    inputs = [Dataset(namespace, f"{database}.{of}") for of in sorted(set(sources.values()))]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
     facet = ReplicationRunFacet(
         document.get("start_lsn"),
         document.get("end_lsn"),
         pipeline.source.publication_names,
-        _filters(pipeline, fed),
+        _filters(pipeline, sources),
     )
     return OperatorLineage(
         inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet}
@@ -108,13 +108,15 @@ def _published(publications: Iterable[Publication], table: str) -> str | None:
     )
 
 
-def _filters(pipeline: PipelineFile, fed: Mapping[str, str]) -> dict[str, str]:
+def _filters(pipeline: PipelineFile, sources: Mapping[str, str]) -> dict[str, str]:
     """The publisher's filter of each source table, and each target's own."""
-    named = {table: _published(pipeline.source.publications, table) for table in set(fed.values())}
+    named = {
+        table: _published(pipeline.source.publications, table) for table in set(sources.values())
+    }
     found = {table: where for table, where in named.items() if where is not None}
     own = {
         f"target {name}": where
-        for name in fed
+        for name in sources
         if (where := pipeline.target.where_of(name)) is not None
     }
     return dict(sorted((found | own).items()))

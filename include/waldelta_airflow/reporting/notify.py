@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # The tasks that look at a slot's health, and the XCom by which they know when somebody was told
 # last.
-LOOK, LAND = "slot_has_changes", "land"
+IDLE_CHECK, LAND = "slot_has_changes", "land"
 _NOTIFIED_AT = "slot_critical_told"
 
 
@@ -129,7 +129,7 @@ def notify_critical(pipeline: PipelineFile, texts: Sequence[str], context: Conte
 
 def _notified_lately(context: Context) -> bool:
     with _going_on("XCom"):
-        for task_id in (LOOK, LAND):
+        for task_id in (IDLE_CHECK, LAND):
             told = context["ti"].xcom_pull(
                 task_ids=task_id, key=_NOTIFIED_AT, map_indexes=-1, include_prior_dates=True
             )

@@ -99,19 +99,19 @@ PageRequestDep = Annotated[PageRequest, Depends(_page_request)]
 ChosenDep = Annotated[Chosen, Depends(_chosen)]
 
 
-def _may_decide(request: Request, asked: PageRequestDep, name: str) -> None:
+def _may_decide(request: Request, page_request: PageRequestDep, name: str) -> None:
     """Raise 403 or 404 for a request that may not trigger the DAG, before its body is read."""
     check_origin(request)
-    asked.pipeline(name)
-    if not asked.reader.may_trigger(quarantine_dag(name)):
+    page_request.pipeline(name)
+    if not page_request.reader.may_trigger(quarantine_dag(name)):
         raise HTTPException(403, f"You may not trigger the DAG {quarantine_dag(name)}.")
 
 
-def _may_repair(request: Request, asked: PageRequestDep, name: str) -> None:
+def _may_repair(request: Request, page_request: PageRequestDep, name: str) -> None:
     """Raise 403 or 404 for a request that may not trigger the DAG that repairs."""
     check_origin(request)
-    asked.pipeline(name)
-    if not asked.reader.may_trigger(reconcile_dag(name)):
+    page_request.pipeline(name)
+    if not page_request.reader.may_trigger(reconcile_dag(name)):
         raise HTTPException(403, f"You may not trigger the DAG {reconcile_dag(name)}.")
 
 
@@ -150,138 +150,146 @@ def _add_pages(app: FastAPI) -> None:
         app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
 
     @app.get("/")
-    def overview(asked: PageRequestDep) -> HTMLResponse:
-        return _page(pages.overview_page(asked.base, asked.pipelines(), asked.reader))
+    def overview(page_request: PageRequestDep) -> HTMLResponse:
+        return _page(
+            pages.overview_page(page_request.base, page_request.pipelines(), page_request.reader)
+        )
 
     @app.get("/p/{name}")
-    def pipeline(asked: PageRequestDep, name: str, hours: int = 24) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            text = pages.pipeline_page(asked.base, found, lake, hours, asked.reader)
+    def pipeline(page_request: PageRequestDep, name: str, hours: int = 24) -> HTMLResponse:
+        with _lake(page_request, name) as (found, lake):
+            text = pages.pipeline_page(page_request.base, found, lake, hours, page_request.reader)
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/runs")
     def runs(
-        asked: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
+        page_request: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
     ) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            return _page(pages.runs_page(asked.base, found, lake, page, only_failed=failed))
+        with _lake(page_request, name) as (found, lake):
+            return _page(pages.runs_page(page_request.base, found, lake, page, only_failed=failed))
 
     @app.get("/p/{name}/run/{verb}/{run_id:path}")
-    def run(asked: PageRequestDep, name: str, verb: str, run_id: str) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            text, is_known = pages.run_page(asked.base, found, lake, (verb, run_id), asked.reader)
+    def run(page_request: PageRequestDep, name: str, verb: str, run_id: str) -> HTMLResponse:
+        with _lake(page_request, name) as (found, lake):
+            text, is_known = pages.run_page(
+                page_request.base, found, lake, (verb, run_id), page_request.reader
+            )
             return _page(text, 200 if is_known else 404)
 
     @app.get("/p/{name}/expectations")
-    def expectations(asked: PageRequestDep, name: str) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            return _page(pages.expectations_page(asked.base, found, lake))
+    def expectations(page_request: PageRequestDep, name: str) -> HTMLResponse:
+        with _lake(page_request, name) as (found, lake):
+            return _page(pages.expectations_page(page_request.base, found, lake))
 
     @app.get("/p/{name}/table/{table:path}")
-    def table(asked: PageRequestDep, name: str, table: str) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            text, is_known = pages.table_page(asked.base, found, lake, table)
+    def table(page_request: PageRequestDep, name: str, table: str) -> HTMLResponse:
+        with _lake(page_request, name) as (found, lake):
+            text, is_known = pages.table_page(page_request.base, found, lake, table)
             return _page(text, 200 if is_known else 404)
 
 
 def _add_quarantine(app: FastAPI) -> None:
     @app.get("/p/{name}/quarantine")
     def quarantine(
-        asked: PageRequestDep,
+        page_request: PageRequestDep,
         name: str,
         chosen: ChosenDep,
         run: str | None = None,
         refused: str | None = None,
     ) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            button = _button(asked, quarantine_dag(name), run, refused)
-            shows_values = asked.reader.may_see_values(found)
+        with _lake(page_request, name) as (found, lake):
+            button = _button(page_request, quarantine_dag(name), run, refused)
+            shows_values = page_request.reader.may_see_values(found)
             text = quarantine_page(
-                asked.base, found, lake, chosen, button, shows_values=shows_values
+                page_request.base, found, lake, chosen, button, shows_values=shows_values
             )
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.get("/p/{name}/quarantine/row/{row_id}")
-    def quarantined(asked: PageRequestDep, name: str, row_id: str) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            asked.check_values(found)
-            text = row_page(asked.base, found, lake, row_id)
+    def quarantined(page_request: PageRequestDep, name: str, row_id: str) -> HTMLResponse:
+        with _lake(page_request, name) as (found, lake):
+            page_request.check_values(found)
+            text = row_page(page_request.base, found, lake, row_id)
         if text is None:
             raise HTTPException(404, "There is no such row in quarantine (any more).")
         return _page(text)
 
     @app.post("/p/{name}/quarantine")
-    def decide(asked: PageRequestDep, name: str, form: FormDep) -> Response:
+    def decide(page_request: PageRequestDep, name: str, form: FormDep) -> Response:
         conf = decision(form)
-        return _trigger(asked, name, "quarantine", quarantine_dag(name), (conf["action"], conf))
+        return _trigger(
+            page_request, name, "quarantine", quarantine_dag(name), (conf["action"], conf)
+        )
 
 
 def _add_dags(app: FastAPI) -> None:
     """What readers do to a pipeline's DAGs from its page, as Airflow's own pages let them."""
 
     @app.post("/p/{name}/dags/{kind}/run")
-    def run_now(asked: PageRequestDep, request: Request, name: str, kind: Kind) -> Response:
-        dag_id = _dag_of(asked, request, name, kind)
-        if kind not in RUN_NOW or not asked.reader.may_trigger(dag_id):
+    def run_now(page_request: PageRequestDep, request: Request, name: str, kind: Kind) -> Response:
+        dag_id = _dag_of(page_request, request, name, kind)
+        if kind not in RUN_NOW or not page_request.reader.may_trigger(dag_id):
             raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
         with suppress(DagPaused):  # its page says so, and offers to unpause it
-            trigger_run(dag_id, "manual", {}, asked.reader.user)
-        return _back(asked, name)
+            trigger_run(dag_id, "manual", {}, page_request.reader.user)
+        return _back(page_request, name)
 
     @app.post("/p/{name}/dags/{kind}/unpause")
     def unpause_dag(
-        asked: PageRequestDep,
+        page_request: PageRequestDep,
         request: Request,
         name: str,
         kind: Kind,
         to: Literal["quarantine", "reconciliation"] | None = None,
     ) -> Response:
-        dag_id = _dag_of(asked, request, name, kind)
-        if not asked.reader.may_unpause(dag_id):
+        dag_id = _dag_of(page_request, request, name, kind)
+        if not page_request.reader.may_unpause(dag_id):
             raise HTTPException(403, f"You may not unpause the DAG {dag_id}.")
-        unpause(dag_id, asked.reader.user.get_name())
-        return _back(asked, name, *filter(None, [to]))
+        unpause(dag_id, page_request.reader.user.get_name())
+        return _back(page_request, name, *filter(None, [to]))
 
 
-def _dag_of(asked: PageRequest, request: Request, name: str, kind: Kind) -> str:
+def _dag_of(page_request: PageRequest, request: Request, name: str, kind: Kind) -> str:
     """The DAG that a form names; raises 403 and 404 as all forms do."""
     check_origin(request)
-    asked.pipeline(name)
+    page_request.pipeline(name)
     return dag_id_of(name, kind)
 
 
 def _add_reconciliation(app: FastAPI) -> None:
     @app.get("/p/{name}/reconciliation")
     def reconciliation(
-        asked: PageRequestDep, name: str, run: str | None = None, refused: str | None = None
+        page_request: PageRequestDep, name: str, run: str | None = None, refused: str | None = None
     ) -> HTMLResponse:
-        with _lake(asked, name) as (found, lake):
-            button = _button(asked, reconcile_dag(name), run, refused)
-            shows_values = asked.reader.may_see_values(found)
-            text = reconciliation_page(asked.base, found, lake, button, shows_values=shows_values)
+        with _lake(page_request, name) as (found, lake):
+            button = _button(page_request, reconcile_dag(name), run, refused)
+            shows_values = page_request.reader.may_see_values(found)
+            text = reconciliation_page(
+                page_request.base, found, lake, button, shows_values=shows_values
+            )
             return HTMLResponse(text, headers=FORM_HEADERS)
 
     @app.post("/p/{name}/repair", dependencies=[Depends(_may_repair)])
-    def repair_all(asked: PageRequestDep, name: str) -> Response:
-        with _lake(asked, name) as (_, lake):
+    def repair_all(page_request: PageRequestDep, name: str) -> Response:
+        with _lake(page_request, name) as (_, lake):
             compared = read_compared(lake, replicated_tables(lake))
-        return _repair(asked, name, [*compared.different, *compared.copied])
+        return _repair(page_request, name, [*compared.different, *compared.copied])
 
     @app.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_repair)])
-    def repair(asked: PageRequestDep, name: str, table: str) -> Response:
-        return _repair(asked, name, [table])
+    def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
+        return _repair(page_request, name, [table])
 
 
-def _repair(asked: PageRequest, name: str, tables: list[str]) -> Response:
+def _repair(page_request: PageRequest, name: str, tables: list[str]) -> Response:
     if not tables:
         raise HTTPException(409, "No table differs any more.")
     return _trigger(
-        asked, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables))
+        page_request, name, "reconciliation", reconcile_dag(name), ("repair", repair_of(tables))
     )
 
 
-def _button(asked: PageRequest, dag_id: str, run: str | None, refused: str | None) -> Button:
-    reader = asked.reader
+def _button(page_request: PageRequest, dag_id: str, run: str | None, refused: str | None) -> Button:
+    reader = page_request.reader
     return Button(
         read_action_dag(dag_id, run),
         run,
@@ -292,39 +300,47 @@ def _button(asked: PageRequest, dag_id: str, run: str | None, refused: str | Non
 
 
 def _trigger(
-    asked: PageRequest, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
+    page_request: PageRequest, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
 ) -> Response:
     """Trigger a run and lead back to the page, which says how it stands: also that the DAG is
     paused, or a run at work.
     """
     if read_action_dag(dag_id).under_way:
-        return _back(asked, name, page, refused="another run")
+        return _back(page_request, name, page, refused="another run")
     try:
-        run_id = trigger_run(dag_id, *order, asked.reader.user)
+        run_id = trigger_run(dag_id, *order, page_request.reader.user)
     except DagPaused:
-        return _back(asked, name, page, refused="paused")
-    return _back(asked, name, page, run=run_id)
+        return _back(page_request, name, page, refused="paused")
+    return _back(page_request, name, page, run=run_id)
 
 
-def _back(asked: PageRequest, name: str, *page: str, **query: str) -> Response:
+def _back(page_request: PageRequest, name: str, *page: str, **query: str) -> Response:
     # 303: reading the page again asks for nothing.
-    return RedirectResponse(url(asked.base, "p", name, *page, **query), 303, headers=FORM_HEADERS)
+    return RedirectResponse(
+        url(page_request.base, "p", name, *page, **query), 303, headers=FORM_HEADERS
+    )
 
 
 def _add_reports(app: FastAPI) -> None:
     @app.get("/docs/")
-    def reports(asked: PageRequestDep, page: int = 1, *, failed: bool = False) -> HTMLResponse:
-        return _page(pages.reports_page(asked.base, asked.pipelines(), page, only_failed=failed))
+    def reports(
+        page_request: PageRequestDep, page: int = 1, *, failed: bool = False
+    ) -> HTMLResponse:
+        return _page(
+            pages.reports_page(
+                page_request.base, page_request.pipelines(), page, only_failed=failed
+            )
+        )
 
     @app.get("/docs/{name}/")
     @app.get("/docs/{name}/index.html")
-    def reports_of(asked: PageRequestDep, name: str) -> HTMLResponse:
-        return HTMLResponse(reports_index(asked.pipeline(name)), headers=INDEX_HEADERS)
+    def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
+        return HTMLResponse(reports_index(page_request.pipeline(name)), headers=INDEX_HEADERS)
 
     @app.get("/docs/{name}/{path:path}")
-    def report(asked: PageRequestDep, name: str, path: str) -> FileResponse:
-        found = asked.pipeline(name)
-        asked.check_values(found)
+    def report(page_request: PageRequestDep, name: str, path: str) -> FileResponse:
+        found = page_request.pipeline(name)
+        page_request.check_values(found)
         file = served_report(found, path)
         if file is None:
             raise HTTPException(404, "There is no such report.")
@@ -335,30 +351,32 @@ def _add_entrances(app: FastAPI) -> None:
     """From Airflow's pages of a DAG and of a run."""
 
     @app.get("/dag/{dag_id}")
-    def of_dag(asked: PageRequestDep, dag_id: str) -> Response:
-        found = pipeline_of(dag_id, asked.pipelines())
+    def of_dag(page_request: PageRequestDep, dag_id: str) -> Response:
+        found = pipeline_of(dag_id, page_request.pipelines())
         if found is None:
-            return _page(pages.stranger_page(asked.base, dag_id))
-        return RedirectResponse(url(asked.base, "p", found[0]), headers=HEADERS)
+            return _page(pages.stranger_page(page_request.base, dag_id))
+        return RedirectResponse(url(page_request.base, "p", found[0]), headers=HEADERS)
 
     @app.get("/dag/{dag_id}/run/{run_id:path}")
-    def of_run(asked: PageRequestDep, dag_id: str, run_id: str) -> Response:
-        found = pipeline_of(dag_id, asked.pipelines())
+    def of_run(page_request: PageRequestDep, dag_id: str, run_id: str) -> Response:
+        found = pipeline_of(dag_id, page_request.pipelines())
         if found is None:
-            return _page(pages.stranger_page(asked.base, dag_id))
+            return _page(pages.stranger_page(page_request.base, dag_id))
         name, verb = found
         if verb == "consume":
-            with _lake(asked, name) as (_, lake):
+            with _lake(page_request, name) as (_, lake):
                 verb = pages.consuming_verb(lake, run_id)
-        return RedirectResponse(url(asked.base, "p", name, "run", verb, run_id), headers=HEADERS)
+        return RedirectResponse(
+            url(page_request.base, "p", name, "run", verb, run_id), headers=HEADERS
+        )
 
 
 @contextmanager
-def _lake(asked: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
+def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
     """A pipeline and its lake; what goes wrong there is told with 502, not as an error of
     Airflow's.
     """
-    found = asked.pipeline(name)
+    found = page_request.pipeline(name)
     try:
         yield found, bookkeeping_of(found)
     except pages.READ_ERRORS as err:

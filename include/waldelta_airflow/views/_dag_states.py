@@ -174,14 +174,14 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class ActionDag:
-    """What a page with a button needs to know of the DAG behind it; ``asked`` is the state of the
-    run that was asked for just now.
+    """What a page with a button needs to know of the DAG behind it; ``requested`` is the state of
+    the run that was asked for just now.
     """
 
     dag_id: str
     is_paused: bool = False
     under_way: tuple[UnderWay, ...] = ()
-    asked: str | None = None
+    requested: str | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -194,7 +194,7 @@ class ActionDag:
         return any(run.state == _RUNNING or not self.is_paused for run in self.under_way)
 
 
-def read_action_dag(dag_id: str, asked: str | None = None) -> ActionDag:
+def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
     """What Airflow's database says of a DAG now; nothing is paused or under way where it says
     nothing.
     """
@@ -222,7 +222,7 @@ def read_action_dag(dag_id: str, asked: str | None = None) -> ActionDag:
                 for run in session.scalars(active.limit(_MOST_UNDER_WAY))
             )
             state = session.scalar(
-                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == asked)
+                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == requested)
             )
             return ActionDag(
                 dag_id, is_paused, under_way, str(state) if state is not None else None

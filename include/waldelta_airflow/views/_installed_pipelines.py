@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta_airflow._pipeline_files import read_pipeline_files
-from waldelta_airflow.reporting.notify import LOOK
+from waldelta_airflow.reporting.notify import IDLE_CHECK
 from waldelta_airflow.settings import pipelines_folder
 from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, dag_id_of, read_dags
 
@@ -73,17 +73,17 @@ class Schedule:
     """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC
     DAG.
 
-    ``looked``: when the latest run began that found nothing to do; the ledger has none of those.
-    ``failed``: the id of the latest run that has ended, when that failed. ``due``: when the
-    scheduler should make, or have made, the next one. ``paused``: the kinds of its other DAGs that
-    are. ``well``: when the latest run began that ended well, or was marked as such. ``dags``: all
-    DAGs of the pipeline.
+    ``idle_checked_at``: when the latest run began that found nothing to do; the ledger has none of
+    those. ``failed``: the id of the latest run that has ended, when that failed. ``next_run_at``:
+    when the scheduler should make, or have made, the next one. ``paused``: the kinds of its other
+    DAGs that are. ``well``: when the latest run began that ended well, or was marked as such.
+    ``dags``: all DAGs of the pipeline.
     """
 
     is_paused: bool = False
-    looked: datetime | None = None
+    idle_checked_at: datetime | None = None
     failed: str | None = None
-    due: datetime | None = None
+    next_run_at: datetime | None = None
     paused: frozenset[str] = frozenset()
     well: datetime | None = None
     dags: tuple[DagState, ...] = ()
@@ -131,7 +131,7 @@ def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime 
 
     own = (
         (XComModel.dag_run_id == DagRun.id)
-        & (XComModel.task_id == LOOK)
+        & (XComModel.task_id == IDLE_CHECK)
         & (XComModel.key == "return_value")
     )
     answers = (

@@ -166,7 +166,11 @@ def _last_idle_check(pipeline: PipelineFile, schedule: Schedule | None) -> datet
     """When a run last found nothing to do; that a standby has nothing tells less: it may have been
     behind.
     """
-    return schedule.looked if schedule is not None and pipeline.source.read_from is None else None
+    return (
+        schedule.idle_checked_at
+        if schedule is not None and pipeline.source.read_from is None
+        else None
+    )
 
 
 def _attention(
@@ -190,8 +194,8 @@ def _of_schedule(
                 "failed", "the CDC DAG is paused: nothing is read, and the slot holds back WAL"
             )
         )
-    elif schedule.due is not None and at - schedule.due > _LATE:
-        late = duration((at - schedule.due).total_seconds())
+    elif schedule.next_run_at is not None and at - schedule.next_run_at > _LATE:
+        late = duration((at - schedule.next_run_at).total_seconds())
         found.append(
             Attention(
                 "warning",
@@ -292,13 +296,13 @@ def _is_under_way(name: str) -> bool:
 
 
 def run_page(
-    base: str, pipeline: PipelineFile, lake: Bookkeeping, asked: tuple[str, str], reader: Reader
+    base: str, pipeline: PipelineFile, lake: Bookkeeping, run: tuple[str, str], reader: Reader
 ) -> tuple[str, bool]:
     """A run by its verb and id, and whether the ledger knows it; of ANY_VERB, its newest result.
 
     It has keys of rows for readers who may see values.
     """
-    name, (verb, run_id) = pipeline.pipeline, asked
+    name, (verb, run_id) = pipeline.pipeline, run
     if verb == ANY_VERB:
         verb = next(iter(verbs_of(lake, run_id)), "consume")
     details = read_run(lake, verb, run_id)

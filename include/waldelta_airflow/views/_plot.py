@@ -49,7 +49,7 @@ class Measure:
 
     label: str
     value: Callable[[LagPoint], float | None]
-    tell: Callable[[float], str]
+    text_of: Callable[[float], str]
     ceiling: Callable[[float], float]
 
 
@@ -59,7 +59,7 @@ def lag_plot(
     """One measure over time; failed runs are crosses that lead to the run. Empty when there is
     nothing to draw.
     """
-    tell = measure.tell
+    text_of = measure.text_of
     drawn = [
         (p, v)
         for p in thin_out(points, _MOST_POINTS, measure.value)
@@ -73,7 +73,7 @@ def lag_plot(
     plot = _Frame(first, (last - first).total_seconds() or 1.0, top)
     told = (
         f"{measure.label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most"
-        f" {tell(worst)}, at last {tell(drawn[-1][1])}"
+        f" {text_of(worst)}, at last {text_of(drawn[-1][1])}"
     )
     line = " ".join(f"{plot.x(p.at):.1f},{plot.y(v):.1f}" for p, v in drawn)
     area = f"{plot.x(first):.1f},{plot.y(0):.1f} {line} {plot.x(last):.1f},{plot.y(0):.1f}"
@@ -81,18 +81,18 @@ def lag_plot(
         Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
             _WIDTH, _HEIGHT, told
         ),
-        *_axes(plot, top, tell),
+        *_axes(plot, top, text_of),
         Markup('<polygon class="area" points="{}"/><polyline class="line" points="{}"/>').format(
             area, line
         ),
-        *(_cross(plot, p, v, link(p), tell(v)) for p, v in drawn if p.status == "failed"),
+        *(_cross(plot, p, v, link(p), text_of(v)) for p, v in drawn if p.status == "failed"),
         Markup("</svg>"),
     ]
     return Markup("").join(parts)
 
 
 def sparkline(
-    values: Sequence[float | None], told: str, width: int = 96, height: int = 26
+    values: Sequence[float | None], caption: str, width: int = 96, height: int = 26
 ) -> Markup:
     """A small line without axes."""
     known = [(n, v) for n, v in enumerate(values) if v is not None]
@@ -107,8 +107,9 @@ def sparkline(
     )
     return Markup(
         '<svg class="spark" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
-        ' aria-label="{told}"><title>{told}</title><polyline class="line" points="{line}"/></svg>'
-    ).format(w=width, h=height, told=told, line=line)
+        ' aria-label="{caption}"><title>{caption}</title>'
+        '<polyline class="line" points="{line}"/></svg>'
+    ).format(w=width, h=height, caption=caption, line=line)
 
 
 class _Frame:
@@ -139,14 +140,14 @@ def ceiling_of_bytes(worst: float) -> float:
     return size
 
 
-def _axes(plot: _Frame, top: float, tell: Callable[[float], str]) -> Iterator[Markup]:
+def _axes(plot: _Frame, top: float, text_of: Callable[[float], str]) -> Iterator[Markup]:
     for value in (0, top / 2, top):
         y = plot.y(value)
         yield Markup('<line class="grid" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>').format(
             _LEFT, _WIDTH - _RIGHT, y=y
         )
         yield Markup('<text class="axis" x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            _LEFT - 6, y + 4, tell(value) if value else "0"
+            _LEFT - 6, y + 4, text_of(value) if value else "0"
         )
     form = next(form for longest, form in _TIMES if plot.seconds <= longest)
     for n in range(5):
@@ -157,11 +158,11 @@ def _axes(plot: _Frame, top: float, tell: Callable[[float], str]) -> Iterator[Ma
         )
 
 
-def _cross(plot: _Frame, point: LagPoint, value: float, link: str, told: str) -> Markup:
+def _cross(plot: _Frame, point: LagPoint, value: float, link: str, text: str) -> Markup:
     x, y = plot.x(point.at), plot.y(value)
     return Markup(
         '<a href="{}" aria-label="{}"><title>{}</title><circle class="touch" cx="{:.1f}"'
         ' cy="{:.1f}" r="7"/><path class="cross" d="M{:.1f} {:.1f}l8 8m0 -8l-8 8"/></a>'
     ).format(
-        link, f"failed run {point.run_id}", f"failed: {point.run_id}, {told}", x, y, x - 4, y - 4
+        link, f"failed run {point.run_id}", f"failed: {point.run_id}, {text}", x, y, x - 4, y - 4
     )

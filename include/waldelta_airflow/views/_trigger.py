@@ -25,7 +25,7 @@ class Button:
     """
 
     dag: ActionDag
-    asked: str | None
+    requested: str | None
     refused: str | None
     may_trigger: bool
     may_unpause: bool
@@ -33,7 +33,7 @@ class Button:
     @property
     def is_under_way(self) -> bool:
         """Whether the run that was asked for is among those under way."""
-        return any(run.run_id == self.asked for run in self.dag.under_way)
+        return any(run.run_id == self.requested for run in self.dag.under_way)
 
 
 def check_origin(request: Request) -> None:

@@ -26,7 +26,7 @@ from waldelta.lake.ledger.expectation_results import (
     append_expectation_results,
     recorded_unknown,
 )
-from waldelta.lake.ledger.quarantine import QUARANTINED, REREAD, RESOLVED, SentMessage
+from waldelta.lake.ledger.quarantine import COMPLETED, QUARANTINED, RESOLVED, SentMessage
 from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring import read_status
@@ -156,7 +156,7 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
             assert (counts.reread, told(job, table)) == (0, [])  # the old row came too
         else:
             assert (counts.inserted, counts.reread, counts.quarantined) == (2, 1, 0)
-            assert told(job, table) == [(REREAD, "1", ["big"])]
+            assert told(job, table) == [(COMPLETED, "1", ["big"])]
     # Moved in, moved its key and changed, all in one batch.
     for table in tables:
         database.execute(
@@ -194,7 +194,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     cut = apply(spark, drained).steps[0].targets[0]
     assert target_rows(spark, job) == source_rows(database)
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
-    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
+    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
     (row,) = [
         r
         for r in Quarantine(job.pipeline.target.root).rows("public.t", 1)
@@ -228,7 +228,7 @@ def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     done = run(spark, job, "second")
     assert target_rows(spark, job) == source_rows(database)
     assert done.skipped == 0
-    assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (REREAD, "5")]
+    assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (COMPLETED, "5")]
 
 
 def kept(job, **key):
@@ -593,7 +593,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(spark, database, job, monk
     assert len(told(job)) == 2
     monkeypatch.undo()
     assert apply(spark, job).failures == {}
-    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (REREAD, "2", ["big"])]
+    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
 
 
 @pytest.mark.parametrize("fate", ["killed", "slept"])
@@ -674,7 +674,7 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
     waiting.close()
     assert apply(spark, job).failures == {}
     assert target_rows(spark, job) == source_rows(database)
-    assert told(job) == [(REREAD, "1", ["big"])]
+    assert told(job) == [(COMPLETED, "1", ["big"])]
 
 
 def wait_until(database, query, *params):

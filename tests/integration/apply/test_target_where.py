@@ -17,7 +17,7 @@ from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.quarantine import REREAD
+from waldelta.lake.ledger.quarantine import COMPLETED
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.target_filter import filter_of
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -200,7 +200,7 @@ def test_an_entering_row_without_its_large_value_is_read_again(
     database.execute("update by_default set a = 10")
     done = consume(spark, job).tables["public.by_default"]
     assert (done.inserted, done.reread) == (1, 1)
-    assert [row.status for row in Quarantine(lake).rows("public.by_default", 1)] == [REREAD]
+    assert [row.status for row in Quarantine(lake).rows("public.by_default", 1)] == [COMPLETED]
     assert rows(spark, job, "by_default", "a", "big") == wanted(
         database, "by_default", "true", "a", "big"
     )

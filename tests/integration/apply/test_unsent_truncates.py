@@ -46,7 +46,7 @@ def state(conn):
 def judged(conn, state, landed_as_of=None):
     present = read_catalog_state(conn, [state])
     found = with_truncated(conn, [state], present, landed_as_of)["public.t"]
-    return found.emptied, replaced_files(state, found.storage)
+    return found.truncated, replaced_files(state, found.storage)
 
 
 # What is done, whether it looks like a TRUNCATE, whether the partition has another file that
@@ -111,8 +111,8 @@ def test_emptied_once_more(database, conn, state, statements, alone):
     for statement in statements:
         database.execute(statement)
     found = with_truncated(conn, [known], read_catalog_state(conn, [known]))["public.t"]
-    assert leaf in found.emptied
-    assert found.emptied_alone == ({leaf} if alone else frozenset())
+    assert leaf in found.truncated
+    assert found.truncated_alone == ({leaf} if alone else frozenset())
 
 
 def test_only_what_had_ended_when_all_was_landed(database, conn, state):

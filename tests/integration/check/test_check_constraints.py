@@ -90,7 +90,7 @@ def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     job.ledger.append(TableState(now(), "copy", "public.t", 1, SYNCED))
     (before,) = read_rules(job, RunResult("maintain", "early"), ["public.t"]).values()
-    assert (before.checks, ["t_v_check" in text for text in before.left_out]) == ((), [True])
+    assert (before.checks, ["t_v_check" in text for text in before.omitted]) == ((), [True])
     landed = RunResult("consume", "landed", landed_as_of=read_oldest_xid(database.connection))
     landed.stages["apply"] = StageResult("succeeded", 0.0)
     # Its cuts are of what it has applied meanwhile, and lack what it has landed since.
@@ -99,7 +99,7 @@ def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
         job.ledger.append(BatchCut(now(), result.run_id, 1, 0, None))
         result.record(job)
     (after,) = read_rules(job, RunResult("maintain", "now"), ["public.t"]).values()
-    assert ([check.name for check in after.checks], [*after.left_out]) == (["t_v_check"], [])
+    assert ([check.name for check in after.checks], [*after.omitted]) == (["t_v_check"], [])
 
 
 def test_which_labels(database):

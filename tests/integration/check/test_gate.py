@@ -138,7 +138,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     assert made.rows_on_pages() == {"public.u": (1, 0, 0)}
     (first,) = made.stopped()
     assert (first.table_name, first.waiting, first.may_pass) == ("public.t", 2, True)
-    assert [(one.meaning, one.told) for one in first.unmet] == [
+    assert [(one.meaning, one.finding) for one in first.unmet] == [
         ("expect_column_values_to_be_between on v", "1 row")
     ]
     # The slot was emptied all the same, and later changes are judged with what waits.

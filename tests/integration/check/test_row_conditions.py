@@ -201,7 +201,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(spark, lake):
         success = not rows or judged - rows >= condition.mostly * judged
         assert (rows, success) == (outcome.unexpected_count, outcome.success), outcome
         assert is_of_row_alone(outcome.planned.type, outcome.planned.kwargs)
-    (told,) = [text for text in verdict.left_out if "amount" in text]
+    (told,) = [text for text in verdict.omitted if "amount" in text]
     assert (
         told
         == "expect_column_values_to_not_be_null on amount (expectations[5]): values of amount that"

@@ -127,7 +127,7 @@ def copied(conn, file, *, whole_root=False):
     """
     found = []
     for target in read_targets(conn, file):
-        table, where = target.table, target.feed.where
+        table, where = target.table, target.mapping.where
         state = TableState(
             now(),
             "r",
@@ -142,10 +142,10 @@ def copied(conn, file, *, whole_root=False):
             target_filter=to_text(RowFilter(where, where, ("id",)) if where else None),
             entries=to_texts(table.entries),
             key_columns=list(table.key_columns),
-            root_id=target.feed.root_id,
+            root_id=target.mapping.root_id,
         )
         present = read_catalog_state(conn, [state])[state.table_name]
-        kept = present if whole_root else of_partition(state, present, target.feed)[1]
+        kept = present if whole_root else of_partition(state, present, target.mapping)[1]
         found.append(replace(state, storage=kept.storage))
     return found
 
@@ -165,7 +165,7 @@ def look(conn, file, states):
     found, recorded = {}, []
     for state, _ in narrowed:
         known, target, now_there = state, targets[state.table_name], present[state.table_name]
-        if drift := find_drift(file, state, target.table, now_there, target.feed):
+        if drift := find_drift(file, state, target.table, now_there, target.mapping):
             found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)
             known = replace(drift.state, storage=state.storage)
         recorded.append(to_record(known, now_there.storage) or known)

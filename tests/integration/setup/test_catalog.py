@@ -269,7 +269,7 @@ def test_what_is_published_is_what_postgresql_says(database, conn):
         "select pubname, schemaname, tablename, (select array_agg(a order by a) from"
         " unnest(attnames) a), rowfilter from pg_publication_tables order by 1, 2, 3"
     ).fetchall()
-    rows = fetch(conn, _MEMBERSHIPS, {"publications": names, "barred": []})
+    rows = fetch(conn, _MEMBERSHIPS, {"publications": names, "locked": []})
     read = [(r.publication, r.schema, r.name, sorted(r.column_names), r.row_filter) for r in rows]
     assert sorted(read, key=lambda row: row[:3]) == [
         (*row[:3], [str(a) for a in row[3]], row[4]) for row in told
@@ -297,7 +297,7 @@ def test_a_locked_table_bars_only_its_own_filter(database, conn):
         (oid,) = conn.execute("select 'public.t'::regclass::oid::bigint").fetchone()
         found = {
             t.id.name: t.unread
-            for t in read_published_tables(conn, ["p"], sizes=False, barred=[oid])
+            for t in read_published_tables(conn, ["p"], sizes=False, locked=[oid])
         }
         assert found == {"r": False, "t": True}
         assert {r.id.name for r in read_published_relations(conn, ["p"])} == {"r", "t"}

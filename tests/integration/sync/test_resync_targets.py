@@ -106,7 +106,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     for late in ("late", "later"):
         assert (
             run_sync(
-                spark, replace(job, run_id=late), ["public.t", "public.u"], only_due=True
+                spark, replace(job, run_id=late), ["public.t", "public.u"], only_waiting=True
             ).tables
             == {}
         )

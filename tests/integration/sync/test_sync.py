@@ -498,7 +498,7 @@ def test_refused_before_anything_is_copied(spark, database, lake, tmp_path, monk
     with pytest.raises(ConfigError, match=r"not published: public\.absent; .* have: public\.t"):
         ready.sync("public.absent")
     with pytest.raises(ConfigError, match=r"not published: public\.absent"):
-        sync(spark, ready.job, ["public.absent"], only_due=True)
+        sync(spark, ready.job, ["public.absent"], only_waiting=True)
     with pytest.raises(ConfigError, match="schema-qualified"):
         ready.sync("t")
     in_the_way = tmp_path / "file"

@@ -199,7 +199,7 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
 
     def sync(*_, **__):
         done = SimpleNamespace(
-            table=next(copied), rows=1, version=3, verbatim=None, skipped=None, bill=SourceBill()
+            table=next(copied), rows=1, version=3, raw_rows=None, skipped=None, bill=SourceBill()
         )
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 

@@ -260,7 +260,9 @@ def test_what_the_latest_run_found_is_told(book, found, told):
         return [(item.severity, item.text) for item in found]
 
     attention = items(2)
-    idle = read_glance(pipeline(book.root), book, minutes(2), 24, looked=minutes(1)).attention
+    idle = read_glance(
+        pipeline(book.root), book, minutes(2), 24, idle_checked_at=minutes(1)
+    ).attention
     assert len(idle) == len([item for item in attention if "latest run" not in item[1]])
     assert len(attention) == (told is not None)
     assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)

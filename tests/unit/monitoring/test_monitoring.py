@@ -375,7 +375,7 @@ def test_a_run_that_read_nothing_brings_no_table_further(book):
     book.ledger.append(run("apply alone", minutes(12), as_of=None))
     (line,) = read_tables(book, read_runs(book), {}, {})
     assert (line.complete_upto, brought_up_to(read_runs(book))) == (minutes(0), minutes(0))
-    (line,) = read_tables(book, read_runs(book), {}, {}, looked=minutes(30))
+    (line,) = read_tables(book, read_runs(book), {}, {}, idle_checked_at=minutes(30))
     assert line.complete_upto == minutes(30)
 
 
@@ -417,7 +417,7 @@ def test_heat_maps(book):
     of_one = expectations_map(book, "public.b", minutes(9), 10)
     assert of_one.not_checked == ("unique key: none",)
     ((name, cells),) = of_one.rows
-    assert (name, [c.told for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
+    assert (name, [c.finding for c in cells]) == ("key (id) is unique", ["met", "not met, 3 rows"])
     assert read_latest_checks(book, None)["public.b"].run_id == "two"
 
 

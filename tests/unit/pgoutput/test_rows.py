@@ -135,8 +135,8 @@ def test_unchanged_is_told_apart_from_null():
 def test_presence_of_old_tuples():
     """Which messages have an old tuple is known without looking at its values."""
     rows = decode_rows(enc.messages(*(s[1] for s in SHAPES)), 3)
-    assert rows.old.present.tolist() == [s[3] != "" for s in SHAPES]
-    assert rows.new.present.tolist() == [s[2] != "D" for s in SHAPES]
+    assert rows.old.has_tuple.tolist() == [s[3] != "" for s in SHAPES]
+    assert rows.new.has_tuple.tolist() == [s[2] != "D" for s in SHAPES]
 
 
 def test_binary_values_are_not_taken_for_text():

@@ -61,7 +61,7 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
         land(log, batch, messages)
     assert log.landed_end(4) == 0
     (behind,) = landed_behind(log, (0, 4), Lsn(stands), LARGE)
-    assert (behind.asked, behind.transactions.inserts) == (None, expected)
+    assert (behind.request, behind.transactions.inserts) == (None, expected)
 
 
 # Each batch: where its last transaction ends (None: it is empty), by what it was read, and from
@@ -96,7 +96,7 @@ def test_by_what_it_was_read(log, batches, stands, expected):
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
     found = landed_behind(log, (0, len(batches)), Lsn(stands), LARGE)
     assert [
-        (stretch.asked, stretch.begins, stretch.transactions.inserts) for stretch in found
+        (stretch.request, stretch.begins, stretch.transactions.inserts) for stretch in found
     ] == expected
 
 

@@ -78,23 +78,23 @@ def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
     takes, leaves = np.flatnonzero(source >= 0), np.flatnonzero(destination >= 0)
     event = np.concatenate([index[takes], index[leaves]])
     row = np.concatenate([source[takes], destination[leaves]])
-    is_left = np.repeat([False, True], [len(takes), len(leaves)])
+    is_opening = np.repeat([False, True], [len(takes), len(leaves)])
     # An update takes its old row before it leaves the new one, which may be equal.
-    order = np.lexsort((is_left, event, row))
-    event, row, is_left = event[order], row[order], is_left[order]
-    level = _levels(row, is_left)
+    order = np.lexsort((is_opening, event, row))
+    event, row, is_opening = event[order], row[order], is_opening[order]
+    level = _levels(row, is_opening)
     matched = np.flatnonzero(level > 0)
     matched = matched[np.lexsort((matched, level[matched], row[matched]))]
-    closing = np.flatnonzero(~is_left[matched])
+    closing = np.flatnonzero(~is_opening[matched])
     parent = np.full(len(source), Root.NEW, np.int64)
-    parent[event[~is_left]] = Root.BASE
+    parent[event[~is_opening]] = Root.BASE
     parent[event[matched[closing]]] = event[matched[closing - 1]]
     is_consumed = np.zeros(len(source), bool)
     is_consumed[parent[parent >= 0]] = True
     return parent, is_consumed
 
 
-def _levels(row: Ints, is_left: Bools) -> Ints:
+def _levels(row: Ints, is_opening: Bools) -> Ints:
     """How many copies of its row the batch has left, the event's own included; 0 where it takes one
     of the target's.
     """
@@ -102,7 +102,7 @@ def _levels(row: Ints, is_left: Bools) -> Ints:
     first = np.ones(count, bool)
     first[1:] = row[1:] != row[:-1]
     number = np.cumsum(first) - 1
-    running = np.cumsum(np.where(is_left, 1, -1))
+    running = np.cumsum(np.where(is_opening, 1, -1))
     starts = np.flatnonzero(first)
     total = running - np.where(starts > 0, running[starts - 1], 0)[number]
     # The lowest total of each row so far, in one accumulation: every row starts below whatever came
@@ -111,7 +111,7 @@ def _levels(row: Ints, is_left: Bools) -> Ints:
     lowest = np.minimum.accumulate(np.minimum(total, 0) - number * step) + number * step
     earlier = np.where(first, 0, np.roll(lowest, 1))
     depth = total - lowest
-    return np.asarray(np.where(is_left, depth, np.where(lowest < earlier, 0, depth + 1)))
+    return np.asarray(np.where(is_opening, depth, np.where(lowest < earlier, 0, depth + 1)))
 
 
 def _rows(

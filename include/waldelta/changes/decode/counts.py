@@ -4,4 +4,4 @@
 RAW_ROWS = "verbatim"
 # Rows that came without all of their values: those completed from the source, and those that
 # couldn't be.
-REREAD_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
+COMPLETED_ROWS, QUARANTINED_ROWS = "reread", "quarantined"

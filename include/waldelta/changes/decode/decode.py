@@ -31,7 +31,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.collapse_keyless import PLACE, collapse_copies
 from waldelta.changes.decode.relation_versions import RelationVersion
-from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNTOLD, Routing
+from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNKNOWN, Routing
 from waldelta.changes.decode.row_states import (
     STATE_XID,
     Unfolding,
@@ -294,15 +294,15 @@ def _routed(
             " columns that its target's where uses: give the table replica identity full, then"
             " sync it again"
         )
-    sent = rows.old.present if is_told else np.zeros(len(rows), np.bool_)
-    old_row = np.where(sent, SENT, np.where(rows.op == DELETE, UNTOLD, SAME))
+    sent = rows.old.has_tuple if is_told else np.zeros(len(rows), np.bool_)
+    old_row = np.where(sent, SENT, np.where(rows.op == DELETE, UNKNOWN, SAME))
     columns: dict[str, pa.Array] = {OLD_ROW: pa.array(old_row.astype(np.int32))}
     for i, at in places.items():
         old = rows.old[at] if is_told else pa.nulls(len(rows), pa.binary())
         for letter, texts in (("n", _new_key(rows, at)), ("p", old)):
             value, raw = plan.types[i].from_text(texts)
             columns[f"{letter}{i}"] = value
-            if i in routing.verbatim:
+            if i in routing.raw_positions:
                 columns[f"{letter}r{i}"] = (
                     pa.nulls(len(rows), pa.string()) if raw is None else raw.cast(pa.string())
                 )
@@ -379,7 +379,7 @@ def _check_whole_rows(rows: Rows) -> None:
 
 def _new_key(rows: Rows, k: int) -> pa.Array:
     """The key after the change; a TOASTed key that didn't change comes with the old tuple only."""
-    unchanged = rows.unchanged[k] & rows.old.present
+    unchanged = rows.unchanged[k] & rows.old.has_tuple
     return (
         pc.if_else(pa.array(unchanged), rows.old[k], rows.new[k])
         if unchanged.any()
@@ -392,9 +392,9 @@ def _old_key(rows: Rows, k: int) -> pa.Array:
     an insert.
     """
     new, inserted = _new_key(rows, k), rows.op == INSERT
-    if not rows.old.present.any():
+    if not rows.old.has_tuple.any():
         return pc.if_else(pa.array(inserted), pa.scalar(None, new.type), new)
-    same = ~rows.old.present & (rows.op != DELETE) & ~inserted
+    same = ~rows.old.has_tuple & (rows.op != DELETE) & ~inserted
     return pc.if_else(pa.array(same), new, rows.old[k])
 
 
@@ -406,11 +406,11 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
     """
     op = events["op"].to_numpy()
     for k, i in enumerate(plan.shape.key):
-        for name, present in ((f"o{k}", op != INSERT), (f"c{i}", op != DELETE)):
+        for name, required in ((f"o{k}", op != INSERT), (f"c{i}", op != DELETE)):
             at = events.schema.get_field_index(name)
             field = pa.field(name, plan.types[i].arrow)
             events = events.set_column(
-                at, field, typed_key(events[name], plan.types[i], plan.names[i], present)
+                at, field, typed_key(events[name], plan.types[i], plan.names[i], required)
             )
     return events
 
@@ -490,15 +490,15 @@ def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
 
 
 def typed_key(
-    texts: pa.ChunkedArray, kind: TargetType, name: str, present: npt.NDArray[np.bool_]
+    texts: pa.ChunkedArray, kind: TargetType, name: str, required: npt.NDArray[np.bool_]
 ) -> pa.Array:
     """A key column as its type; raises ApplyError for a key that it can't hold, NeedsSync for none
-    where ``present``.
+    where ``required``.
     """
     value, raw = kind.from_text(one_array(texts))
     if raw is not None and raw.null_count < len(raw):
         raise ApplyError(unheld_key(name, kind))
-    if pc.any(pc.and_(pa.array(present), pc.is_null(value))).as_py():
+    if pc.any(pc.and_(pa.array(required), pc.is_null(value))).as_py():
         raise NeedsSync(
             f"a change came without its key column {name!r}: its replica identity was changed, so"
             " it has to be synced again"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # What an event says of its old row: nothing, since the filter's columns are as in the new one; its
 # values; or, of a DELETE alone, too little to judge it: the target knows then whether it has the
 # row.
-SAME, SENT, UNTOLD = 0, 1, 2
+SAME, SENT, UNKNOWN = 0, 1, 2
 OLD_ROW = "old_row"
 
 
@@ -58,11 +58,11 @@ class Routing:
 
     Between decode and route an event has, for each of these positions, the typed ``n<i>`` (new) and
     ``p<i>`` (previous value, null but where ``old_row`` is SENT), and ``nr<i>``, ``pr<i>`` for
-    those ``verbatim``: texts that no type holds.
+    those of ``raw_positions``: texts that no type holds.
     """
 
     positions: tuple[int, ...]
-    verbatim: tuple[int, ...]
+    raw_positions: tuple[int, ...]
     new: str
     old: str
 
@@ -71,7 +71,7 @@ class Routing:
         found = [pa.field(OLD_ROW, pa.int32())]
         for letter in "np":
             found += [pa.field(f"{letter}{i}", types[i].arrow) for i in self.positions]
-            found += [pa.field(f"{letter}r{i}", pa.string()) for i in self.verbatim]
+            found += [pa.field(f"{letter}r{i}", pa.string()) for i in self.raw_positions]
         return found
 
 
@@ -83,17 +83,17 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
         return None
     names = [column.name for column in columns]
     positions = tuple(names.index(name) for name in row_filter.columns)
-    verbatim = tuple(
+    raw_positions = tuple(
         i for i in positions if column_type(columns[i].type_name, columns[i].spark_type).may_be_raw
     )
 
     def condition(letter: str) -> str:
         held = {names[i]: f"{letter}{i}" for i in positions}
-        entries = ", ".join(f"{string(names[i])}, {letter}r{i}" for i in verbatim)
+        entries = ", ".join(f"{string(names[i])}, {letter}r{i}" for i in raw_positions)
         raw = f"map({entries})" if entries else "cast(null as map<string,string>)"
         return spark_condition(row_filter, columns, {**held, RAW: raw})
 
-    return Routing(positions, verbatim, condition("n"), condition("p"))
+    return Routing(positions, raw_positions, condition("n"), condition("p"))
 
 
 def translate(row_filter: RowFilter, columns: Sequence[ColumnState]) -> Routing | None:
@@ -164,12 +164,12 @@ def judgement(routing: Routing) -> Column:
     # fail.
     new = f"(op <> {DELETE} and coalesce({routing.new}, false))"
     old = f"coalesce({routing.old}, false)"
-    before = f"(case {OLD_ROW} when {SENT} then {old} when {UNTOLD} then true else {new} end)"
+    before = f"(case {OLD_ROW} when {SENT} then {old} when {UNKNOWN} then true else {new} end)"
     return F.expr(
         f"case op when {INSERT} then case when {new} then op end"
         f" when {DELETE} then case when {before} then op end"
         # Each condition once: Spark doesn't keep the result of what stands behind AND.
         f" else case when {new} then case when {OLD_ROW} = {SENT} and not {old} then {INSERT} else"
         " op end"
-        f" when {OLD_ROW} = {UNTOLD} or ({OLD_ROW} = {SENT} and {old}) then {DELETE} end end"
+        f" when {OLD_ROW} = {UNKNOWN} or ({OLD_ROW} = {SENT} and {old}) then {DELETE} end end"
     )

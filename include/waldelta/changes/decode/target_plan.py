@@ -99,9 +99,9 @@ class TargetPlan:
 
 def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsewhere
     read_types: ReadTypes,
-    stretch: BatchRange,
+    batch_range: BatchRange,
     state: TableState,
-    present: CatalogTable,
+    catalog: CatalogTable,
     policy: SchemaPolicy,
     options: TypeOptions,
     *,
@@ -110,28 +110,28 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     """Read the relation's versions and truncations in the range, and what becomes of the target's
     columns.
 
-    ``present`` is the source's table as the catalogs had it after the range was landed. Raises
+    ``catalog`` is the source's table as the catalogs had it after the range was landed. Raises
     SchemaChanged when the columns differ and ``policy`` or the difference forbids to follow:
     NeedsSync when a new copy would be exact; so for columns that have other types in the lake by
     ``options`` now than the copy gave them. ``is_empty``: the target has no rows.
     """
-    stream = stretch.stream
+    stream = batch_range.stream
     snapshot = Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
-    volume = stretch.volume(state)
+    volume = batch_range.volume(state)
     if state.root_id is None:  # a leaf that is another one has joined as a new one
-        _check_not_recreated(stream, state, present)
+        _check_not_recreated(stream, state, catalog)
     versions = (
-        bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids))
+        bringing_rows(batch_range, snapshot, read_versions(stream, state.relation_ids))
         if volume.rows
         else []
     )
     relations = [as_merged_partition(version.relation, state) for version in versions]
     evolution = _evolution(
-        read_types, state, relations, present, (policy, options), is_empty=is_empty
+        read_types, state, relations, catalog, (policy, options), is_empty=is_empty
     )
     truncated_at = last_truncates(stream, state, snapshot)
-    decode = plan_decode(read_types, stretch, state, (versions, evolution), policy, options)
+    decode = plan_decode(read_types, batch_range, state, (versions, evolution), policy, options)
     if state.kept_as == MIRROR:
         decode = replace(decode, truncated_at=truncated_at)
     else:  # rows of before a TRUNCATE are part of what the target tells
@@ -140,20 +140,20 @@ def plan_target(  # noqa: PLR0913 - what a plan is made of, each part read elsew
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     return TargetPlan(
         state,
-        stretch.batches,
+        batch_range.batches,
         volume,
         decode,
         bool(truncated_at),
-        stretch.rows_of(state),
+        batch_range.rows_of(state),
         may_move,
         evolution if evolution.changes(state) else None,
-        stretch.split,
+        batch_range.split,
     )
 
 
 def plan_decode(
     read_types: ReadTypes,
-    stretch: BatchRange,
+    batch_range: BatchRange,
     state: TableState,
     found: tuple[Sequence[RelationVersion], Evolution],
     policy: SchemaPolicy,
@@ -189,11 +189,11 @@ def plan_decode(
             None if column.fill is None else column.fill.encode() for column in evolution.columns
         ),
         Snapshot.parse(state.snapshot),
-        stretch.stream.segments,
+        batch_range.stream.segments,
         wire_names=tuple(wire_name(types[(column.type_oid, column.typmod)]) for column in columns),
         routing=plan_routing(row_filter, columns),
         relid=relid,
-        undescribed=stretch.stream.undescribed,
+        undescribed=batch_range.stream.undescribed,
     )
 
 
@@ -213,7 +213,7 @@ def _without(places: tuple[int | None, ...], relid: int | None) -> tuple[int | N
 
 
 def bringing_rows(
-    stretch: BatchRange, snapshot: Snapshot, versions: Sequence[RelationVersion]
+    batch_range: BatchRange, snapshot: Snapshot, versions: Sequence[RelationVersion]
 ) -> list[RelationVersion]:
     """The versions that describe rows which the copy doesn't hold, in the order of the stream."""
     # Of many leaves that are all alike, none needs to be looked for.
@@ -222,8 +222,8 @@ def bringing_rows(
     found = [
         version
         for version in versions
-        if stretch.change_log.has_changes(
-            stretch.stream, [version.relation.relation_id], snapshot, version.describes
+        if batch_range.change_log.has_changes(
+            batch_range.stream, [version.relation.relation_id], snapshot, version.describes
         )
     ]
     return sorted(found, key=attrgetter("since"))
@@ -233,7 +233,7 @@ def _evolution(
     read_types: ReadTypes,
     state: TableState,
     relations: Sequence[Relation],
-    present: CatalogTable,
+    catalog: CatalogTable,
     rules: tuple[SchemaPolicy, TypeOptions],
     *,
     is_empty: bool = False,
@@ -242,14 +242,14 @@ def _evolution(
     if not relations:
         return unchanged(state)
     if state.root_id is None:
-        _check_not_renamed(state, relations[-1], present)
+        _check_not_renamed(state, relations[-1], catalog)
     if policy == "ignore":
-        check_key(state, present)
+        check_key(state, catalog)
         return plan_ignoring(state, relations)
     types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
     try:
-        check_key(state, present)
-        evolution = plan_evolution(state, relations, present, types, options, is_empty=is_empty)
+        check_key(state, catalog)
+        evolution = plan_evolution(state, relations, catalog, types, options, is_empty=is_empty)
     except NeedsSync as err:
         if policy == "fail":
             raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None
@@ -282,14 +282,14 @@ def _check_chosen_types(
             raise refusal(state, reason)
 
 
-def _check_not_renamed(state: TableState, relation: Relation, present: CatalogTable) -> None:
+def _check_not_renamed(state: TableState, relation: Relation, catalog: CatalogTable) -> None:
     if _has_its_name(state, TableId(relation.schema, relation.name)):
         return
     # A table may have had another name while it was changed, and have its own again by now.
-    name = present.name or TableId(relation.schema, relation.name)
+    name = catalog.name or TableId(relation.schema, relation.name)
     if _has_its_name(state, name):
         return
-    if present.is_replaced:
+    if catalog.is_replaced:
         raise SchemaChanged(
             f"{state.table_name}: the table it was copied from is called {name} on the source now,"
             f" and another table has its name: run setup, which publishes that one; the next run"
@@ -350,9 +350,9 @@ def read_truncations(
     return tuple(sorted(found, key=attrgetter("place")))
 
 
-def _check_not_recreated(stream: Stream, state: TableState, present: CatalogTable) -> None:
+def _check_not_recreated(stream: Stream, state: TableState, catalog: CatalogTable) -> None:
     """A table dropped and created again has another oid, so its changes would pass by unseen."""
-    if _has_its_name(state, present.name):
+    if _has_its_name(state, catalog.name):
         return  # another table that was changed under this name has given it up since
     for relation, place in stream.relations:
         if place < 0:

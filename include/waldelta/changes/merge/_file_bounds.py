@@ -23,15 +23,15 @@ _MISREAD = "[\U00010000-\U0010ffff]"
 _WITHIN_A_MILLISECOND = pa.scalar(999, pa.duration("us"))
 
 
-def may_hold(told: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
+def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
     """Which files (lake.files_of) may hold a row that has the values of one of ``keys``' rows in
     the columns ``names``.
     """
-    found = np.ones(len(told), np.bool_)
+    found = np.ones(len(files), np.bool_)
     for name, column in zip(names, keys, strict=True):
-        least, most = (told.schema.get_field_index(f"{side}.{name}") for side in ("min", "max"))
+        least, most = (files.schema.get_field_index(f"{side}.{name}") for side in ("min", "max"))
         if least >= 0 and most >= 0:
-            found &= _span_any(told.column(least), told.column(most), column.drop_null())
+            found &= _span_any(files.column(least), files.column(most), column.drop_null())
     return found
 
 

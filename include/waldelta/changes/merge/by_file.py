@@ -183,18 +183,18 @@ def _begun(
         new_prefix(),
     )
     net = NetFiles.of(folder, job.storage_options)
-    told = files_of(table)
+    files = files_of(table)
     is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path of more than a name is of a partitioned table, or of a clone's.
-    if not is_whole or any("/" in path or "%" in path for path in told["path"].to_pylist()):
+    if not is_whole or any("/" in path or "%" in path for path in files["path"].to_pylist()):
         return None
-    return _Merge(run, target, net, told, emptied=plan.is_truncated)
+    return _Merge(run, target, net, files, truncated=plan.is_truncated)
 
 
-def _files(told: pa.Table) -> list[_File]:
+def _files(files: pa.Table) -> list[_File]:
     """The target's files, by what its log tells of them."""
-    rows = told["num_records"].fill_null(ROWS_PER_FILE)
-    columns = (told["path"], told["size_bytes"], rows)
+    rows = files["num_records"].fill_null(ROWS_PER_FILE)
+    columns = (files["path"], files["size_bytes"], rows)
     return [
         _File(*values) for values in zip(*(column.to_pylist() for column in columns), strict=True)
     ]
@@ -206,21 +206,21 @@ class _Merge:
     """
 
     def __init__(
-        self, run: RunTask, target: _Target, net: NetFiles, told: pa.Table, *, emptied: bool
+        self, run: RunTask, target: _Target, net: NetFiles, files: pa.Table, *, truncated: bool
     ) -> None:
-        self._run, self._target, self._net, self._told, self._emptied = (
+        self._run, self._target, self._net, self._files, self._truncated = (
             run,
             target,
             net,
-            told,
-            emptied,
+            files,
+            truncated,
         )
-        self._held = _files(told)
+        self._held = _files(files)
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []
         self.removed: list[tuple[str, int]] = (
-            [(file.path, file.bytes) for file in self._held] if emptied else []
+            [(file.path, file.bytes) for file in self._held] if truncated else []
         )
         self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
 
@@ -273,10 +273,10 @@ class _Merge:
     def _touched(self) -> list[_File]:
         """The files that may hold a row of the net changes."""
         written = self._target.written
-        if self._emptied or not written.shape.key:
+        if self._truncated or not written.shape.key:
             return []
         chosen = may_hold(
-            self._told, written.key_names, [self._keys[base] for base in written.bases]
+            self._files, written.key_names, [self._keys[base] for base in written.bases]
         )
         return list(compress(self._held, chosen))
 

@@ -18,7 +18,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS, REREAD_ROWS
+from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -175,7 +175,7 @@ def read_unreported(
     job: Job,
     identity: SlotIdentity,
     state: TableState,
-    told: ReportedCommits,
+    reported: ReportedCommits,
     in_cut: int | None = None,
 ) -> tuple[TargetCut | None, TargetCut | None]:
     """What was committed to the target and told by no run: up to the version that the newest cut
@@ -192,7 +192,9 @@ def read_unreported(
     for entry in _ours(_open(job, state), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
-        if run_id is None or told.has(run_id, state.table_name, version, committed_at, copied_at):
+        if run_id is None or reported.has(
+            run_id, state.table_name, version, committed_at, copied_at
+        ):
             break
         counts = entry["waldelta"].get("counts") or {}
         # Committed, it needn't be on the disk; and by now its files may be compacted and gone.
@@ -217,7 +219,7 @@ def _cut(
         state.generation,
         version,
         truncated=truncated,
-        reread=counts.get(REREAD_ROWS, 0),
+        reread=counts.get(COMPLETED_ROWS, 0),
         quarantined=counts.get(QUARANTINED_ROWS, 0),
         verbatim=counts.get(RAW_ROWS, 0),
         **_effects(entry.get("operationMetrics", {}), counts),

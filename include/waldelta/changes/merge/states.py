@@ -21,7 +21,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
 )
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, RAW_ROWS, REREAD_ROWS
+from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS, RAW_ROWS
 from waldelta.changes.decode.row_states import MOVED, STATE_XID, TO_LSN, TO_TS, Truncation
 from waldelta.changes.merge.live_rows import TRUNCATE, live_rows
 from waldelta.changes.merge.statements import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 # In a commit's counts: rows that came, and states of the target's that ended.
 STATES, ENDS = "states", "ends"
-_COUNTED = (ACTION_SKIP, RAW_ROWS, REREAD_ROWS, QUARANTINED_ROWS)
+_COUNTED = (ACTION_SKIP, RAW_ROWS, COMPLETED_ROWS, QUARANTINED_ROWS)
 _BASE = "waldelta_base"
 
 

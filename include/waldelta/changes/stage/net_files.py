@@ -78,11 +78,11 @@ def packed(chosen: Bools) -> bytes:
     return (places if places.nbytes < bits.nbytes else bits).tobytes()
 
 
-def unpacked(told: bytes, count: int) -> Ints:
+def unpacked(chosen: bytes, count: int) -> Ints:
     """The places of the chosen among so many."""
-    if len(told) < -(-count // 8):
-        return np.frombuffer(told, "<u4").astype(np.int64)
-    return np.flatnonzero(np.unpackbits(np.frombuffer(told, np.uint8), count=count))
+    if len(chosen) < -(-count // 8):
+        return np.frombuffer(chosen, "<u4").astype(np.int64)
+    return np.flatnonzero(np.unpackbits(np.frombuffer(chosen, np.uint8), count=count))
 
 
 def rows_at_once(rows: pa.Table) -> int:

@@ -102,7 +102,7 @@ def _stage_in_driver(spark: SparkSession, rows: pa.Table, plan: TargetPlan, fold
 
 
 def _staged(folder: str, counted: Counted, net: pa.Table | None = None) -> Staged:
-    counts = counted.by_action | {RAW_ROWS: counted.verbatim}
+    counts = counted.by_action | {RAW_ROWS: counted.raw_rows}
     return Staged(folder, parquet(folder), counts, counted.incomplete, net)
 
 

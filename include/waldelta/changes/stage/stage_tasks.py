@@ -66,7 +66,7 @@ class Counted:
     """
 
     by_action: dict[str, int]
-    verbatim: int
+    raw_rows: int
     incomplete: bool
 
 

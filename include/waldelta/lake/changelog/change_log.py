@@ -476,13 +476,13 @@ def _sizes(table: DeltaTable, after_batch: int, upto_batch: int) -> dict[int, in
 
 
 def landmarks(
-    timeline: pa.Table, left_out: frozenset[tuple[int, int]] = frozenset()
+    timeline: pa.Table, excluded: frozenset[tuple[int, int]] = frozenset()
 ) -> list[Landmark]:
     """The control messages of a timeline, read; without those of transactions that are left out.
 
     Of a Stream Abort or Stream Stop that nothing has read the slot function says enough.
     """
-    xids = {xid8 for _, xid8 in left_out}
+    xids = {xid8 for _, xid8 in excluded}
     kinds = pa.array([*CONTROL_KINDS, MARK + "A", MARK + "E"])
     rows = timeline.filter(pc.is_in(timeline["kind"], value_set=kinds)).to_pylist()
     return [

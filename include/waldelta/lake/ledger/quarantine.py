@@ -32,7 +32,7 @@ from waldelta.lake.ledger.table import LedgerTable
 from waldelta.lake.storage import bookkeeping_uri
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
-REREAD, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
+COMPLETED, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
 # Of a message of the replication protocol: nothing behind it lands, or is applied to its table,
 # until an operator decides that runs go on without it.
 UNREADABLE, SKIPPED = "unreadable", "skipped"

@@ -41,8 +41,8 @@ class CatalogTable:
     ``key`` are the numbers of its key's columns, as for a copy made now: those of the index that is
     its replica identity, else of the primary key; None when that isn't known. ``attached`` are the
     leaves, by oid, that were tables before they were partitions of it, by themselves or within one,
-    ``emptied`` those that a TRUNCATE may have emptied without a word, ``emptied_alone`` those of
-    them that no TRUNCATE of the whole table explains (see
+    ``truncated`` those that a TRUNCATE may have emptied without a word, ``truncated_alone`` those
+    of them that no TRUNCATE of the whole table explains (see
     waldelta.pipeline.drift.unsent_truncates). ``above`` are the tables between each leaf and the
     root, by oid. ``name`` is what the table is called; None when it doesn't exist. ``is_replaced``:
     another table has the name now that the target's table had when it was copied.
@@ -52,8 +52,8 @@ class CatalogTable:
     storage: StorageState | None = None
     key: frozenset[int] | None = None
     attached: dict[int, str] = field(default_factory=dict)
-    emptied: frozenset[int] = frozenset()
-    emptied_alone: frozenset[int] = frozenset()
+    truncated: frozenset[int] = frozenset()
+    truncated_alone: frozenset[int] = frozenset()
     above: dict[int, frozenset[int]] = field(default_factory=dict)
     name: TableId | None = None
     is_replaced: bool = False

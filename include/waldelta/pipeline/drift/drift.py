@@ -50,33 +50,38 @@ def find_drift(
     pipeline: PipelineFile,
     state: TableState,
     table: PublishedTable,
-    present: CatalogTable,
-    feed: TargetSource | None = None,
+    catalog: CatalogTable,
+    mapping: TargetSource | None = None,
 ) -> PublicationDrift | None:
     """Compare a copied target with the table as it is published now; None when there is nothing to
     tell or record.
 
-    ``present`` is the same table as the catalogs have it, ``feed`` what feeds the target (None: the
-    table of its name).
+    ``catalog`` is the same table as the catalogs have it, ``mapping`` what feeds the target (None:
+    the table of its name).
     """
-    late, partition = (feed.late, feed.partition) if feed is not None else (frozenset[int](), None)
-    where = both(
-        feed.constraint if feed is not None else None, pipeline.target.where_of(state.table_name)
+    late, partition = (
+        (mapping.late, mapping.partition) if mapping is not None else (frozenset[int](), None)
     )
-    state = _with_made_leaves(state, present, late)
+    where = both(
+        mapping.constraint if mapping is not None else None,
+        pipeline.target.where_of(state.table_name),
+    )
+    state = _with_made_leaves(state, catalog, late)
     renamed = _renamed_filter(state, table)
     known = replace(state, row_filter=renamed) if renamed else state
     away = was_away(known.entries, table.entries) or _was_lost_unseen(known, table)
     own, published = list(_own_filter(known, where)), list(_publication(known, table, away=away))
-    renewed = reattached(known, present.storage) | present.emptied
-    moved = frozenset().union(*moved_leaves(known, table), renewed)
-    reasons = (*own, *published, *_partitions(known, table, present))
+    truncated_or_reattached = reattached(known, catalog.storage) | catalog.truncated
+    moved = frozenset().union(*moved_leaves(known, table), truncated_or_reattached)
+    reasons = (*own, *published, *_partitions(known, table, catalog))
     if pipeline.target.drift == "repair":
         reasons += tuple(_recorded_before(known, moved))
-    recorded = _record(known, table, present.storage, moved, away=away)
+    recorded = _record(known, table, catalog.storage, moved, away=away)
     # What was away is mended as what was told before: by a copy.
-    fed = replace(known, later_filters=recorded.later_filters) if away else known
-    repair = Repair(fed, table, renewed, present.storage, where, partition)
+    repaired_from = replace(known, later_filters=recorded.later_filters) if away else known
+    repair = Repair(
+        repaired_from, table, truncated_or_reattached, catalog.storage, where, partition
+    )
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
@@ -87,20 +92,22 @@ def find_drift(
 
 
 def source_as_copied(
-    pipeline: PipelineFile, state: TableState, present: CatalogTable, target: ReplicatedTarget
+    pipeline: PipelineFile, state: TableState, catalog: CatalogTable, target: ReplicatedTarget
 ) -> Repair:
     """What it takes to read rows of a target again that holds what a copy taken now would hold;
     raises NeedsSync for another.
     """
-    name, feed = state.table_name, target.feed
-    if replaced_files(state, present.storage):
+    name, mapping = state.table_name, target.mapping
+    if replaced_files(state, catalog.storage):
         raise NeedsSync(
             f"{name}: partitions of it have another file, perhaps truncated: let a run look at them"
             " first"
         )
-    drift = find_drift(pipeline, state, target.table, present, feed)
+    drift = find_drift(pipeline, state, target.table, catalog, mapping)
     if drift is None:
-        return Repair(state, target.table, frozenset(), present.storage, feed.where, feed.partition)
+        return Repair(
+            state, target.table, frozenset(), catalog.storage, mapping.where, mapping.partition
+        )
     if drift.reasons:
         told = "; ".join(drift.reasons)
         raise NeedsSync(
@@ -110,17 +117,17 @@ def source_as_copied(
 
 
 def _with_made_leaves(
-    state: TableState, present: CatalogTable, late: Collection[int]
+    state: TableState, catalog: CatalogTable, late: Collection[int]
 ) -> TableState:
     """The state as if it knew the leaves that were made as partitions since: born empty, they sent
     every row.
 
     But for those that were published ``late``, when they may have had rows.
     """
-    if state.storage is None or present.storage is None:
+    if state.storage is None or catalog.storage is None:
         return state
-    held = {*(file.oid for file in state.storage.files), *present.attached, *late}
-    made = [file for file in present.storage.files if file.oid not in held]
+    held = {*(file.oid for file in state.storage.files), *catalog.attached, *late}
+    made = [file for file in catalog.storage.files if file.oid not in held]
     return (
         replace(state, storage=replace(state.storage, files=[*state.storage.files, *made]))
         if made
@@ -181,7 +188,7 @@ def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
     )
 
 
-def _partitions(state: TableState, table: PublishedTable, present: CatalogTable) -> Iterator[str]:
+def _partitions(state: TableState, table: PublishedTable, catalog: CatalogTable) -> Iterator[str]:
     """Leaves that came with rows, went, or were emptied since the files were last recorded: told
     once, since nothing of it is sent.
     """
@@ -190,15 +197,15 @@ def _partitions(state: TableState, table: PublishedTable, present: CatalogTable)
         yield f"partition {_named(table, came)} came; rows that it had before were not sent"
     if gone:
         yield f"{len(gone)} partition{'s' if len(gone) > 1 else ''} went; rows of it stay"
-    if back := reattached(state, present.storage):
+    if back := reattached(state, catalog.storage):
         yield (
             f"partition {_named(table, back)} was detached and attached again; what changed in"
             " between was not sent"
         )
-    if emptied := present.emptied - back:
+    if truncated := catalog.truncated - back:
         yield (
-            f"partition {_named(table, emptied)} was truncated, it seems (it has a new file without"
-            " an old row); rows that it had stay, since PostgreSQL sends no TRUNCATE of a"
+            f"partition {_named(table, truncated)} was truncated, it seems (it has a new file"
+            " without an old row); rows that it had stay, since PostgreSQL sends no TRUNCATE of a"
             " partition"
         )
 

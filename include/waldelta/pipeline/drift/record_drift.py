@@ -35,23 +35,23 @@ log = logging.getLogger(__name__)
 def read_published_now(
     connection: psycopg.Connection[Any],
     job: Job,
-    feeds: Mapping[str, TargetSource],
+    mappings: Mapping[str, TargetSource],
     states: Sequence[TableState],
-    barred: Collection[int] = (),
+    locked: Collection[int] = (),
 ) -> dict[str, ReplicatedTarget]:
     """The targets as they are fed now, by name; nothing is asked when nothing was copied.
-    ``barred``: see read_targets().
+    ``locked``: see read_targets().
     """
     if not states:
         return {}
-    targets = read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred)
+    targets = read_targets(connection, job.pipeline, mappings, sizes=False, locked=locked)
     return {str(target.id): target for target in targets}
 
 
 def check_drift(
     job: Job,
     state: TableState,
-    present: CatalogTable,
+    catalog: CatalogTable,
     target: ReplicatedTarget | None,
     drifted: dict[str, Repair],
 ) -> list[str]:
@@ -64,9 +64,9 @@ def check_drift(
         return []
     if target.problem is not None:
         raise ConfigError(target.problem)
-    if present.emptied and _is_truncated(job, state):
-        present = replace(present, emptied=present.emptied_alone)
-    if (drift := find_drift(job.pipeline, state, target.table, present, target.feed)) is None:
+    if catalog.truncated and _is_truncated(job, state):
+        catalog = replace(catalog, truncated=catalog.truncated_alone)
+    if (drift := find_drift(job.pipeline, state, target.table, catalog, target.mapping)) is None:
         return []
     if not job.pipeline.target.copies(state.table_name):
         return _continue_without_copy(job, state, drift)

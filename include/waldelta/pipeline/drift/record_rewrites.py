@@ -63,15 +63,15 @@ def _record_skipped_copy(job: Job, state: TableState) -> None:
         )
 
 
-def check_rewrite(job: Job, state: TableState, present: CatalogTable) -> list[str]:
+def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[str]:
     """Keep in mind how the source stores a target's table now; what is to be told of it.
 
     Raises NeedsSync (and marks the target) or SchemaChanged, as the policy says, when its rows may
     have got other values that nobody sent.
     """
-    what = "; ".join(unsent_changes(state, present.storage))
-    renew = _is_stale(state, present.storage)
-    if not what and to_record(state, present.storage, renew=renew) is None:
+    what = "; ".join(unsent_changes(state, catalog.storage))
+    renew = _is_stale(state, catalog.storage)
+    if not what and to_record(state, catalog.storage, renew=renew) is None:
         return []
     copies = job.pipeline.target.copies(state.table_name)
     policy = job.pipeline.target.policy_of(state.table_name) if copies else "ignore"
@@ -83,9 +83,9 @@ def check_rewrite(job: Job, state: TableState, present: CatalogTable) -> list[st
             mark(job, held, f"{state.table_name}: {what}")
             raise NeedsSync(f"{state.table_name}: {what}")
         known = (
-            replace(held, storage=present.storage)
+            replace(held, storage=catalog.storage)
             if what
-            else to_record(held, present.storage, renew=renew)
+            else to_record(held, catalog.storage, renew=renew)
         )
         if known is not None:
             job.ledger.append_state(replace(known, at=now(), run_id=job.run_id), held)

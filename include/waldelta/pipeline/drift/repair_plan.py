@@ -49,14 +49,14 @@ _PLAIN = frozenset({"=", "<>", "<", "<=", ">", ">=", "AND", "OR", "NOT"})
 class Repair:
     """A drifted target, as it was copied and fed, and the table as it is published now.
 
-    ``renewed`` are leaves that were emptied, or detached and attached again; ``storage`` is what
-    told so. ``where`` is what the target filters by now, ``partition`` (its oid) the only one that
-    it takes of the table.
+    ``truncated_or_reattached`` are leaves that were emptied, or detached and attached again;
+    ``storage`` is what told so. ``where`` is what the target filters by now, ``partition`` (its
+    oid) the only one that it takes of the table.
     """
 
     state: TableState
     table: PublishedTable
-    renewed: frozenset[int] = frozenset()
+    truncated_or_reattached: frozenset[int] = frozenset()
     storage: StorageState | None = None
     where: str | None = None
     partition: int | None = None
@@ -65,7 +65,7 @@ class Repair:
     def attached(self) -> frozenset[int]:
         """Leaves whose rows weren't sent: they came since the copy, or aren't what they were."""
         came, _ = moved_leaves(self.state, self.table)
-        return came | self.renewed | self._unmended
+        return came | self.truncated_or_reattached | self._unmended
 
     @property
     def detached(self) -> frozenset[int]:
@@ -74,12 +74,17 @@ class Repair:
         """
         _, went = moved_leaves(self.state, self.table)
         left = set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves}
-        return went | left | self._unmended | (self.renewed & reattached(self.state, self.storage))
+        return (
+            went
+            | left
+            | self._unmended
+            | (self.truncated_or_reattached & reattached(self.state, self.storage))
+        )
 
     @property
     def replaced(self) -> frozenset[int]:
         """Leaves within whose bounds the target may have rows that aren't theirs."""
-        return self.attached if self.detached else self.renewed
+        return self.attached if self.detached else self.truncated_or_reattached
 
     @property
     def _unmended(self) -> frozenset[int]:

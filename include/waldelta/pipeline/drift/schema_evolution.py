@@ -91,7 +91,7 @@ class Evolution:
 def plan_evolution(
     state: TableState,
     relations: Sequence[Relation],
-    present: CatalogTable,
+    catalog: CatalogTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
     *,
@@ -105,15 +105,15 @@ def plan_evolution(
     is exact.
     """
     if is_empty:
-        first = set(_Attnums(state, present.columns).of(relations[0]))
+        first = set(_Attnums(state, catalog.columns).of(relations[0]))
         later = [column.name for column in state.columns if column.attnum not in first]
         known = replace(
             state, columns=[column for column in state.columns if column.name not in later]
         )
-        evolution = plan_evolution(known, relations, present, types, options)
+        evolution = plan_evolution(known, relations, catalog, types, options)
         return replace(evolution, dropped=(*evolution.dropped, *later))
     last = relations[-1]
-    attnums = _Attnums(state, present.columns)
+    attnums = _Attnums(state, catalog.columns)
     numbers = [attnums.of(relation) for relation in relations]
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
@@ -123,7 +123,7 @@ def plan_evolution(
     targets = column_types(named, key, options)
     columns = tuple(
         _new_column(
-            state, held.get(number), column, present, (named[column.name], targets[column.name])
+            state, held.get(number), column, catalog, (named[column.name], targets[column.name])
         )
         for number, column in zip(numbers[-1], last.columns, strict=True)
     )
@@ -173,10 +173,10 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
 class _Attnums:
     """Attribute numbers by name: only they tell a renamed column from a new one."""
 
-    def __init__(self, state: TableState, present: dict[str, CatalogColumn]) -> None:
+    def __init__(self, state: TableState, catalog: dict[str, CatalogColumn]) -> None:
         self._table = state.table_name
         self.held = {column.name: column.attnum for column in state.columns}
-        self._present = {name: column.attnum for name, column in present.items()}
+        self._present = {name: column.attnum for name, column in catalog.items()}
 
     def of(self, relation: Relation) -> list[int]:
         return [self._of(column.name) for column in relation.columns]
@@ -208,7 +208,7 @@ def _new_column(
     state: TableState,
     held: ColumnState | None,
     column: RelationColumn,
-    present: CatalogTable,
+    catalog: CatalogTable,
     types: tuple[PgType, TargetType],
 ) -> NewColumn:
     new = ColumnState(
@@ -218,10 +218,10 @@ def _new_column(
         types[0].name,
         types[1].spark,
         held.not_null if held else False,
-        held.attnum if held else present.columns[column.name].attnum,
+        held.attnum if held else catalog.columns[column.name].attnum,
     )
     if held is None:
-        now = present.columns[column.name]
+        now = catalog.columns[column.name]
         known = max((c.attnum for c in state.columns), default=0)
         # A number below those that the copy knows: the column was there already, only not
         # published. A file of another number: what gave the column its first values may be gone, as
@@ -229,7 +229,7 @@ def _new_column(
         if (
             now.unsure
             or now.attnum < known
-            or now.attnum in rewritten(state.storage, present.storage)
+            or now.attnum in rewritten(state.storage, catalog.storage)
         ):
             raise NeedsSync(
                 f"{state.table_name}: column {column.name!r} came with values that the stream"
@@ -340,14 +340,14 @@ def _key(
     return tuple(names[number].name for number in key)
 
 
-def check_key(state: TableState, present: CatalogTable) -> None:
+def check_key(state: TableState, catalog: CatalogTable) -> None:
     """Raises NeedsSync when several rows of the source may by now have what was a key when they
     were copied.
 
     With REPLICA IDENTITY FULL the stream doesn't tell that a primary key was dropped.
     """
     held = {column.attnum for column in state.columns if column.name in state.key_columns}
-    if held and present.key is not None and not (present.key and present.key <= held):
+    if held and catalog.key is not None and not (catalog.key and catalog.key <= held):
         raise NeedsSync(
             f"{state.table_name}: its key ({', '.join(state.key_columns)}) was dropped or replaced"
             " on the source"

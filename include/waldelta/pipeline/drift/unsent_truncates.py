@@ -35,7 +35,7 @@ _XIDS = 1 << 32
 def with_truncated(
     connection: psycopg.Connection[Any],
     states: Sequence[TableState],
-    present: Mapping[str, CatalogTable],
+    catalog_tables: Mapping[str, CatalogTable],
     landed_as_of: int | None = None,
 ) -> dict[str, CatalogTable]:
     """The same tables, with the leaves that were emptied; asks the source only where a leaf's file
@@ -47,11 +47,13 @@ def with_truncated(
     nobody knows. None: whatever there is.
     """
     return {
-        **present,
+        **catalog_tables,
         **{
             state.table_name: _judged(connection, state, there, leaves, landed_as_of)
             for state in states
-            if (leaves := replaced_files(state, (there := present[state.table_name]).storage))
+            if (
+                leaves := replaced_files(state, (there := catalog_tables[state.table_name]).storage)
+            )
         },
     }
 
@@ -78,20 +80,20 @@ def _judged(
         replace(file, relfilenode=held[file.oid].relfilenode) if file.oid in held else file
         for file in now.files
     ]
-    emptied = frozenset(leaf for leaf, is_truncated in found.items() if is_truncated)
+    truncated = frozenset(leaf for leaf, is_truncated in found.items() if is_truncated)
     first = min(
         (there_now.xid for there_now in written.values() if there_now is not None), default=0
     )
     later = {
         leaf: there_now
-        for leaf in emptied
+        for leaf in truncated
         if (there_now := written[leaf]) is not None and there_now.xid > first
     }
     return replace(
         there,
         storage=replace(now, files=files),
-        emptied=emptied,
-        emptied_alone=frozenset(
+        truncated=truncated,
+        truncated_alone=frozenset(
             leaf for leaf in later if _is_truncated(connection, later[leaf], later[leaf].xid, None)
         ),
     )

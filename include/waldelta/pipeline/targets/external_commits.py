@@ -57,19 +57,19 @@ class Watch:
     """Looks through the targets' logs during one run, each commit once; ``cut`` is the newest one
     when the run began.
 
-    ``told`` are the targets of which something was found.
+    ``reported`` are the targets of which something was found.
     """
 
     job: Job
     cut: BatchCut | None
-    told: list[str] = field(default_factory=list)
-    _looked: dict[str, int] = field(default_factory=dict)
+    reported: list[str] = field(default_factory=list)
+    _checked: dict[str, int] = field(default_factory=dict)
 
     def checked_upto(self, state: TableState) -> int | None:
         """The target's version up to which nothing is left to tell; None when nobody has ever
         looked.
         """
-        return self._looked.get(state.table_name, checked_upto(self.cut, state))
+        return self._checked.get(state.table_name, checked_upto(self.cut, state))
 
     def find(self, state: TableState, version: int) -> list[str]:
         """Look through a target's log up to ``version``, and record what others did; returns what
@@ -88,15 +88,15 @@ class Watch:
                 " already): run the initial sync for it again"
             )
         if after is None or version == after:
-            self._looked[state.table_name] = version
+            self._checked[state.table_name] = version
             return []
         seen = check_durably(table, after, version)
         known = {commit.version for commit in state.foreign_commits}
         fresh = [commit for commit in seen.commits if commit.version not in known]
         if fresh:
-            self.told.append(state.table_name)
+            self.reported.append(state.table_name)
             _record(self.job, state, fresh)
-        self._looked[state.table_name] = version
+        self._checked[state.table_name] = version
         vacuumed = expire_vacuumed(self.job, state.table_name, seen, only_new=False)
         return [*self._describe(state, fresh), *vacuumed, *_warn_of_missing(state, seen)]
 

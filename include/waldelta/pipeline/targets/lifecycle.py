@@ -105,9 +105,9 @@ def lifecycle_of(
     asked for.
     """
     state = life.state if life else None
-    feed = published.get(table_name)
-    same = state is not None and _has_source(state, feed, published)
-    if feed is None and not (same and state is not None and state.status == SYNCED):
+    mapping = published.get(table_name)
+    same = state is not None and _has_source(state, mapping, published)
+    if mapping is None and not (same and state is not None and state.status == SYNCED):
         return TableLifecycle(table_name, RequiredAction.REMOVED, state, _AWAY)
     if life is None or state is None:
         return TableLifecycle(table_name, RequiredAction.FIRST, None, _NEVER)
@@ -124,18 +124,18 @@ def lifecycle_of(
 
 
 def _has_source(
-    state: TableState, feed: TargetSource | None, published: Mapping[str, TargetSource]
+    state: TableState, mapping: TargetSource | None, published: Mapping[str, TargetSource]
 ) -> bool:
     """Whether changes still come from where the target was copied from."""
-    if feed is not None and feed.root_id is not None:
-        return state.root_id == feed.root_id  # leaves may come and go
+    if mapping is not None and mapping.root_id is not None:
+        return state.root_id == mapping.root_id  # leaves may come and go
     if (
-        feed is not None
+        mapping is not None
         and state.root_id is None
-        and not feed.relation_ids.isdisjoint(state.relation_ids)
+        and not mapping.relation_ids.isdisjoint(state.relation_ids)
     ):
         return True
-    if feed is not None or state.fed_by is not None or state.root_id is not None:
+    if mapping is not None or state.fed_by is not None or state.root_id is not None:
         return False
     # A renamed table is still published: apply says by name what to do about it.
     return _is_published(state, published)
@@ -157,11 +157,11 @@ def _to_be_copied(
     running: bool,
     policy: SchemaPolicy,
 ) -> TableLifecycle:
-    state, feed = life.state, published.get(table_name)
+    state, mapping = life.state, published.get(table_name)
     reason = state.reason or ""
     if state.status == SYNCED:
         was_plain = state.fed_by is None and state.root_id is None
-        is_plain = was_plain and feed is not None and feed.is_plain(table_name)
+        is_plain = was_plain and mapping is not None and mapping.is_plain(table_name)
         reason = (
             _OTHER_SOURCE
             if not is_plain
@@ -256,16 +256,16 @@ def target_generations(ledger: Ledger) -> dict[str, int]:
 def read_published(
     connection: psycopg.Connection[tuple[object, ...]],
     job: Job,
-    barred: Collection[int] | None = None,
+    locked: Collection[int] | None = None,
 ) -> dict[str, TargetSource]:
     """What of the pipeline's publications feeds each target now, by the target's name.
 
-    ``barred``: see read_target_sources(); None: nobody who keeps a table locked is waited for.
+    ``locked``: see read_target_sources(); None: nobody who keeps a table locked is waited for.
     """
     return read_target_sources(
         connection,
         job.pipeline,
-        read_locked_tables(connection).relations if barred is None else barred,
+        read_locked_tables(connection).relations if locked is None else locked,
     )
 
 

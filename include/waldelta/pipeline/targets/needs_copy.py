@@ -41,24 +41,24 @@ def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
     that stay locked against that.
     """
     with job.connect("sizes") as connection:
-        (sizes, unread), barred = read_around(
+        (sizes, unread), locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(_table_bytes, connection, job)
         )
-    return sizes, {name: barred.busy(name) for name in unread}
+    return sizes, {name: locked.busy(name) for name in unread}
 
 
 def _table_bytes(
-    connection: psycopg.Connection[Any], job: Job, barred: Collection[int]
+    connection: psycopg.Connection[Any], job: Job, locked: Collection[int]
 ) -> tuple[dict[str, int], set[str]]:
-    """The sizes, but of targets that take from tables (oids) that are ``barred``; and the names of
+    """The sizes, but of targets that take from tables (oids) that are ``locked``; and the names of
     these.
     """
-    targets = read_targets(connection, job.pipeline, sizes=False, barred=barred)
+    targets = read_targets(connection, job.pipeline, sizes=False, locked=locked)
     leaves = {str(target.id): {leaf.oid for leaf in target.table.leaves} for target in targets}
     unread = {
         str(target.id)
         for target in targets
-        if target.is_unread or not leaves[str(target.id)].isdisjoint(barred)
+        if target.is_unread or not leaves[str(target.id)].isdisjoint(locked)
     }
     oids = {oid for name, own in leaves.items() if name not in unread for oid in own}
     sizes = {row.oid: row.bytes for row in fetch(connection, _SIZES, {"oids": list(oids)})}

@@ -79,23 +79,23 @@ class ReplicatedTarget:
     """
 
     id: TableId
-    feed: TargetSource
+    mapping: TargetSource
     table: PublishedTable
     problem: str | None = None
 
     @property
     def is_unread(self) -> bool:
         """Whether it isn't known which rows it takes, since somebody keeps what feeds it locked."""
-        return self.feed.unread or self.table.unread
+        return self.mapping.unread or self.table.unread
 
     @property
-    def fed_by(self) -> str | None:
+    def other_source(self) -> str | None:
         """The table that feeds it, when that isn't the one of its name."""
-        return None if self.feed.source == self.id else str(self.feed.source)
+        return None if self.mapping.source == self.id else str(self.mapping.source)
 
 
 def read_target_sources(
-    conn: Connection, pipeline: PipelineFile, barred: Collection[int] = ()
+    conn: Connection, pipeline: PipelineFile, locked: Collection[int] = ()
 ) -> dict[str, TargetSource]:
     """What feeds each target now, by the target's name; one statement when every target is a table
     of its own.
@@ -107,7 +107,7 @@ def read_target_sources(
         pipeline.target.tables,
     )
     named = [TableId.parse(name) for name in (*merged_roots(entries), *sources(entries))]
-    there = read_partitions(conn, named, barred) if named else {}
+    there = read_partitions(conn, named, locked) if named else {}
     return target_sources(
         entries, published, {name: found.oid for name, found in there.items()}, there
     )
@@ -116,31 +116,34 @@ def read_target_sources(
 def read_targets(
     conn: Connection,
     pipeline: PipelineFile,
-    fed: Mapping[str, TargetSource] | None = None,
+    mappings: Mapping[str, TargetSource] | None = None,
     *,
     sizes: bool = True,
-    barred: Collection[int] = (),
+    locked: Collection[int] = (),
 ) -> list[ReplicatedTarget]:
     """The targets that a subscriber with this pipeline file would have, sorted by name; raises as
     read_published_tables().
 
-    ``fed`` is what read_target_sources() gave a moment ago (None: it is asked). ``sizes``: see
-    read_leaves(); ``barred``: read_published_tables().
+    ``mappings`` is what read_target_sources() gave a moment ago (None: it is asked). ``sizes``: see
+    read_leaves(); ``locked``: read_published_tables().
     """
-    fed = read_target_sources(conn, pipeline, barred) if fed is None else fed
+    mappings = read_target_sources(conn, pipeline, locked) if mappings is None else mappings
     published = read_published_tables(
-        conn, pipeline.source.publication_names, sizes=sizes, barred=barred
+        conn, pipeline.source.publication_names, sizes=sizes, locked=locked
     )
     tables = {table.oid: table for table in published}
     roots = {
         r.oid: r
-        for r in read_relations(conn, [f.root_id for f in fed.values() if f.root_id is not None])
+        for r in read_relations(
+            conn, [f.root_id for f in mappings.values() if f.root_id is not None]
+        )
     }
     # What has left the publications, or was dropped, since then feeds nothing.
     there = {
-        name: feed
-        for name, feed in fed.items()
-        if feed.relation_ids & tables.keys() and (feed.root_id is None or feed.root_id in roots)
+        name: mapping
+        for name, mapping in mappings.items()
+        if mapping.relation_ids & tables.keys()
+        and (mapping.root_id is None or mapping.root_id in roots)
     }
     return sorted(
         (_target(TableId.parse(name), feed, tables, roots) for name, feed in there.items()),
@@ -158,12 +161,12 @@ def read_unlocked_sources(
     on.
     """
 
-    def read(barred: frozenset[int]) -> tuple[dict[str, TargetSource], list[ReplicatedTarget]]:
-        fed = read_target_sources(conn, pipeline, barred)
-        return fed, read_targets(conn, pipeline, fed, sizes=sizes, barred=barred)
+    def read(locked: frozenset[int]) -> tuple[dict[str, TargetSource], list[ReplicatedTarget]]:
+        mappings = read_target_sources(conn, pipeline, locked)
+        return mappings, read_targets(conn, pipeline, mappings, sizes=sizes, locked=locked)
 
-    (fed, targets), barred = read_around(conn, LOCK_TIMEOUT_S, read, read_locked_tables(conn))
-    return fed, targets, barred
+    (mappings, targets), locked = read_around(conn, LOCK_TIMEOUT_S, read, read_locked_tables(conn))
+    return mappings, targets, locked
 
 
 def read_target(
@@ -176,18 +179,18 @@ def read_target(
     snapshot, are as they were then. ``catalogs``: what only a lock shows (which rows it takes) may
     be left out, and nobody at all is waited for.
     """
-    barred, own = read_locked_tables(conn), frozenset[int]()
+    locked, own = read_locked_tables(conn), frozenset[int]()
     for _ in range(_ATTEMPTS):
         try:
             # Somebody may take a lock right after the look at them.
             with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), within(conn):
                 while True:
-                    targets = read_targets(conn, pipeline, barred=barred.relations - own)
+                    targets = read_targets(conn, pipeline, locked=locked.relations - own)
                     found = next((target for target in targets if target.id == table_id), None)
                     if (
                         found is None
                         or catalogs
-                        or (barred.relations - own).isdisjoint(needed := _lockable(found))
+                        or (locked.relations - own).isdisjoint(needed := _lockable(found))
                     ):
                         return found
                     own |= needed
@@ -195,10 +198,10 @@ def read_target(
             now = read_locked_tables(conn)
             if not now.relations.isdisjoint(own):
                 raise now.busy(str(table_id)) from None
-            barred = LockedTables(barred.relations | now.relations, now.holders)
+            locked = LockedTables(locked.relations | now.relations, now.holders)
     raise TableBusy(
         f"{table_id}: one published table after the other couldn't be read for {LOCK_TIMEOUT_S:g} s"
-        f" each. Locks that stand in the way:\n{barred.holders}\nwait until they end, and run again"
+        f" each. Locks that stand in the way:\n{locked.holders}\nwait until they end, and run again"
     )
 
 
@@ -208,7 +211,7 @@ def _lockable(target: ReplicatedTarget) -> frozenset[int]:
         target.table,
         {oid for leaf in target.table.leaves for oid in (leaf.oid, *leaf.above)},
     )
-    return frozenset({table.oid, *table.ancestors, *target.feed.relation_ids, *leaves})
+    return frozenset({table.oid, *table.ancestors, *target.mapping.relation_ids, *leaves})
 
 
 def target_sources(
@@ -225,7 +228,7 @@ def target_sources(
     """
     by_name = {str(relation.id): relation for relation in published}
     found = dict(_merged(entries, published, roots))
-    taken = {oid for feed in found.values() for oid in feed.relation_ids}
+    taken = {oid for mapping in found.values() for oid in mapping.relation_ids}
     fed = dict(
         _with_source(entries, {n: r for n, r in by_name.items() if r.oid not in taken}, partitions)
     )
@@ -355,23 +358,25 @@ def _with_source(
 
 def _target(
     table_id: TableId,
-    feed: TargetSource,
+    mapping: TargetSource,
     tables: Mapping[int, PublishedTable],
     roots: Mapping[int, CatalogRelation],
 ) -> ReplicatedTarget:
     found = sorted(
-        (tables[oid] for oid in feed.relation_ids if oid in tables), key=lambda table: table.id
+        (tables[oid] for oid in mapping.relation_ids if oid in tables), key=lambda table: table.id
     )
-    if feed.root_id is None:
-        partition, leaves = feed.partition, found[0].leaves
+    if mapping.root_id is None:
+        partition, leaves = mapping.partition, found[0].leaves
         own = (
             leaves if partition is None else tuple(leaf for leaf in leaves if leaf.is_of(partition))
         )
-        return ReplicatedTarget(table_id, feed, replace(found[0], leaves=own))
+        return ReplicatedTarget(table_id, mapping, replace(found[0], leaves=own))
     what = differing(found)
     problem = (
         f"{table_id}: its partitions are published with different {what}: give them the same"
         if what
         else None
     )
-    return ReplicatedTarget(table_id, feed, merge_partitions(roots[feed.root_id], found), problem)
+    return ReplicatedTarget(
+        table_id, mapping, merge_partitions(roots[mapping.root_id], found), problem
+    )

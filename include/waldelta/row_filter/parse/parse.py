@@ -166,14 +166,14 @@ class _Parser:
                 return Quantified(operator, quantifier, left, self.parenthesised(), start)
         return Call(operator, (left, self.operand()), start)
 
-    def test(self, left: Node, start: int) -> Node:
+    def test(self, tested: Node, start: int) -> Node:
         negated = self.skip("NOT")
         if self.skip("DISTINCT", "FROM"):
-            distinct = Call("IS DISTINCT FROM", (left, self.operand()), start)
+            distinct = Call("IS DISTINCT FROM", (tested, self.operand()), start)
             return Call("NOT", (distinct,), start) if negated else distinct
         if self.next.text not in ("NULL", "TRUE", "FALSE", "UNKNOWN"):
             raise self.refused(self.next.start, f"IS {self.next.text} isn't known here")
-        return Test(left, self.take().text, negated, start)
+        return Test(tested, self.take().text, negated, start)
 
     def operand(self) -> Node:
         if self.next.kind == "operator":

@@ -28,11 +28,11 @@ class ReadRequest:
         return cls(tuple(source.publication_names), source.options.messages, source.options.origin)
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self | None:
+    def read(cls, info: Mapping[str, Any]) -> Self | None:
         """From a commit's metadata; None where it was written by a version that didn't tell."""
-        if "publication_names" not in told:
+        if "publication_names" not in info:
             return None
-        return cls(tuple(told["publication_names"]), told["messages"], told["origin"])
+        return cls(tuple(info["publication_names"]), info["messages"], info["origin"])
 
     def as_commit_info(self) -> dict[str, Any]:
         """For a commit's metadata."""

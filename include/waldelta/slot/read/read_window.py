@@ -170,9 +170,9 @@ class ReadWindows:
             log.info("the server answered in %.1f s: next bite %s", seconds, larger)
             self._take(larger)
 
-    def _take(self, bite: ReadWindow) -> None:
-        self.next = bite
-        kept = bite if bite != self._file else None
+    def _take(self, read_window: ReadWindow) -> None:
+        self.next = read_window
+        kept = read_window if read_window != self._file else None
         if kept == self._kept:
             return
         window, timeout = (kept.window_bytes, kept.timeout_s) if kept is not None else (None, 0)

@@ -40,7 +40,7 @@ from {changes} as changes
 group by 1, 2
 """
 # Rows of transactions prepared here are told apart from all others.
-_PREPARED_HERE = """
+_WITH_PREPARED = """
 with changes as materialized ({changes}),
      prepared as (select distinct xid from changes where kind = 80)
 """
@@ -73,7 +73,7 @@ def _count(connection: Connection, changes: str, *, two_phase: bool) -> Transact
     each.
     """
     if two_phase:
-        query = _PREPARED_HERE.format(changes=changes) + _COUNTED.format(
+        query = _WITH_PREPARED.format(changes=changes) + _COUNTED.format(
             xid=_XID_PREPARED, changes="changes"
         )
     else:

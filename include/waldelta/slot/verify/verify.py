@@ -32,11 +32,11 @@ class VerifiedRange:
     """What landed of WAL that was read by the same request, from ``begins`` on: of the batches from
     the first to the last.
 
-    ``asked`` is that request; None: it was read by a version that didn't tell. ``messages`` are all
-    that landed.
+    ``request`` is that request; None: it was read by a version that didn't tell. ``messages`` are
+    all that landed.
     """
 
-    asked: ReadRequest | None
+    request: ReadRequest | None
     begins: int
     batches: tuple[int, int]
     messages: int = 0
@@ -46,7 +46,7 @@ class VerifiedRange:
         """With what was read behind it, likewise."""
         batches, messages = (self.batches[0], behind.batches[1]), self.messages + behind.messages
         return VerifiedRange(
-            self.asked, self.begins, batches, messages, self.transactions + behind.transactions
+            self.request, self.begins, batches, messages, self.transactions + behind.transactions
         )
 
 
@@ -62,50 +62,50 @@ def check_landed(
 
 
 def check_behind(
-    connection: Connection, source: Source, move: SlotMove, stretch: VerifiedRange, stands: int
+    connection: Connection, source: Source, move: SlotMove, verified: VerifiedRange, position: int
 ) -> bool:
-    """The same of what other runs landed behind the slot, which ``stands`` there or before;
+    """The same of what other runs landed behind the slot, which is at ``position`` or before;
     ``connection`` is for nothing else.
 
     Their pipeline files may have asked for more, or less, than this one's. Returns whether it was
     compared: there may be nothing to compare, or no way.
     """
-    if move.lsn <= stretch.begins and stretch.transactions == Transactions():
+    if move.lsn <= verified.begins and verified.transactions == Transactions():
         return False
     try:
-        _check_range(connection, source, move, stretch, stands)
+        _check_range(connection, source, move, verified, position)
     except psycopg.errors.UndefinedObject as err:
         # Before PostgreSQL 18 nothing is decoded any more once a publication of the list is gone;
         # what landed is durable.
         if not isinstance(peek_error(source.slot, str(err)), PublicationGone):
             raise
-        between = LsnRange(Lsn(stretch.begins), Lsn(move.lsn))
+        between = LsnRange(Lsn(verified.begins), Lsn(move.lsn))
         log.warning("slot %s moves over %s without a comparison: %s", move.slot, between, err)
         return False
     return True
 
 
 def _check_range(
-    connection: Connection, source: Source, move: SlotMove, stretch: VerifiedRange, stands: int
+    connection: Connection, source: Source, move: SlotMove, verified: VerifiedRange, position: int
 ) -> None:
     differing: Transactions | None = None
-    for then in _as_then(connection, source, stretch):
-        held, landed = _slot_messages(connection, then, move.lsn), stretch.transactions
-        if stretch.begins > stands:
+    for then in _as_then(connection, source, verified):
+        held, landed = _slot_messages(connection, then, move.lsn), verified.transactions
+        if verified.begins > position:
             # The slot gives all from where it stands, by this request also what another one passed
             # over.
-            landed += _slot_messages(connection, then, stretch.begins)
+            landed += _slot_messages(connection, then, verified.begins)
         if agree(connection, held, landed):
             return
         differing = differing or held
-    first, last = stretch.batches
+    first, last = verified.batches
     batches = f"batch {last}" if first == last else f"batches {first} to {last}"
     raise _mismatch(source, move, differing or Transactions(), landed, batches)
 
 
-def _as_then(connection: Connection, source: Source, stretch: VerifiedRange) -> Iterator[Source]:
-    if stretch.asked is not None:
-        yield stretch.asked.put_to(source)
+def _as_then(connection: Connection, source: Source, verified: VerifiedRange) -> Iterator[Source]:
+    if verified.request is not None:
+        yield verified.request.put_to(source)
     else:
         yield source
         yield from _read_otherwise(connection, source)

@@ -39,14 +39,14 @@ class SelectedTargets:
     """The targets to be fed, with the tables that feed them as they are now.
 
     ``mended`` is what killed repairs have committed, which is told with what else nobody has told.
-    Unless they are all that should be fed (``is_all``), they make no cut. ``left`` are those that
-    aren't published any more.
+    Unless they are all that should be fed (``is_all``), they make no cut. ``unpublished`` are those
+    that aren't published any more.
     """
 
     states: Sequence[TableState]
-    present: Mapping[str, CatalogTable]
+    catalog_tables: Mapping[str, CatalogTable]
     mended: dict[str, TargetCut] = field(default_factory=dict)
-    left: Sequence[TableLifecycle] = ()
+    unpublished: Sequence[TableLifecycle] = ()
     is_all: bool = True
 
 
@@ -59,20 +59,20 @@ def select_targets(
     Records which leaves joined, and marks those that only a new copy, or a repair, makes exact.
     """
     with job.connect("apply") as connection:
-        applied.published, barred = read_around(
+        applied.published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
         standings, mended = end_killed_repairs(spark, job, applied.published)
         states = _with_their_leaves(job, due_states(standings, RequiredAction.APPLY), applied)
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
-        source = _read_source(connection, job, (states, applied.published), barred, landed_as_of)
+        source = _read_source(connection, job, (states, applied.published), locked, landed_as_of)
     applied.failures |= {
         found.table_name: _broken(found) for found in requiring(standings, RequiredAction.BROKEN)
     }
     for state in source.states:
         with isolated(job, state, applied):
-            now_there = source.present[state.table_name]
+            now_there = source.catalog_tables[state.table_name]
             check_mode(job, state)
             applied.warnings += check_drift(
                 job, state, now_there, source.target(state), applied.drifted
@@ -80,7 +80,7 @@ def select_targets(
             # Afterwards: what it records is what drift is told by.
             applied.warnings += check_rewrite(job, state, now_there)
     return SelectedTargets(
-        source.states, source.present, mended, requiring(standings, RequiredAction.REMOVED)
+        source.states, source.catalog_tables, mended, requiring(standings, RequiredAction.REMOVED)
     )
 
 
@@ -92,22 +92,22 @@ def select_unchanged(job: Job) -> SelectedTargets:
     among them.
     """
     with job.connect("apply") as connection:
-        published, barred = read_around(
+        published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
         standings = read_lifecycles(job, published)
         states = due_states(standings, RequiredAction.APPLY)
-        source = _read_source(connection, job, (states, published), barred, 0)
+        source = _read_source(connection, job, (states, published), locked, 0)
     kept = {state.table_name for state in states if with_leaves(state, published) is state}
-    settled = [
+    unchanged = [
         state
         for state in source.states
         if state.table_name in kept and _has_nothing_to_report(job, state, source)
     ]
-    is_all = len(settled) == len(states) and not requiring(
+    is_all = len(unchanged) == len(states) and not requiring(
         standings, RequiredAction.BROKEN, RequiredAction.COPY
     )
-    return SelectedTargets(settled, source.present, is_all=is_all)
+    return SelectedTargets(unchanged, source.catalog_tables, is_all=is_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,54 +115,56 @@ class _Source:
     """What the source has of some targets, and the states of these as far as that concerns them."""
 
     states: list[TableState]
-    present: dict[str, CatalogTable]
+    catalog_tables: dict[str, CatalogTable]
     targets: dict[str, ReplicatedTarget]
-    barred: LockedTables
+    locked: LockedTables
 
     def target(self, state: TableState) -> ReplicatedTarget | None:
         """A target as it is fed now; raises TableBusy when that couldn't be read."""
         target = self.targets.get(state.table_name)
         if target is not None and target.is_unread:
-            raise self.barred.busy(str(target.id))
+            raise self.locked.busy(str(target.id))
         return target
 
 
 def _read_source(
     connection: psycopg.Connection[Any],
     job: Job,
-    fed: tuple[Sequence[TableState], Mapping[str, TargetSource]],
-    barred: LockedTables,
+    replicated: tuple[Sequence[TableState], Mapping[str, TargetSource]],
+    locked: LockedTables,
     landed_as_of: int | None,
 ) -> _Source:
-    states, feeds = fed
+    states, mappings = replicated
     there = read_catalog_state(connection, states)
     found = [
-        of_partition(state, there[state.table_name], feeds.get(state.table_name))
+        of_partition(state, there[state.table_name], mappings.get(state.table_name))
         for state in states
     ]
     states = [state for state, _ in found]
-    present = with_truncated(
+    catalog_tables = with_truncated(
         connection, states, {s.table_name: table for s, table in found}, landed_as_of
     )
-    targets, barred = read_around(
+    targets, locked = read_around(
         connection,
         LOCK_TIMEOUT_S,
-        partial(read_published_now, connection, job, feeds, states),
-        barred,
+        partial(read_published_now, connection, job, mappings, states),
+        locked,
     )
-    return _Source(states, present, targets, barred)
+    return _Source(states, catalog_tables, targets, locked)
 
 
 def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool:
-    target, present = source.targets.get(state.table_name), source.present[state.table_name]
+    target, catalog = source.targets.get(state.table_name), source.catalog_tables[state.table_name]
     if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
-        state, present.storage
+        state, catalog.storage
     ):
         return False
     if target is None:
         return True
     is_well = not target.is_unread and target.problem is None
-    return is_well and find_drift(job.pipeline, state, target.table, present, target.feed) is None
+    return (
+        is_well and find_drift(job.pipeline, state, target.table, catalog, target.mapping) is None
+    )
 
 
 def _with_their_leaves(

@@ -34,25 +34,25 @@ def unreported(
         (one.table_name, one.generation): one.version
         for one in (cut.targets if cut is not None else [])
     }
-    untold, told = {}, _as_reported(job)
+    unreported_cuts, told = {}, _as_reported(job)
     for state in states:
         with isolated(job, state, applied):
             in_cut = members.get((state.table_name, state.generation))
             reported_late, beyond = read_unreported(job, identity, state, told, in_cut)
             applied.reported_late += [reported_late] if reported_late is not None else []
             if beyond is not None:
-                untold[state.table_name] = beyond
-    return untold
+                unreported_cuts[state.table_name] = beyond
+    return unreported_cuts
 
 
-def unreported_commits(job: Job, left: Sequence[TableLifecycle]) -> list[TargetCut]:
+def unreported_commits(job: Job, unpublished: Sequence[TableLifecycle]) -> list[TargetCut]:
     """The same of targets that aren't published any more, once they are known to have left nobody
     asks.
 
     They get nothing any more, so that whatever is wrong with one of them is no failure of the run.
     """
     found, told, identity = [], _as_reported(job), job.slot_identity()
-    for state in (standing.state for standing in left):
+    for state in (standing.state for standing in unpublished):
         if state is None or state.status != SYNCED:
             continue
         try:

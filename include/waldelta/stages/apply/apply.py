@@ -69,7 +69,7 @@ class _Run:
     watermarks: dict[str, int]
     sizes: dict[int, int]
     stretches: BatchRanges
-    present: Mapping[str, CatalogTable]
+    catalog_tables: Mapping[str, CatalogTable]
     watch: Watch
     gates: dict[str, TableGate]
     quarantine: Quarantine
@@ -93,12 +93,12 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     applied = Applied()
     # Before the catalogs are read, which have to be those of behind it.
     last = job.change_log(job.slot_identity()).last_batch()
-    fed = select_targets(spark, job, landed_as_of, applied)
+    selected = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
-        _apply_upto(spark, job, fed, last, applied, Pace())
-    applied.reported_late += unreported_commits(job, fed.left)
+        _apply_upto(spark, job, selected, last, applied, Pace())
+    applied.reported_late += unreported_commits(job, selected.unpublished)
     try:
-        applied.removed = record_removed(job, fed.left)
+        applied.removed = record_removed(job, selected.unpublished)
     except WaldeltaError as err:
         # What was applied is told all the same, and the next run records it.
         log.warning("what isn't published any more can't be recorded now: %s", err)
@@ -152,27 +152,32 @@ def _is_behind_copies(
 
 
 def _apply_upto(
-    spark: SparkSession, job: Job, fed: SelectedTargets, last: int, applied: Applied, pace: Pace
+    spark: SparkSession,
+    job: Job,
+    selected: SelectedTargets,
+    last: int,
+    applied: Applied,
+    pace: Pace,
 ) -> int:
     """Bring these targets up to a batch, step by step; returns the one that they have come to."""
     identity = job.slot_identity()
-    change_log, states, cut = job.change_log(identity), fed.states, last_cut(job)
-    with _begun(spark, job, fed, last, applied, Watch(job, cut), pace) as run:
+    change_log, states, cut = job.change_log(identity), selected.states, last_cut(job)
+    with _begun(spark, job, selected, last, applied, Watch(job, cut), pace) as run:
         watermarks, sizes = run.watermarks, run.sizes
         for state in without_failure(states, applied):
             _find_external_commits(run, state, run.held.versions[state.table_name], applied)
         ends = plan_apply_batches(*measures(job, sizes, change_log.bytes_of_batches))[: pace.steps]
-        is_all = fed.is_all and (
+        is_all = selected.is_all and (
             not pace.is_concurrent or _is_behind_copies(change_log, ends, states, applied)
         )
-        untold = dict(fed.mended)
+        unreported_cuts = dict(selected.mended)
         if is_all or not pace.is_concurrent:  # else there is no cut, and who follows tells
             known = [state for state in states if state.table_name in watermarks]
-            untold |= unreported(job, identity, known, cut, applied)
-        for upto in reported_batches(sizes, ends or [last] * bool(untold)):
+            unreported_cuts |= unreported(job, identity, known, cut, applied)
+        for upto in reported_batches(sizes, ends or [last] * bool(unreported_cuts)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Told by a cut that is published, where there is to be one.
-            told = untold if behind or upto == (ends or [last])[-1] else {}
+            told = unreported_cuts if behind or upto == (ends or [last])[-1] else {}
             # Those with the same batches before them one after the other: they read them together.
             in_turn = sorted(
                 without_failure(states, applied), key=lambda state: watermarks[state.table_name]
@@ -183,7 +188,7 @@ def _apply_upto(
                 finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete)
             )
         # Of those that are given up, too.
-        applied.reported_late += untold.values()
+        applied.reported_late += unreported_cuts.values()
     return (ends or [last])[-1]
 
 
@@ -191,7 +196,7 @@ def _apply_upto(
 def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     spark: SparkSession,
     job: Job,
-    fed: SelectedTargets,
+    selected: SelectedTargets,
     last: int,
     applied: Applied,
     watch: Watch,
@@ -201,16 +206,16 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     held = Watermarks(job, job.slot_identity())
     change_log, watermarks = (
         job.change_log(held.identity),
-        _watermarks(job, held, fed.states, applied),
+        _watermarks(job, held, selected.states, applied),
     )
-    fed_from = [watermarks[state.table_name] for state in without_failure(fed.states, applied)]
+    fed_from = [watermarks[state.table_name] for state in without_failure(selected.states, applied)]
     sizes = job.landed_sizes(held.identity, min(fed_from, default=last), last)
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     planning, locks = SharedConnection(job, "apply"), LockSessions(job.conninfo)
-    gates, types = read_gates(job, fed.states), KnownTypes(planning.use)
+    gates, types = read_gates(job, selected.states), KnownTypes(planning.use)
 
     def waiting(stream: Stream) -> list[int]:
-        fed_now = without_failure(fed.states, applied)
+        fed_now = without_failure(selected.states, applied)
         late = [state for state in fed_now if watermarks[state.table_name] <= stream.segments.after]
         return [oid for state in late for oid in state.relation_ids]
 
@@ -228,7 +233,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
             watermarks,
             sizes,
             stretches,
-            fed.present,
+            selected.catalog_tables,
             watch,
             gates,
             quarantine,
@@ -243,18 +248,18 @@ def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
     try:
         yield
     finally:
-        applied.foreign = sorted({*applied.foreign, *watch.told})
+        applied.foreign = sorted({*applied.foreign, *watch.reported})
 
 
 def _apply_batch(
-    run: _Run, state: TableState, upto: int, untold: dict[str, TargetCut], applied: Applied
+    run: _Run, state: TableState, upto: int, unreported_cuts: dict[str, TargetCut], applied: Applied
 ) -> TargetCut | None:
     """Bring one target up to a batch; None of one that fails."""
     name, watermarks = state.table_name, run.watermarks
     run.goes_on()
     with isolated(run.job, state, applied):
         cut = _apply_locked(run, state, (watermarks[name], upto))
-        if (before := untold.pop(name, None)) is not None:
+        if (before := unreported_cuts.pop(name, None)) is not None:
             cut = before + cut
         applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
         # What was committed beside the run, before the cut says up to where all is told.
@@ -323,15 +328,15 @@ def _apply_target(
     job = run.job
     if batches[0] >= batches[1]:
         return read_untouched(job, state)
-    target, stretch = job.pipeline.target, run.stretches.between(*batches)
+    target, batch_range = job.pipeline.target, run.stretches.between(*batches)
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
     plan = None
     try:
         # What a table with copy: false had as columns before its sync is no matter while its target
         # has no rows.
         begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
-        present = run.present[state.table_name]
-        plan = plan_target(run.types, stretch, state, present, policy, options, is_empty=begins)
+        catalog = run.catalog_tables[state.table_name]
+        plan = plan_target(run.types, batch_range, state, catalog, policy, options, is_empty=begins)
         if not plan.volume.rows and not plan.truncated:
             return read_untouched(job, state)
         return _apply_plan(run, plan, check)

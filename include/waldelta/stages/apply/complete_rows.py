@@ -30,7 +30,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     ACTION_UPSERT,
 )
-from waldelta.changes.decode.counts import QUARANTINED_ROWS, REREAD_ROWS
+from waldelta.changes.decode.counts import COMPLETED_ROWS, QUARANTINED_ROWS
 from waldelta.changes.decode.net_rows import (
     FRESH,
     as_net,
@@ -52,9 +52,9 @@ from waldelta.lake import write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
+    COMPLETED,
     DISCARDED,
     QUARANTINED,
-    REREAD,
     RESOLVED,
     Outline,
     SentMessage,
@@ -120,7 +120,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
         _truncated_keys(quarantine, plan, {*watched, *discarded}) if watched or discarded else set()
     )
     taken, moved = discarded_since(staged, plan, discarded - emptied)
-    work.told += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
+    work.recorded += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
     still = {key: row for key, row in watched.items() if key not in emptied}
     work.resolve(still, partial(_messages, quarantine, plan, after))
     # Behind what is told of rows that made room for them.
@@ -131,14 +131,14 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     work.record_aside(judged.aside)
     work.keep_messages()
     if filled is not None:
-        latest = latest_rows(work.told)
-        filled += [row for row in work.told if latest[row.key].status in (RESOLVED, REREAD)]
+        latest = latest_rows(work.recorded)
+        filled += [row for row in work.recorded if latest[row.key].status in (RESOLVED, COMPLETED)]
         if lacking_rows := [
-            row for row in work.told if latest[row.key].status in (QUARANTINED, DISCARDED)
+            row for row in work.recorded if latest[row.key].status in (QUARANTINED, DISCARDED)
         ]:
             quarantine.add(lacking_rows, check)
-    elif work.told or any(row.batch > after for row in held):
-        quarantine.replace(state.table_name, state.generation, after, work.told, check)
+    elif work.recorded or any(row.batch > after for row in held):
+        quarantine.replace(state.table_name, state.generation, after, work.recorded, check)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
@@ -159,7 +159,7 @@ class _Work:
     change_log: ChangeLog
     plan: TargetPlan
     staged: Staged
-    told: list[IncompleteRow] = field(default_factory=list)
+    recorded: list[IncompleteRow] = field(default_factory=list)
     # Of rows that come out of quarantine by an update: what they came from before, by the key that
     # they have now.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class _Work:
             return
         touched = _touched(self.staged, self.plan, watched.keys())
         keys = keys_of(touched, self.plan, "b")
-        self.told += [self.row(RESOLVED, key) for key in sorted(set(keys))]
+        self.recorded += [self.row(RESOLVED, key) for key in sorted(set(keys))]
         is_update = np.array(
             [action == ACTION_UPDATE for action in touched["action"].to_pylist()], np.bool_
         )
@@ -227,7 +227,7 @@ class _Work:
         for action in (*FRESH, ACTION_UPDATE):
             self.counts[action] -= pc.sum(pc.equal(lost["action"], action)).as_py() or 0
         self.counts[ACTION_PURGE] += len(gone)
-        self.counts[REREAD_ROWS] += int((lacks & ~values.missing).sum())
+        self.counts[COMPLETED_ROWS] += int((lacks & ~values.missing).sum())
         self.counts[QUARANTINED_ROWS] += len(lost)
         ready = pa.concat_tables([filled.filter(pc.invert(missing)), purges(gone, self.plan)])
         write_parquet(self._folder, ready, self.parts)
@@ -250,7 +250,7 @@ class _Work:
                 if row.by is None
                 else f"discarded at {key} by {row.by}: {row.reason or ''}".rstrip(": ")
             )
-            self.told.append(
+            self.recorded.append(
                 self.row(
                     DISCARDED,
                     moved[key],
@@ -265,7 +265,7 @@ class _Work:
 
     def record_aside(self, rows: Sequence[AsideRow]) -> None:
         """Tell of the rows that the gate set aside."""
-        self.told += [
+        self.recorded += [
             self.row(
                 QUARANTINED,
                 row.key,
@@ -281,15 +281,15 @@ class _Work:
 
     def keep_messages(self) -> None:
         """Keep with the rows that go into quarantine the messages that they came from."""
-        wanted = {row.key for row in self.told if row.status == QUARANTINED}
+        wanted = {row.key for row in self.recorded if row.status == QUARANTINED}
         found = sent_messages(self.change_log, self.plan, wanted)
-        self.told = [
+        self.recorded = [
             (
                 replace(row, messages=self.earlier.get(row.key, []) + found.get(row.key, []))
                 if row.key in wanted
                 else row
             )
-            for row in self.told
+            for row in self.recorded
         ]
 
     def _source(self) -> str:
@@ -327,9 +327,9 @@ class _Work:
                 continue
             is_lost = bool(values.missing[n])
             outdated = bool(stay[n]) if is_lost and row["action"] == ACTION_UPDATE else None
-            self.told.append(
+            self.recorded.append(
                 self.row(
-                    QUARANTINED if is_lost else REREAD,
+                    QUARANTINED if is_lost else COMPLETED,
                     keys[n],
                     columns=absent[n],
                     sent=told[n] if is_lost else None,

@@ -163,10 +163,10 @@ class Overlap:
 
 
 def applying(
-    spark: SparkSession, job: Job, applied: Applied, tell: Callable[[], object]
+    spark: SparkSession, job: Job, applied: Applied, report: Callable[[], object]
 ) -> Overlap:
     """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of
-    which ``tell`` is called after each.
+    which ``report`` is called after each.
     """
 
     def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
@@ -184,7 +184,7 @@ def applying(
             try:
                 return apply_concurrently(session, job, upto, applied, goes_on)
             finally:
-                tell()
+                report()
 
     overlap = Overlap(
         WholeApplyBatches(job) if has_siblings(spark) else lambda _: None,

@@ -78,7 +78,7 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
     """The rules without the foreign keys that would be too dear to judge after few changes; these
     are left to a full check.
     """
-    kept, left_out = [], list(rules.left_out)
+    kept, omitted = [], list(rules.omitted)
     for reference in rules.references:
         try:
             sides = reference.referring, reference.referenced
@@ -87,13 +87,13 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
             counts = [None]
         rows = sum(count for count in counts if count is not None)
         if None in counts or rows > _MOST_ROWS_REFERRED:
-            left_out.append(
+            omitted.append(
                 f"foreign key {reference.name}: left to the next full check, since its targets are"
                 " large"
             )
         else:
             kept.append(reference)
-    return replace(rules, references=kept, left_out=left_out)
+    return replace(rules, references=kept, omitted=omitted)
 
 
 def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
@@ -112,7 +112,7 @@ def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, 
         return None if any(departures(planned, found) for planned in asked) else (found, plan)
     kept = tuple(planned for planned in plan.expectations if planned.type != AS_BEFORE)
     told = [_NOT_MEASURED] if any(is_judged(planned) for planned in asked) else []
-    return None, replace(plan, expectations=kept, left_out=(*plan.left_out, *told))
+    return None, replace(plan, expectations=kept, omitted=(*plan.omitted, *told))
 
 
 def quick_outcomes(

@@ -69,7 +69,7 @@ def _record(
             outcome.observed,
             outcome.unexpected_count,
             verdict.version,
-            list(verdict.left_out) if outcome is verdict.outcomes[0] else None,
+            list(verdict.omitted) if outcome is verdict.outcomes[0] else None,
         )
         for verdict in _last_words(report, later)
         for outcome in verdict.outcomes
@@ -128,7 +128,7 @@ def _log(report: QualityReport) -> None:
             "checked table=%s version=%s expectations=%s failed=%s seconds=%.1f",
             verdict.table, verdict.version, len(verdict.outcomes), failed, verdict.seconds,
         )  # fmt: skip
-        for reason in verdict.left_out:
+        for reason in verdict.omitted:
             log.warning("not checked table=%s: %s", verdict.table, reason)
     for note in report.notes:
         log.warning("%s", note)

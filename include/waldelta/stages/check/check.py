@@ -135,16 +135,16 @@ def check(
     ledger: Ledger,
     run_id: str,
     tables: Iterable[str] | None = None,
-    left: RunOutcome | None = None,
+    outcome: RunOutcome | None = None,
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``left`` is what the run has made of its targets; others are checked as they are now. A target
-    that can't be judged, or own expectations that are refused, are that target's failure: the
-    others are judged, recorded and reported. Without a folder for reports there are no pages, and
-    all else is as with one.
+    ``outcome`` is what the run has made of its targets; others are checked as they are now. A
+    target that can't be judged, or own expectations that are refused, are that target's failure:
+    the others are judged, recorded and reported. Without a folder for reports there are no pages,
+    and all else is as with one.
     """
-    began, left = now(), left or RunOutcome()
+    began, outcome = now(), outcome or RunOutcome()
     profiles = Profiles(ledger.root, ledger.storage_options)
     folder = own_docs_folder(pipeline)
     states = {
@@ -157,16 +157,17 @@ def check(
     known = Known(
         JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut()
     )
-    quick = frozenset(wanted) if left.is_upkeep else left.quick
+    quick = frozenset(wanted) if outcome.is_upkeep else outcome.quick
     unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts(
         {n: states[n].generation for n in wanted}
     )
     # The source's are lacking where it couldn't be asked.
     rules = {
-        n: replace(left.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0)) for n in wanted
+        n: replace(outcome.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0))
+        for n in wanted
     }
     before = _before(pipeline, profiles, wanted, run_id)
-    left = replace(left, rules=rules, before=before, known=known, quick=quick)
+    outcome = replace(outcome, rules=rules, before=before, known=known, quick=quick)
     kinds = {item.type for file in own.by_table.values() for item in file.suite.expectations}
     with (
         in_background() as background,
@@ -175,21 +176,27 @@ def check(
     ):
         imported = (
             None
-            if left.quick.issuperset(wanted)
+            if outcome.quick.issuperset(wanted)
             else background.submit(import_great_expectations, kinds)
         )
         targets, lost = _targets(
-            background, ledger, [states[name] for name in wanted], left.versions, known.cut
+            background, ledger, [states[name] for name in wanted], outcome.versions, known.cut
         )
-        left = replace(left, rules=_without_references(rules, {verdict.table for verdict in lost}))
-        met, targets = _quick(pool, background, ledger, targets, (own, left))
+        outcome = replace(
+            outcome, rules=_without_references(rules, {verdict.table for verdict in lost})
+        )
+        met, targets = _quick(pool, background, ledger, targets, (own, outcome))
         asked = [
             measure_early(
-                background, spark, target, ledger.storage_options, left.rules_of(target).references
+                background,
+                spark,
+                target,
+                ledger.storage_options,
+                outcome.rules_of(target).references,
             )
             for target in targets
         ]
-        plans = pool.map(lambda session, target: _plan(session, target, (own, left)), targets)
+        plans = pool.map(lambda session, target: _plan(session, target, (own, outcome)), targets)
         if imported is not None:
             imported.result()
         verdicts: list[TableVerdict] = []
@@ -210,7 +217,11 @@ def check(
     # A run judges what it has left while it is the only one; others look at all targets beside it,
     # for long.
     keep_report(
-        ledger, report, known, states, None if left.versions and not left.is_concurrent else began
+        ledger,
+        report,
+        known,
+        states,
+        None if outcome.versions and not outcome.is_concurrent else began,
     )
     return report
 
@@ -281,7 +292,7 @@ def _quick_verdict(
         plan.table,
         target.version,
         found,
-        plan.left_out,
+        plan.omitted,
         None,
         seconds,
         measured,
@@ -313,12 +324,12 @@ def _rest_verdict(
     if found is None:
         return None
     return TableVerdict(
-        plan.table, target.version, found, plan.left_out, None, time.monotonic() - started
+        plan.table, target.version, found, plan.omitted, None, time.monotonic() - started
     )
 
 
-def _is_quick(state: TableState, left: RunOutcome) -> bool:
-    return state.table_name in left.quick and (left.is_upkeep or state.kept_as == MIRROR)
+def _is_quick(state: TableState, outcome: RunOutcome) -> bool:
+    return state.table_name in outcome.quick and (outcome.is_upkeep or state.kept_as == MIRROR)
 
 
 def _suites(pipeline: PipelineFile) -> Path | None:
@@ -477,7 +488,7 @@ def _run(
                 done.plan.table,
                 done.target.version,
                 found,
-                done.plan.left_out,
+                done.plan.omitted,
                 page,
                 done.seconds,
                 done.measured,
@@ -508,7 +519,7 @@ def _about(
         "Delta version": str(target.version),
         "location": target.uri,
     }
-    if told := [*plan.left_out, *([str(plan.refused)] if plan.refused is not None else [])]:
+    if told := [*plan.omitted, *([str(plan.refused)] if plan.refused is not None else [])]:
         about["not checked"] = "; ".join(told)
     return about
 

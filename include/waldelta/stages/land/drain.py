@@ -116,9 +116,9 @@ def drain(
         recovered = recover(connection, job, identity, change_log, server)
         # Only then: one that was lost is to be brought back.
         change_log.create(LANDING_SCHEMA)
-        stands, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
+        position, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained, bites, reading, limit = (
-            Drained(stands, stands),
+            Drained(position, position),
             ReadWindows(job),
             Reading(job),
             _limit(job),
@@ -127,7 +127,7 @@ def drain(
         while drained.end < server.flush_lsn:
             upto = min(server.flush_lsn, drained.end + bites.next.window_bytes)
             bound = reading.within(
-                PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, stands, skipped)
+                PeekBound(upto, limit, bites.next.timeout_s, server.next_xid8, position, skipped)
             )
             upto = bound.upto_lsn
             check_lock()
@@ -142,7 +142,7 @@ def drain(
                     bound,
                     batch,
                     drained,
-                    partial(check_unmoved, connection, job, identity, stands),
+                    partial(check_unmoved, connection, job, identity, position),
                 )
             except SourceError as err:
                 check_standbys = partial(check_received, connection, identity.slot, upto)
@@ -151,7 +151,7 @@ def drain(
                 )
                 if drained.unreadable is None:
                     continue
-                check_unmoved(connection, job, identity, stands)
+                check_unmoved(connection, job, identity, position)
                 break
             reading.answered()
             is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
@@ -173,13 +173,13 @@ def drain(
             began = time.monotonic()
             if landed.end_lsn:
                 meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))
-            stands = _consume_one(connection, job, meter, identity, landed, stands)
-            drained.end = stands
+            position = _consume_one(connection, job, meter, identity, landed, position)
+            drained.end = position
             if not is_cut_off:  # all of the window was read
-                drained.end = max(stands, upto)
-                if server.must_move(stands, upto):
+                drained.end = max(position, upto)
+                if server.must_move(position, upto):
                     meter.add(1, meter.restart(), upto)
-                    stands = _pass_over(connection, job, identity, upto)
+                    position = _pass_over(connection, job, identity, upto)
             drained.seconds_consuming += time.monotonic() - began
             batch += 1
             _report_progress(job, drained, server)
@@ -258,11 +258,11 @@ def _consume_one(
     meter: SlotMeter,
     identity: SlotIdentity,
     landed: Landed,
-    stands: Lsn,
+    position: Lsn,
 ) -> Lsn:
     """Move the slot past the batch; returns where it stands then."""
     if not landed.end_lsn:
-        return stands
+        return position
     end = Lsn(landed.end_lsn)
     move = slot_move(identity, job.run_id, end.value, landed.batch, landed.rows)
     consume(

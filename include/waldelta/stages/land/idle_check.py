@@ -109,7 +109,7 @@ def check_idle(job: Job) -> IdleCheck:
         log_warnings(warnings)
         try:
             with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
-                recovered = recover(connection, job, identity, change_log, server, one_bite=True)
+                recovered = recover(connection, job, identity, change_log, server, one_window=True)
         except (psycopg.errors.QueryCanceled, PeekTimeout, PeekTooLarge, SourceDiskFull):
             behind = "the slot is behind what has landed, by more WAL than a look goes through"
             return IdleCheck(
@@ -220,7 +220,7 @@ def _remaining_work(
     """
     if _has_unreported(job):  # asked before what has left is recorded, of which a run tells then
         return "a run ended before it told what it applied"
-    published, barred = read_around(
+    published, locked = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
     )
     standings = read_lifecycles(job, published)
@@ -231,31 +231,33 @@ def _remaining_work(
         log.warning("%s", notice)
     if lacking := unpublished(connection, job.pipeline.source):
         log.warning("%s", not_published(lacking))
-    fed = [with_leaves(state, published) for state in states(standings, RequiredAction.APPLY)]
-    if behind := _behind(job, identity, change_log, fed):
+    replicated = [
+        with_leaves(state, published) for state in states(standings, RequiredAction.APPLY)
+    ]
+    if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
     if waiting := requiring(standings, RequiredAction.COPY):
         return f"to be copied again: {', '.join(found.table_name for found in waiting)}"
-    there = read_catalog_state(connection, fed)
+    there = read_catalog_state(connection, replicated)
     found = [
         of_partition(state, there[state.table_name], published.get(state.table_name))
-        for state in fed
+        for state in replicated
     ]
-    fed = [state for state, _ in found]
+    replicated = [state for state, _ in found]
     # Of what may not have landed a run couldn't judge either, and would be started for nothing
     # until it has.
-    present = with_truncated(
-        connection, fed, {state.table_name: table for state, table in found}, oldest_xid
+    catalog_tables = with_truncated(
+        connection, replicated, {state.table_name: table for state, table in found}, oldest_xid
     )
     if written_anew := [
-        s.table_name for s in fed if unsent_changes(s, present[s.table_name].storage)
+        s.table_name for s in replicated if unsent_changes(s, catalog_tables[s.table_name].storage)
     ]:
         return f"rows were written anew without being sent: {', '.join(written_anew)}"
     drifted, _ = read_around(
         connection,
         _LOCK_TIMEOUT_S,
-        partial(_drifted, connection, job, published, fed, present),
-        barred,
+        partial(_drifted, connection, job, published, replicated, catalog_tables),
+        locked,
     )
     if drifted:
         return f"drifted from their source: {', '.join(drifted)}"
@@ -275,28 +277,28 @@ def _has_unreported(job: Job) -> bool:
 def _drifted(
     connection: psycopg.Connection[tuple[Any, ...]],
     job: Job,
-    feeds: Mapping[str, TargetSource],
-    fed: Sequence[TableState],
-    present: Mapping[str, CatalogTable],
-    barred: Collection[int],
+    mappings: Mapping[str, TargetSource],
+    replicated: Sequence[TableState],
+    catalog_tables: Mapping[str, CatalogTable],
+    locked: Collection[int],
 ) -> list[str]:
     """Targets whose drift a run would mend, or hasn't told yet; what is locked now, a later look
     judges.
     """
-    if not fed:
+    if not replicated:
         return []
     targets = {
         str(target.id): target
-        for target in read_targets(connection, job.pipeline, feeds, sizes=False, barred=barred)
+        for target in read_targets(connection, job.pipeline, mappings, sizes=False, locked=locked)
         if not target.is_unread
     }
     found = []
-    for state in fed:
+    for state in replicated:
         target = targets.get(state.table_name)
         if target is None or target.problem is not None:
             continue
         if drift := find_drift(
-            job.pipeline, state, target.table, present[state.table_name], target.feed
+            job.pipeline, state, target.table, catalog_tables[state.table_name], target.mapping
         ):
             evolves = job.pipeline.target.recopies(state.table_name)
             if (drift.mends and evolves) or (drift.is_new and drift.reasons):
@@ -305,14 +307,16 @@ def _drifted(
 
 
 def _behind(
-    job: Job, identity: SlotIdentity, change_log: ChangeLog, fed: Sequence[TableState]
+    job: Job, identity: SlotIdentity, change_log: ChangeLog, replicated: Sequence[TableState]
 ) -> list[str]:
     """Targets that haven't applied everything that was landed for them."""
     last = change_log.last_batch()
     if last is None:
         return []
     watermarks = Watermarks(job, identity)
-    behind = [state.table_name for state in fed if _is_behind(watermarks, change_log, state, last)]
+    behind = [
+        state.table_name for state in replicated if _is_behind(watermarks, change_log, state, last)
+    ]
     if job.pipeline.source.options.messages and messages_applied(job, identity) < last:
         behind.append("the table of messages")
     return behind

@@ -127,9 +127,9 @@ def compare_all(work: Reconciling) -> None:
                 " out: compare with the primary"
             )
         check_source(connection, job)
-        feeds, targets, _ = read_unlocked_sources(connection, job.pipeline)
+        mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}
-    standings, ended = end_killed_repairs(work.spark, job, feeds)
+    standings, ended = end_killed_repairs(work.spark, job, mappings)
     for cut in ended.values():
         work.result.add_repair(cut)
     chosen = list(_chosen(standings, work.order))
@@ -287,12 +287,12 @@ def _feedings(
     told why not.
     """
     job, found = work.job, []
-    feeds, read, barred = read_unlocked_sources(
+    mappings, read, locked = read_unlocked_sources(
         holder.connection, job.pipeline
     )  # the snapshot holds vacuum back meanwhile
     targets = {str(target.id): target for target in read}
     # Leaves that have joined those gathered since a run looked: their rows are in flight.
-    states = [with_leaves(state, feeds) for state in states]
+    states = [with_leaves(state, mappings) for state in states]
     present = read_catalog_state(holder.connection, states)
     for state in states:
         name, target = state.table_name, targets.get(state.table_name)
@@ -301,14 +301,14 @@ def _feedings(
                 name, NOT_COMPARED, target.problem or "" if target else "it is no longer published"
             )
             continue
-        if target.is_unread or not barred.relations.isdisjoint(
+        if target.is_unread or not locked.relations.isdisjoint(
             {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
         ):
-            work.put(name, NOT_COMPARED, str(barred.busy(name)))
+            work.put(name, NOT_COMPARED, str(locked.busy(name)))
             continue
         try:
             fed = source_as_copied(
-                job.pipeline, *of_partition(state, present[name], feeds.get(name)), target
+                job.pipeline, *of_partition(state, present[name], mappings.get(name)), target
             )
             feeding = ComparedTarget(fed, batches[name], versions[name])
             why = why_not_compared(job, feeding)
@@ -355,7 +355,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     try:
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
         done = repair_rows(
-            work.spark, job, feeding.fed, Again(reason, order.by, found.keys, compared)
+            work.spark, job, feeding.as_copied, Again(reason, order.by, found.keys, compared)
         )
     except NeedsSync as err:
         work.found[name] = replace(

@@ -117,8 +117,8 @@ class Repaired:
     cut: TargetCut
     lsn: Lsn
     entered: int
-    left: int
-    reread: int
+    exited: int
+    read_again: int
     drained: Drained
     kept: int = 0
 
@@ -171,12 +171,12 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
         done = _named_repair(spark, job, drifted, lock.check)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
-        name, done.lsn, done.entered, done.left, done.reread, time.monotonic() - began,
+        name, done.lsn, done.entered, done.exited, done.read_again, time.monotonic() - began,
     )  # fmt: skip
     return done
 
 
-def repair_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Repaired:
+def repair_rows(spark: SparkSession, job: Job, as_copied: Repair, again: Again) -> Repaired:
     """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE;
     quarantined ones with them.
 
@@ -186,11 +186,11 @@ def repair_rows(spark: SparkSession, job: Job, fed: Repair, again: Again) -> Rep
     succeed: target and rows are as they were then, or, when the MERGE was committed after all, put
     right.
     """
-    if (why := obstacle(fed)) is not None:
+    if (why := obstacle(as_copied)) is not None:
         raise NeedsSync(why)
-    with target_lock(job, fed.state.table_name) as lock:
-        check_same_copy(job, fed.state)
-        return _named_repair(spark, job, fed, lock.check, again)
+    with target_lock(job, as_copied.state.table_name) as lock:
+        check_same_copy(job, as_copied.state)
+        return _named_repair(spark, job, as_copied, lock.check, again)
 
 
 def _named_repair(
@@ -236,9 +236,9 @@ def _repair(
             job.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
         ) as holder:
             check_version(holder, settled)
-            fed, storage = source_as_of(holder, job, TableId.parse(name))
-            membership = read_version_as_of(holder, settled, fed.table.relation_ids)
-            drifted = _as_seen(job, drifted, fed, storage)
+            replicated, storage = source_as_of(holder, job, TableId.parse(name))
+            membership = read_version_as_of(holder, settled, replicated.table.relation_ids)
+            drifted = _as_seen(job, drifted, replicated, storage)
             with job.connect("repair") as connection:
                 rows = plan_rows(job, drifted, own, holder, connection)
                 rows = replace(
@@ -257,7 +257,7 @@ def _repair(
                 )
             folders = [folder for folder, count in counted.items() if count]
             stage_rows(spark, job, rows, holder, staged, folders)
-            check_unaltered(job, fed, membership)
+            check_unaltered(job, replicated, membership)
         # Touched ones are as the source has them from now on.
         left_out = untouched(
             spark, rows, held.discarded.keys(), staged, counted[f"{staged}/touched"]
@@ -411,15 +411,15 @@ def _check_marked(job: Job, state: TableState) -> None:
 
 
 def _as_seen(
-    job: Job, drifted: Repair, fed: ReplicatedTarget, storage: StorageState | None
+    job: Job, drifted: Repair, replicated: ReplicatedTarget, storage: StorageState | None
 ) -> Repair:
     """The drift as the snapshot sees it, which must be the one that was found."""
-    table, state = fed.table, drifted.state
+    table, state = replicated.table, drifted.state
     seen = replace(drifted, table=table)
     if (why := obstacle(seen)) is not None:
         raise NeedsSync(why)
     then, leaves = drifted.table, {leaf.oid for leaf in table.leaves}
-    altered = (table.row_filter, fed.feed.where) != (
+    altered = (table.row_filter, replicated.mapping.where) != (
         then.row_filter,
         drifted.where,
     ) or was_interrupted(then.entries, table.entries)
@@ -489,15 +489,15 @@ def _commit(
     rows: RepairRows,
     state: TableState,
     net: tuple[str, dict[str, int]],
-    told: tuple[Callable[[], None], Again | None, Sequence[IncompleteRow]],
+    given: tuple[Callable[[], None], Again | None, Sequence[IncompleteRow]],
 ) -> TargetCut:
     """Commit the net changes between two rows of the ledger: whoever finds only the first asks the
     target (repair_end).
 
-    Last of ``told`` are the quarantine's rows of the new generation, messages that can't be read
+    Last of ``given`` are the quarantine's rows of the new generation, messages that can't be read
     among them.
     """
-    (_, counts), (check, again, carried), name = net, told, state.table_name
+    (_, counts), (check, again, carried), name = net, given, state.table_name
     marked = job.table_states()[name]
     reason = marked.reason if again is None else again.reason
     check()

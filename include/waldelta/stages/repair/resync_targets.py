@@ -99,7 +99,8 @@ def _repair(
     result.add_repair(done.cut)
     result.warnings.append(
         f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
-        f" entered, {done.left:,} left, {done.reread:,} that changed meanwhile were read again"
+        f" entered, {done.exited:,} left, {done.read_again:,} that changed meanwhile were read"
+        " again"
     )
     record_current(job, [copy.table_name])
     return True
@@ -121,7 +122,7 @@ def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
 def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle) -> None:
     from waldelta.stages.sync.sync import sync
 
-    done = sync(spark, job, [copy.table_name], only_due=True)
+    done = sync(spark, job, [copy.table_name], only_waiting=True)
     if not done:
         result.not_applied.append(copy.table_name)
         result.warnings.append(

@@ -93,7 +93,7 @@ class SetupPlan:
     # Whether the slot that exists was made for this pipeline, by the script for a DBA.
     scripted: bool = False
     # What feeds the targets that aren't just the table of their name.
-    fed: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     # Who asks, as SQL writes the role.
     role: str = ""
     lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
@@ -181,7 +181,7 @@ class SetupPlan:
             self.as_sql()
             or "nothing to do: publications and slot are as the pipeline file wants them"
         )
-        fed = ["targets:", *(f"  - {line}" for line in self.fed)] if self.fed else []
+        fed = ["targets:", *(f"  - {line}" for line in self.sources)] if self.sources else []
         return "\n".join(
             [
                 *(["preflight:", *found] if found else ["preflight: no findings"]),
@@ -285,7 +285,7 @@ def _plan_setup(
         failover=bool(pipeline.source.failover),
         alter_failover=failover_to_set(pipeline.source, slot),
         scripted=scripted,
-        fed=tuple(fed),
+        sources=tuple(fed),
         role=sql_name(facts.server.role),
     )
 

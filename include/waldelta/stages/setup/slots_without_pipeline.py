@@ -93,7 +93,7 @@ def find_slots_without_pipeline(
 def drop_slots_without_pipeline(
     conn: Connection,
     conninfo: str,
-    orphans: Iterable[SlotWithoutPipeline],
+    found: Iterable[SlotWithoutPipeline],
     chosen: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
@@ -107,7 +107,7 @@ def drop_slots_without_pipeline(
     PrivilegeMissing for another role's publications, before anything is dropped; LockHeld when a
     run is at work on it.
     """
-    every = list(orphans)
+    every = list(found)
     known = {orphan.slot.name: orphan for orphan in every}
     for name in chosen:
         if sum(orphan.slot.name == name for orphan in every) > 1:

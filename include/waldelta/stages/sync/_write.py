@@ -86,13 +86,13 @@ def write_copy(
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
 
-        def run(count: int, told: pa.Schema, task: Task) -> list[Any]:
-            done = run_tasks(spark, count, told, task, stops=True)
+        def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
+            done = run_tasks(spark, count, row_schema, task, stops=True)
             rows.all_read()  # every task has told of its files
             return done
 
         copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
-        return copied.written, copied.verbatim, None
+        return copied.written, copied.raw_rows, None
     prepare_states(spark, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = writes_deletion_vectors(DeltaTable(uri, storage_options=job.storage_options))
     if marks and not marked:

@@ -66,12 +66,12 @@ ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
-    """What a copy wrote; ``verbatim`` are the rows with a value that its column's type can't
+    """What a copy wrote; ``raw_rows`` are the rows with a value that its column's type can't
     hold.
     """
 
     written: CommitResult
-    verbatim: int
+    raw_rows: int
 
 
 @dataclass(frozen=True, slots=True)

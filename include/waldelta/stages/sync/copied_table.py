@@ -43,18 +43,18 @@ class SyncResult:
     diff: RowDiff | None = None
     whole: str | None = None  # why it was, though a diff was asked for
     # Rows with a value that its column's type can't hold, where the copy has counted them.
-    verbatim: int | None = None
+    raw_rows: int | None = None
     # Of a table with ``copy: false``, of which nothing was read.
     skipped: SkippedCopy | None = None
 
 
 def synced_state(
-    begun: TableState, copied: SyncResult, fed: ReplicatedTarget, pipeline: PipelineFile
+    begun: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
 ) -> TableState:
     """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as
     the snapshot saw that.
     """
-    table, name = fed.table, begun.table_name
+    table, name = replicated.table, begun.table_name
     mode = pipeline.target.mode_of(name)
     state = replace(
         begun,
@@ -74,8 +74,8 @@ def synced_state(
         entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, copied.storage),
         version=copied.version,
-        fed_by=fed.fed_by,
-        root_id=fed.feed.root_id,
+        fed_by=replicated.other_source,
+        root_id=replicated.mapping.root_id,
         mode=None if mode == MIRROR else mode,
     )
     if copied.skipped is None:

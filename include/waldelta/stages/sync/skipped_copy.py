@@ -126,7 +126,7 @@ def _former(job: Job, name: str) -> TableState | None:
 
 
 def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
-    root = target.feed.root_id
+    root = target.mapping.root_id
     if former.root_id is not None or root is not None:
         return former.root_id == root  # leaves may come and go
     return not set(former.relation_ids).isdisjoint(target.table.relation_ids)

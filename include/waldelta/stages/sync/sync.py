@@ -132,16 +132,16 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     reason: str | None = None,
     *,
     by_diff: bool = False,
-    only_due: bool = False,
+    only_waiting: bool = False,
     old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
 ) -> list[SyncResult]:
     """Copy these tables, or without names those that were never copied to the end; returns what was
     copied.
 
-    ``only_due``: of these, too, only those that get no changes until they are copied, and that no
-    other run copies meanwhile. ``by_diff``: tables that were copied before, in whatever life of the
-    slot, are compared with the snapshot, and only the rows that differ are written, where that is
-    exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun and
+    ``only_waiting``: of these, too, only those that get no changes until they are copied, and that
+    no other run copies meanwhile. ``by_diff``: tables that were copied before, in whatever life of
+    the slot, are compared with the snapshot, and only the rows that differ are written, where that
+    is exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun and
     didn't end, when an earlier life has one: a resync that was killed is gone on with, whoever does
     so. A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that
     failed; ConfigError for a table that isn't published, ModeRefused for a named one whose mode
@@ -149,7 +149,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
-        known, insists = job.ledger.table_states(), tables is not None and not only_due
+        known, insists = job.ledger.table_states(), tables is not None and not only_waiting
         wanted = _choose(spark, _read_targets(connection, job), job, tables, insists=insists)
         if not wanted:
             close_gaps(job)
@@ -158,7 +158,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         if insists and refused:  # before anything is changed
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
-        settled = wait_for_version(
+        drained = wait_for_version(
             connection, job.pipeline.source.publication_names, old_transactions_timeout_s
         )
     allowed = [target for target in wanted if str(target.id) not in refused]
@@ -177,7 +177,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
             order = CopyRequest(
                 wanted.id, reason, formers.get(str(wanted.id)), known.get(str(wanted.id)), insists
             )
-            if (done := _sync_locked(spark, job, order, ledger_lock, settled)) is not None:
+            if (done := _sync_locked(spark, job, order, ledger_lock, drained)) is not None:
                 results.append(done)
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
@@ -245,7 +245,7 @@ def sync_table(
     job: Job,
     table_id: TableId,
     attempt: Attempt,
-    settled: PublicationVersion,
+    drained: PublicationVersion,
     former: Former | None = None,
 ) -> tuple[SyncResult, ReplicatedTarget]:
     """Copy what feeds one target from one snapshot of its own and replace the target with it, in
@@ -255,7 +255,8 @@ def sync_table(
     ``copy: false`` no row is read: the target begins empty, or keeps what it holds. Raises
     SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is
     committed then. Published columns, filter and leaves are those that the snapshot sees.
-    SnapshotLost too when it sees publications that were altered after they had ``settled``.
+    SnapshotLost too when it sees publications that were altered after old transactions had
+    ``drained``.
     """
     began = time.monotonic()
     target = job.pipeline.target
@@ -266,11 +267,11 @@ def sync_table(
         ) as holder,
     ):
         taken_at = read_clock(holder.connection)
-        check_version(holder, settled)
-        fed, storage = source_as_of(holder, job, table_id)
-        table = fed.table
-        membership = read_version_as_of(holder, settled, table.relation_ids)
-        options, where = target.types_of(str(table_id)), _target_filter(job, fed)
+        check_version(holder, drained)
+        replicated, storage = source_as_of(holder, job, table_id)
+        table = replicated.table
+        membership = read_version_as_of(holder, drained, table.relation_ids)
+        options, where = target.types_of(str(table_id)), _target_filter(job, replicated)
         columns = target_columns(table, options, target.metadata_columns)
         keeps = keeps_rows(job, str(table_id), table.key_columns)
         leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
@@ -278,7 +279,7 @@ def sync_table(
         lsn = holder.lsn.value if target.metadata_columns else None
         copy = plan_copy(table, holder.snapshot_id, files, lsn, options, where)
         size = bytes_per_task(table.size_bytes)
-        skipped = None if target.copies(str(table_id)) else skip_copy(job, fed, holder)
+        skipped = None if target.copies(str(table_id)) else skip_copy(job, replicated, holder)
         tasks = plan_tasks(plan_chunks(leaves, size), size) if skipped is None else []
         log.info(
             "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
@@ -328,7 +329,7 @@ def sync_table(
                     None,
                 )
             held.end()
-        check_unaltered(job, fed, membership)
+        check_unaltered(job, replicated, membership)
         begins = holder if skipped is None else skipped
         seconds = time.monotonic() - began
         log.info(
@@ -358,7 +359,7 @@ def sync_table(
                 verbatim,
                 skipped,
             ),
-            fed,
+            replicated,
         )
 
 
@@ -367,7 +368,7 @@ def _sync_locked(
     job: Job,
     order: CopyRequest,
     ledger_lock: threading.Lock,
-    settled: PublicationVersion,
+    drained: PublicationVersion,
 ) -> SyncResult | None:
     """Copy a table as its next generation under its target's lock, starting again when its snapshot
     is lost.
@@ -397,7 +398,7 @@ def _sync_locked(
         begun = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
         try:
-            result, fed = _copy(spark, job, order, begun.generation, settled, lock)
+            result, replicated = _copy(spark, job, order, begun.generation, drained, lock)
         except Exception as err:
             _record_failure(job, ledger_lock, last, begun, err)
             raise
@@ -405,7 +406,7 @@ def _sync_locked(
         lock.check()
         _check_not_removed(job, name, begun.generation)
         _check_same_server(job, name, identity)
-        _append(job, ledger_lock, synced_state(begun, result, fed, job.pipeline), begun)
+        _append(job, ledger_lock, synced_state(begun, result, replicated, job.pipeline), begun)
         fault_point("sync.recorded")
         return result
 
@@ -423,7 +424,7 @@ def _copy(
     job: Job,
     order: CopyRequest,
     generation: int,
-    settled: PublicationVersion,
+    drained: PublicationVersion,
     lock: AdvisoryLock,
 ) -> tuple[SyncResult, ReplicatedTarget]:
     for attempt in _attempts(str(order.table_id)):
@@ -432,9 +433,9 @@ def _copy(
             number = attempt.retry_state.attempt_number
             if number > 1:
                 with job.connect("sync") as connection:
-                    settled = wait_for_version_again(connection, settled)
+                    drained = wait_for_version_again(connection, drained)
             copied = sync_table(
-                spark, job, order.table_id, Attempt(generation, number), settled, order.former
+                spark, job, order.table_id, Attempt(generation, number), drained, order.former
             )
     return copied
 
@@ -561,7 +562,7 @@ def _choose(
     chosen = [target for target in targets if named is None or target.id in named]
     if insists:
         return chosen
-    standings, _ = end_killed_repairs(spark, job, {str(t.id): t.feed for t in targets})
+    standings, _ = end_killed_repairs(spark, job, {str(t.id): t.mapping for t in targets})
     fine = {found.table_name for found in requiring(standings, RequiredAction.APPLY)}
     return [target for target in chosen if str(target.id) not in fine]
 
@@ -593,7 +594,7 @@ def source_as_of(
     if target.problem is not None:
         raise ConfigError(target.problem)
     now = present.get(target.table.oid)
-    is_part = target.feed.root_id is not None or target.feed.partition is not None
+    is_part = target.mapping.root_id is not None or target.mapping.partition is not None
     return target, stored(now, {leaf.oid for leaf in target.table.leaves} if is_part else None)
 
 
@@ -626,15 +627,15 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
         )
 
 
-def _target_filter(job: Job, fed: ReplicatedTarget) -> RowFilter | None:
+def _target_filter(job: Job, replicated: ReplicatedTarget) -> RowFilter | None:
     """Analysed on a connection of its own: the snapshot's may only read. Whether it can be
     translated is asked first.
     """
-    if fed.feed.where is None:
+    if replicated.mapping.where is None:
         return None
-    name, table = str(fed.id), fed.table
+    name, table = str(replicated.id), replicated.table
     with job.connect("sync") as connection:
-        where = read_target_filter(connection, name, fed.feed.where, table)
+        where = read_target_filter(connection, name, replicated.mapping.where, table)
     plan_routing(
         where, column_states(table.columns, table.key_columns, job.pipeline.target.types_of(name))
     )

@@ -11,10 +11,10 @@ import pytest
 from waldelta.errors import LateWriter
 from waldelta.lake.ledger import IncompleteRow, Quarantine
 from waldelta.lake.ledger.quarantine import (
+    COMPLETED,
     DISCARDED,
     FAILS,
     QUARANTINED,
-    REREAD,
     RESOLVED,
     Outline,
     SentMessage,
@@ -40,19 +40,19 @@ def test_a_batch_that_is_done_again_replaces_its_rows(lake):
     """
     quarantine = Quarantine(lake)
     assert told(quarantine) == []
-    quarantine.replace(NAME, 1, 0, [row(QUARANTINED, "a", 3), row(REREAD, "b", 3)])
+    quarantine.replace(NAME, 1, 0, [row(QUARANTINED, "a", 3), row(COMPLETED, "b", 3)])
     quarantine.replace("public.t", 1, 0, [row(QUARANTINED, "x", 5, table="public.t")])
     quarantine.replace(NAME, 2, 0, [row(QUARANTINED, "a", 5, generation=2)])
     quarantine.replace(NAME, 1, 3, [row(QUARANTINED, "c", 5)])
     quarantine.replace(NAME, 1, 3, [row(RESOLVED, "a", 6), row(QUARANTINED, "a", 6)])
     assert told(quarantine) == [
         (QUARANTINED, "a", 3),
-        (REREAD, "b", 3),
+        (COMPLETED, "b", 3),
         (RESOLVED, "a", 6),
         (QUARANTINED, "a", 6),
     ]
     quarantine.replace(NAME, 1, 3, [])
-    assert told(quarantine) == [(QUARANTINED, "a", 3), (REREAD, "b", 3)]
+    assert told(quarantine) == [(QUARANTINED, "a", 3), (COMPLETED, "b", 3)]
     assert told(quarantine, generation=2) == [(QUARANTINED, "a", 5)]
     assert quarantine.open_counts({NAME: 1, "public.t": 1}) == {NAME: 1, "public.t": 1}
     assert quarantine.open_counts({NAME: 3}) == {}
@@ -115,7 +115,7 @@ def test_the_latest_row_of_a_key_counts():
     """A key is open while its row is neither in the target nor gone from the source."""
     rows = [
         row(QUARANTINED, "a", 1),
-        row(REREAD, "b", 1),
+        row(COMPLETED, "b", 1),
         row(QUARANTINED, "c", 1),
         row(RESOLVED, "c", 2),
     ]
@@ -126,7 +126,7 @@ def test_the_latest_row_of_a_key_counts():
 LACKING = {
     "open": ([row(QUARANTINED, "a", 1)], {"a"}),
     "discarded": ([row(QUARANTINED, "a", 1), row(DISCARDED, "a", 1)], {"a"}),
-    "there with other values": ([row(REREAD, "a", 1)], set()),
+    "there with other values": ([row(COMPLETED, "a", 1)], set()),
     "discarded, and another row stands there": (
         [row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)],
         set(),
@@ -164,7 +164,7 @@ def test_rows_that_came_without_a_value_are_counted(lake):
         [row(QUARANTINED, "a", 1), row(QUARANTINED, "b", 1), row(RESOLVED, "b", 2), old, other]
     )
     quarantine.add([whole, unsent])
-    quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(REREAD, "e", 3)])
+    quarantine.add([row(QUARANTINED, "d", 3), row(DISCARDED, "d", 3), row(COMPLETED, "e", 3)])
     assert quarantine.unknown_counts({NAME: 1, "public.u": 1}) == {NAME: 1}
     assert quarantine.unknown_counts({}) == {}
 
@@ -182,13 +182,13 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
     message = SentMessage(4, 7, 1 << 33, 999, b"I\x00\xff")
     told = [replace(row(QUARANTINED, key, 3), messages=[message]) for key in "ab"]
     Quarantine(lake).add(
-        [*told, row(REREAD, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)]
+        [*told, row(COMPLETED, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)]
     )
     assert quarantine.outlines(NAME, 1) == [
         Outline("a", QUARANTINED, 3),
         Outline("b", QUARANTINED, 3),
     ]
-    assert quarantine.outlines("public.t", 1) == [Outline("x", REREAD, 3)]
+    assert quarantine.outlines("public.t", 1) == [Outline("x", COMPLETED, 3)]
     assert len(asked) == 2
     assert all("messages" not in columns for columns in asked)
     Quarantine(lake).add([row(DISCARDED, "a", 4)])
@@ -205,7 +205,7 @@ def test_pruning_keeps_what_is_open_and_what_is_young(lake):
         row(QUARANTINED, "a", 1),
         row(QUARANTINED, "b", 1),
         row(RESOLVED, "b", 2),
-        row(REREAD, "c", 2),
+        row(COMPLETED, "c", 2),
     ]
     old += [
         row(QUARANTINED, "e", 1),
@@ -216,9 +216,9 @@ def test_pruning_keeps_what_is_open_and_what_is_young(lake):
     quarantine.replace(NAME, 1, 0, old)
     quarantine.replace(NAME, 2, 0, [row(RESOLVED, "a", 2, generation=2)])
     oldest = now()
-    quarantine.replace(NAME, 1, 2, [row(REREAD, "d", 3)])
+    quarantine.replace(NAME, 1, 2, [row(COMPLETED, "d", 3)])
     assert quarantine.prune(oldest) == 6
-    kept = [(QUARANTINED, "a", 1), (QUARANTINED, "e", 1), (DISCARDED, "e", 1), (REREAD, "d", 3)]
+    kept = [(QUARANTINED, "a", 1), (QUARANTINED, "e", 1), (DISCARDED, "e", 1), (COMPLETED, "d", 3)]
     assert (told(quarantine), told(quarantine, generation=2)) == (kept, [])
 
 

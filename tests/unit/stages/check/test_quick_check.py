@@ -125,7 +125,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     assert [planned.type for planned in left.expectations].count(AS_BEFORE) == (
         0 if rows is None else 2
     )
-    assert [reason.split(":")[0] for reason in left.left_out] == (["drift"] if rows is None else [])
+    assert [reason.split(":")[0] for reason in left.omitted] == (["drift"] if rows is None else [])
 
 
 def test_a_table_that_is_not_small(tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ CASES = [
     ("its own name isn't told", PLAIN, COPIED, pipeline(), {"fed_by": None, "root_id": None}),
     (
         "what it gathers is",
-        replace(PLAIN, feed=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
+        replace(PLAIN, mapping=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
         COPIED,
         pipeline(),
         {"fed_by": "public.parts", "root_id": 6},

@@ -67,7 +67,7 @@ def test_a_copy_takes_the_place_of_all_that_was_there(uri):
     """In one commit that says whose it is; tasks without rows make no file."""
     copied(uri, [part(1, 2)])
     done = copied(uri, [part(3, 4), part(5)], [], [part(6, raw=[("v", "x")])], attempt=2)
-    assert (ids(uri), done.written.rows, done.verbatim) == ([3, 4, 5, 6], 4, 1)
+    assert (ids(uri), done.written.rows, done.raw_rows) == ([3, 4, 5, 6], 4, 1)
     table = DeltaTable(uri)
     (newest,) = table.history(1)
     assert (table.version(), table.transaction_version("app")) == (done.written.version, 2)

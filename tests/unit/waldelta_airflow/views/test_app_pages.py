@@ -77,8 +77,8 @@ def dags(monkeypatch):
     known: dict[str, ActionDag] = {}
     monkeypatch.setattr(
         "waldelta_airflow.views._app.read_action_dag",
-        lambda dag_id, asked=None: replace(
-            known.get(dag_id, ActionDag(dag_id)), asked=asked and "running"
+        lambda dag_id, requested=None: replace(
+            known.get(dag_id, ActionDag(dag_id)), requested=requested and "running"
         ),
     )
     return known
@@ -589,12 +589,14 @@ def test_what_only_airflow_knows(shop, schedules, open_pages):
     nothing to do is news too.
     """
     client, at = open_pages("viewer"), now()
-    schedules["shop"] = Schedule(is_paused=True, looked=at, failed="scheduled__early", well=at)
+    schedules["shop"] = Schedule(
+        is_paused=True, idle_checked_at=at, failed="scheduled__early", well=at
+    )
     text = client.get("/").text
     assert "DAG is paused" in text
     assert "scheduled__early" in text
     assert re.search(r'title="[^"]+">0\.\d s ago', text)
-    schedules["shop"] = Schedule(due=at - timedelta(hours=1), failed="scheduled__early")
+    schedules["shop"] = Schedule(next_run_at=at - timedelta(hours=1), failed="scheduled__early")
     text = client.get("/p/shop").text
     assert text.index("scheduled__early") < text.index(
         "overdue by 1 h"

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
 from tests.support.bookkeeping import NOON
-from waldelta_airflow.reporting.notify import LOOK
+from waldelta_airflow.reporting.notify import IDLE_CHECK
 from waldelta_airflow.views._installed_pipelines import _schedule
 
 WELL, BAD, BUSY = DagRunState.SUCCESS, DagRunState.FAILED, DagRunState.RUNNING
@@ -66,7 +66,7 @@ def test_what_runs_say(runs, failed, looked):
             if answer is not SILENT:
                 told = {
                     "dag_run_id": n,
-                    "task_id": LOOK,
+                    "task_id": IDLE_CHECK,
                     "key": "return_value",
                     "dag_id": "shop_cdc",
                     "run_id": f"run-{n}",
@@ -76,4 +76,4 @@ def test_what_runs_say(runs, failed, looked):
     assert found.failed == (None if failed is None else f"run-{failed}")
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
     assert found.well == (NOON + timedelta(hours=well[-1]) if well else None)
-    assert found.looked == (None if looked is None else NOON + timedelta(hours=looked))
+    assert found.idle_checked_at == (None if looked is None else NOON + timedelta(hours=looked))

@@ -42,10 +42,10 @@ def read_check_constraints(
     connection: psycopg.Connection[Any],
     states: Sequence[TableState],
     landed_as_of: int | None,
-    barred: Collection[int] = (),
+    locked: Collection[int] = (),
 ) -> ChecksRead:
     """Read those of these targets, under a lock on the tables that feed them, but not of tables (by
-    oid) that are ``barred``.
+    oid) that are ``locked``.
 
     What transactions from ``landed_as_of`` (xid8) on made hasn't landed for certain; None: it
     doesn't matter. Without those on columns whose collation finds different texts equal.
@@ -59,7 +59,7 @@ def read_check_constraints(
     found: dict[tuple[str, str], list[CheckConstraint]] = {}
     not_landed: dict[tuple[str, str], list[str]] = {}
     unread = set()
-    asked = {"schemas": schemas, "names": names, "barred": list(barred)}
+    asked = {"schemas": schemas, "names": names, "locked": list(locked)}
     for schema, table, name, expression, xmin in connection.execute(_CHECKS, asked):
         if landed_as_of is not None and not is_before(xmin, landed_as_of):
             not_landed.setdefault((schema, table), []).append(name)
@@ -93,7 +93,7 @@ def is_before(xmin: int, xid8: int) -> bool:
 _FROZEN = 2
 _CHECKS = """
 select n.nspname, c.relname, k.conname,
-       case when c.oid <> all(%(barred)s::oid[]) then pg_get_expr(k.conbin, k.conrelid) end,
+       case when c.oid <> all(%(locked)s::oid[]) then pg_get_expr(k.conbin, k.conrelid) end,
        k.xmin::text::bigint
 from pg_constraint k
 join pg_class c on c.oid = k.conrelid

@@ -167,23 +167,23 @@ def _record_unknown(job: Job, tables: Collection[str]) -> None:
     record_unknown(job.ledger, job.run_id, told)
 
 
-def record_unknown(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) -> None:
+def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | None]) -> None:
     """Enter how many rows of these tables lack values, where that isn't what was told of them last
-    (``told``).
+    (``recorded``).
 
     Counted once more behind each entry: somebody else may have told between the count and its
     entry, which is the last word then.
     """
-    root, options, told = ledger.root, ledger.storage_options, dict(told)
-    while told:
+    root, options, recorded = ledger.root, ledger.storage_options, dict(recorded)
+    while recorded:
         held = target_generations(ledger)
         counts = Quarantine(root, options).unknown_counts(
-            {name: held[name] for name in told if name in held}
+            {name: held[name] for name in recorded if name in held}
         )
         found = {
             name: counts.get(name, 0)
-            for name in sorted(told)
-            if told[name] != recorded_unknown(counts.get(name, 0))
+            for name in sorted(recorded)
+            if recorded[name] != recorded_unknown(counts.get(name, 0))
         }
         if not found:
             break
@@ -205,7 +205,7 @@ def record_unknown(ledger: Ledger, run_id: str, told: Mapping[str, str | None]) 
             for name, rows in found.items()
         ]
         append_expectation_results(root, results, options)
-        told |= {name: recorded_unknown(rows) for name, rows in found.items()}
+        recorded |= {name: recorded_unknown(rows) for name, rows in found.items()}
 
 
 def current_user() -> str:

@@ -72,15 +72,15 @@ class Reference:
     """A foreign key from rows of one target to rows of another, or the same one.
 
     ``comparisons`` say how each pair of columns is compared, ``whole`` that a key which is null in
-    part breaks it (MATCH FULL). ``told_of`` is the target that the answer is told of. ``since``:
-    only rows that changed from that position on are judged.
+    part breaks it (MATCH FULL). ``reported_for`` is the target that the answer is told of.
+    ``since``: only rows that changed from that position on are judged.
     """
 
     name: str
     referring: Side
     referenced: Side
     comparisons: tuple[Comparison, ...]
-    told_of: str
+    reported_for: str
     whole: bool = False
     since: int | None = None
 
@@ -93,7 +93,7 @@ class Reference:
     def meaning(self) -> str:
         """What is expected of the target that it is told of."""
         own, other = ", ".join(self.referring.columns), ", ".join(self.referenced.columns)
-        if self.told_of == self.referring.table:
+        if self.reported_for == self.referring.table:
             return (
                 f"foreign key {self.name} holds: ({own}) refers to {self.referenced.table}"
                 f" ({other})"
@@ -120,8 +120,8 @@ class Lake:
     table from being judged.
 
     ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with
-    rows in quarantine, ``reread`` those of which the run read rows from the source, as they were
-    later than the cut, ``ahead`` those that have got what came behind the cut.
+    rows in quarantine, ``read_again`` those of which the run read rows from the source, as they
+    were later than the cut, ``beyond_cut`` those that have got what came behind the cut.
     """
 
     states: Mapping[str, TableState]
@@ -129,8 +129,8 @@ class Lake:
     cut: BatchCut | None
     changed: Mapping[str, ChangedTarget]
     lacking: Collection[str] = ()
-    reread: Collection[str] = ()
-    ahead: Collection[str] = ()
+    read_again: Collection[str] = ()
+    beyond_cut: Collection[str] = ()
 
 
 @dataclass
@@ -138,7 +138,7 @@ class PlannedReferences:
     """References by the target that they are told of, and likewise why others can't be judged."""
 
     references: dict[str, list[Reference]] = field(default_factory=dict)
-    left_out: dict[str, list[str]] = field(default_factory=dict)
+    omitted: dict[str, list[str]] = field(default_factory=dict)
 
 
 def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences:
@@ -167,7 +167,7 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences
                 what = f"foreign key {key.name}" + (
                     "" if told_of == referring.table_name else f" of {key.table_name}"
                 )
-                planned.left_out.setdefault(told_of, []).append(
+                planned.omitted.setdefault(told_of, []).append(
                     f"{what}: not checked, because {obstacle}"
                 )
                 continue
@@ -317,10 +317,10 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
             return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
         is_ahead = changed is not None and changed.version not in (None, target.version)
         if (
-            is_ahead or state.table_name in lake.ahead
+            is_ahead or state.table_name in lake.beyond_cut
         ):  # what the cut says would be taken for an answer of today
             return f"{apart}: {state.table_name} has got a batch that not all targets have got"
-        if target.reread or state.table_name in lake.reread:
+        if target.reread or state.table_name in lake.read_again:
             return f"{apart}: rows of {state.table_name} were read from the source"
         if state.table_name in lake.lacking:
             return f"{state.table_name} lacks rows that are, or were, in quarantine"

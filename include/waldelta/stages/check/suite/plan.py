@@ -79,7 +79,7 @@ class SourceRules:
     columns by name, what columns' declared types say, foreign keys; how fresh the target is, and
     how many rows it lacks since a value of theirs never came (None: that isn't asked).
 
-    ``left_out`` are those that can't be judged, and why.
+    ``omitted`` are those that can't be judged, and why.
     """
 
     checks: Sequence[CheckConstraint] = ()
@@ -88,7 +88,7 @@ class SourceRules:
     references: Sequence[Reference] = ()
     freshness: Sequence[FreshnessLimit] = ()
     unknown_rows: int | None = None
-    left_out: Sequence[str] = ()
+    omitted: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class SuitePlan:
 
     table: str
     expectations: tuple[PlannedExpectation, ...]
-    left_out: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
     refused: ConfigError | None = None
 
 
@@ -117,24 +117,24 @@ def plan_suite(
     that isn't asked).
     """
     sure = sure or SourceRules()
-    left_out: list[str] = list(sure.left_out)
+    omitted: list[str] = list(sure.omitted)
     planned = [
         _columns_match(state),
-        *_key_unique(state, left_out),
+        *_key_unique(state, omitted),
         *_kept_rows(state),
-        *_not_null(state, held_columns, left_out),
+        *_not_null(state, held_columns, omitted),
         *_labels_only(state, sure),
-        *_checks_hold(state, held_columns, sure.checks, left_out),
-        *_domains_hold(state, held_columns, sure.declared, left_out),
+        *_checks_hold(state, held_columns, sure.checks, omitted),
+        *_domains_hold(state, held_columns, sure.declared, omitted),
         *_limits_hold(state, sure.declared),
-        *_filters_hold(state, held_columns, left_out),
+        *_filters_hold(state, held_columns, omitted),
         *_references_hold(sure.references),
         *_all_values_known(state, sure.unknown_rows),
         *_is_fresh(sure.freshness),
         *_is_as_before(state, before),
-        *_own(state, held_columns, own, left_out),
+        *_own(state, held_columns, own, omitted),
     ]
-    return SuitePlan(state.table_name, tuple(planned), tuple(left_out))
+    return SuitePlan(state.table_name, tuple(planned), tuple(omitted))
 
 
 def _columns_match(state: TableState) -> PlannedExpectation:
@@ -148,9 +148,9 @@ def _columns_match(state: TableState) -> PlannedExpectation:
     )
 
 
-def _key_unique(state: TableState, left_out: list[str]) -> Iterator[PlannedExpectation]:
+def _key_unique(state: TableState, omitted: list[str]) -> Iterator[PlannedExpectation]:
     if not state.key_columns:
-        left_out.append("unique key: the table has none, its rows are a multiset")
+        omitted.append("unique key: the table has none, its rows are a multiset")
         return
     yield PlannedExpectation(
         KEY_UNIQUE,
@@ -175,7 +175,7 @@ def _kept_rows(state: TableState) -> Iterator[PlannedExpectation]:
 
 
 def _not_null(
-    state: TableState, held: Sequence[str], left_out: list[str]
+    state: TableState, held: Sequence[str], omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
     keys = set(state.key_columns)
     for column in state.columns:
@@ -185,7 +185,7 @@ def _not_null(
             f"{'key' if column.name in keys else 'NOT NULL'} column {column.name} has no nulls"
         )
         if column_type(column.type_name, column.spark_type).may_be_raw:
-            yield from _has_value(column, held, meaning, left_out)
+            yield from _has_value(column, held, meaning, omitted)
         elif _nameable(column.name):
             kwargs = {"column": _gx_name(column.name)}
             yield PlannedExpectation(
@@ -204,13 +204,13 @@ def _not_null(
 
 
 def _has_value(
-    column: ColumnState, held: Sequence[str], meaning: str, left_out: list[str]
+    column: ColumnState, held: Sequence[str], meaning: str, omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
     """Not null, where NaN, infinity or BC dates are null in their column and stand in
     ``_wd_raw``.
     """
     if RAW not in held:
-        left_out.append(
+        omitted.append(
             f"{meaning}: without metadata columns a null may be a value that {column.spark_type}"
             " can't hold"
         )
@@ -233,14 +233,14 @@ def _labels_only(state: TableState, sure: SourceRules) -> Iterator[PlannedExpect
 
 
 def _checks_hold(
-    state: TableState, held: Sequence[str], checks: Sequence[CheckConstraint], left_out: list[str]
+    state: TableState, held: Sequence[str], checks: Sequence[CheckConstraint], omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
     for check in checks:
         meaning = f"CHECK constraint {check.name} holds: {check.expression}"
         # Where it is null a row meets it, so that those are looked for which make its opposite
         # true.
         read = partial(published_filter, f"(NOT {check.expression})")
-        found = _translated(state, held, f"CHECK constraint {check.name}", read, left_out)
+        found = _translated(state, held, f"CHECK constraint {check.name}", read, omitted)
         if found is not None:
             condition = f"not coalesce({found}, false)"
             yield PlannedExpectation(
@@ -249,7 +249,7 @@ def _checks_hold(
 
 
 def _domains_hold(
-    state: TableState, held: Sequence[str], declared: Sequence[DeclaredType], left_out: list[str]
+    state: TableState, held: Sequence[str], declared: Sequence[DeclaredType], omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
     # As expressions on VALUE see them: of the type below the domain.
     plain = replace(state, columns=base_columns(state, declared))
@@ -259,7 +259,7 @@ def _domains_hold(
         for check in one.checks:
             what = f"domain constraint {check.name} of column {one.column}"
             read = partial(_value_filter, check, one.column)
-            found = _translated(plain, held, what, read, left_out)
+            found = _translated(plain, held, what, read, omitted)
             if found is not None:
                 # A stored null may have got around the domain (see ``CREATE DOMAIN``).
                 condition = f"({is_null} or not coalesce({found}, false))"
@@ -364,7 +364,7 @@ def departures(planned: PlannedExpectation, measured: Measured) -> list[str]:
 
 
 def _filters_hold(
-    state: TableState, held: Sequence[str], left_out: list[str]
+    state: TableState, held: Sequence[str], omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
     # Rows that an earlier filter let in stay, so that each row passes one of them.
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
@@ -372,24 +372,22 @@ def _filters_hold(
         text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
         meaning = f"publication's row filter holds: {text}"
         read = partial(published_filter, text)
-        yield from _meets_filter(
-            state, held, ("row filter", read, meaning, "publication"), left_out
-        )
+        yield from _meets_filter(state, held, ("row filter", read, meaning, "publication"), omitted)
     if (own := filter_of(state)) is not None:
         meaning = f"target's filter holds: {own.text}"
         yield from _meets_filter(
-            state, held, ("target's filter", lambda: own, meaning, "pipeline"), left_out
+            state, held, ("target's filter", lambda: own, meaning, "pipeline"), omitted
         )
 
 
 def _meets_filter(
     state: TableState,
     held: Sequence[str],
-    told: tuple[str, Callable[[], RowFilter], str, Origin],
-    left_out: list[str],
+    described: tuple[str, Callable[[], RowFilter], str, Origin],
+    omitted: list[str],
 ) -> Iterator[PlannedExpectation]:
-    what, read, meaning, origin = told
-    condition = _translated(state, held, what, read, left_out)
+    what, read, meaning, origin = described
+    condition = _translated(state, held, what, read, omitted)
     if condition is not None:
         yield PlannedExpectation(
             ROWS_SATISFY, _satisfy(condition, meaning), "critical", origin, meaning
@@ -401,7 +399,7 @@ def _translated(
     held: Sequence[str],
     what: str,
     read: Callable[[], RowFilter],
-    left_out: list[str],
+    omitted: list[str],
 ) -> str | None:
     """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which
     is told.
@@ -411,17 +409,17 @@ def _translated(
         names: dict[str, str] | None = None if RAW in held else {}
         row_filter = read()
         if absent := set(row_filter.columns) - {column.name for column in state.columns}:
-            left_out.append(
+            omitted.append(
                 f"{what}: not checked, because the target has no column"
                 f" {', '.join(sorted(absent))} yet"
             )
             return None
         condition = spark_condition(row_filter, state.columns, names)
     except FilterNotTranslatable as err:
-        left_out.append(f"{what}: not checked, because of its part at {err.where}: {err.reason}")
+        omitted.append(f"{what}: not checked, because of its part at {err.where}: {err.reason}")
         return None
     if UNJUDGED in condition:
-        left_out.append(
+        omitted.append(
             f"{what}: not checked, because it computes with columns that may hold infinity or"
             " years BC"
         )
@@ -434,7 +432,7 @@ def _satisfy(condition: str, meaning: str) -> dict[str, Any]:
 
 
 def _own(
-    state: TableState, held: Sequence[str], own: OwnSuiteFile | None, left_out: list[str]
+    state: TableState, held: Sequence[str], own: OwnSuiteFile | None, omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
     if own is None:
         return
@@ -451,7 +449,7 @@ def _own(
                 f"values of {column} that stand in {RAW} alone, which count as null with other"
                 " arguments than mostly"
             )
-            left_out.append(f"{meaning}: {told}")
+            omitted.append(f"{meaning}: {told}")
         yield PlannedExpectation(kind, kwargs, item.severity, "own", meaning, own.place(number))
 
 

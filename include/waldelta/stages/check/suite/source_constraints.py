@@ -71,7 +71,7 @@ def read_rules(
         landed_as_of = result.landed_as_of or _landed_as_of(job)
         with job.connect("check") as connection:
             read = partial(read_check_constraints, connection, wanted, landed_as_of)
-            checks, barred = read_around(connection, LOCK_TIMEOUT_S, read)
+            checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
             labels = read_enum_labels(connection, wanted)
             declared = read_declared_types(connection, wanted, landed_as_of)
             keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
@@ -86,14 +86,14 @@ def read_rules(
         result.warnings.append(
             f"CHECK constraints weren't checked of {', '.join(sorted(checks.unread))}, since"
             " somebody keeps what feeds it locked; the next run that changes it checks them. Locks"
-            f" that stand in the way:\n{barred.holders}"
+            f" that stand in the way:\n{locked.holders}"
         )
     rules = {
         s.table_name: SourceRules(
             checks.found.get(s.table_name, ()),
             labels.get(s.table_name, {}),
             declared.get(s.table_name, ()),
-            left_out=[
+            omitted=[
                 _NOT_LANDED.format(name=check) for check in checks.not_landed.get(s.table_name, ())
             ],
         )
@@ -173,7 +173,7 @@ def _with_freshness(
         limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
     if limits and name in result.not_applied:
         limits, told = (), ["freshness: not judged, since the target stays behind with this run"]
-    return replace(rules, freshness=limits, left_out=(*rules.left_out, *told))
+    return replace(rules, freshness=limits, omitted=(*rules.omitted, *told))
 
 
 def _landed_as_of(job: Job) -> int:
@@ -225,7 +225,7 @@ def _with_references(
         if name in quick:
             references = [touched(reference, since, lake) for reference in references]
         told[name] = replace(
-            of, references=references, left_out=(*of.left_out, *planned.left_out.get(name, ()))
+            of, references=references, omitted=(*of.omitted, *planned.omitted.get(name, ()))
         )
     return told
 

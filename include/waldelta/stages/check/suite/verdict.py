@@ -57,7 +57,7 @@ class TableVerdict:
     table: str
     version: int | None
     outcomes: tuple[Outcome, ...]
-    left_out: tuple[str, ...]
+    omitted: tuple[str, ...]
     page: Path | None
     seconds: float
     measured: Measured | None = None

@@ -85,14 +85,14 @@ class ComparedTarget:
     ``version`` before that was taken.
     """
 
-    fed: Repair
+    as_copied: Repair
     batch: int
     version: int
 
     @property
     def state(self) -> TableState:
         """The target's state in the ledger."""
-        return self.fed.state
+        return self.as_copied.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def needs_spark(job: Job, table_name: str) -> bool:
 
 def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     """Why a comparison would mean nothing; None when it means something."""
-    state, table = feeding.state, feeding.fed.table
+    state, table = feeding.state, feeding.as_copied.table
     own = job.pipeline.target.tables.get(state.table_name)
     mode = getattr(own, "mode", "mirror")
     if mode != "mirror":
@@ -257,12 +257,12 @@ def _timed(source: SourceSide) -> tuple[Sums, float]:
 
 def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> TableCopy:
     """What a copy of the table would read, as the snapshot sees it."""
-    state, table = feeding.state, feeding.fed.table
+    state, table = feeding.state, feeding.as_copied.table
     options = job.pipeline.target.types_of(state.table_name)
     if holder is None:
         return plan_copy(table, "", {}, None, options)
     with job.connect("reconcile") as connection:
-        own = read_target_filter(connection, state.table_name, feeding.fed.where, table)
+        own = read_target_filter(connection, state.table_name, feeding.as_copied.where, table)
     files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
     return plan_copy(table, holder.snapshot_id, files, None, options, own)
 
@@ -281,10 +281,10 @@ def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
 def _source(
     job: Job, holder: SnapshotHolder, feeding: ComparedTarget, copy: TableCopy, plan: Fingerprint
 ) -> SourceSide:
-    state, table = feeding.state, feeding.fed.table
+    state, table = feeding.state, feeding.as_copied.table
     leaves = [leaf for leaf in table.leaves if leaf.relkind == "r"]
     types = {column.name: column.type_name for column in state.columns}
-    again = whole_table(table, within_leaves(feeding.fed, "true"), copy.relfilenodes)
+    again = whole_table(table, within_leaves(feeding.as_copied, "true"), copy.relfilenodes)
     key = tuple((column, types[column]) for column in state.key_columns)
     return SourceSide(
         job.conninfo,
@@ -395,11 +395,11 @@ def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
     if last <= after:
         return 0
     identity = job.slot_identity()
-    stretch = BatchRanges(
+    batch_range = BatchRanges(
         job.change_log(identity), job.landed_sizes(identity, after, last)
     ).between(after, last)
-    truncated = last_truncates(stretch.stream, state, Snapshot.parse(state.snapshot))
-    return stretch.count(state) + len(truncated)
+    truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
+    return batch_range.count(state) + len(truncated)
 
 
 @dataclass(frozen=True, slots=True)

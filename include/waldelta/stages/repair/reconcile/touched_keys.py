@@ -44,12 +44,14 @@ def stage_changed(
         return 0
     identity, target = job.slot_identity(), job.pipeline.target
     change_log = job.change_log(identity)
-    stretch = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(after, last)
+    batch_range = BatchRanges(change_log, job.landed_sizes(identity, after, last)).between(
+        after, last
+    )
     with job.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
         policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
         plan: TargetPlan = plan_target(
-            partial(read_types, connection), stretch, state, present, policy, options
+            partial(read_types, connection), batch_range, state, present, policy, options
         )
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered meanwhile")

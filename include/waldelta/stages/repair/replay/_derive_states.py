@@ -22,7 +22,7 @@ from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
 from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
 from waldelta.changes.decode.final_states import final_states, reached
-from waldelta.changes.decode.route import OLD_ROW, UNTOLD, judgement
+from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
 from waldelta.changes.decode.row_states import MOVED
 from waldelta.changes.stage import read_row_changes
 from waldelta.changes.stage.net_files import rows_at_once
@@ -134,7 +134,7 @@ def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
     ends = pa.concat_tables(ended)
     ends = _with_column(ends, "op", pa.array(np.full(len(ends), DELETE, np.int32)))
     if plan.routing is not None:
-        ends = _with_column(ends, OLD_ROW, pa.array(np.full(len(ends), UNTOLD, np.int32)))
+        ends = _with_column(ends, OLD_ROW, pa.array(np.full(len(ends), UNKNOWN, np.int32)))
     return pa.concat_tables([ends, events.filter(pa.array(~before))])
 
 

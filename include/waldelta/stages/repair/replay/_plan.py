@@ -56,35 +56,39 @@ class ReplayPlan:
 def plan_replay(
     connection: psycopg.Connection[Any],
     job: Job,
-    stretch: BatchRange,
+    batch_range: BatchRange,
     state: TableState,
-    present: CatalogTable,
+    catalog: CatalogTable,
     upto: int,
 ) -> ReplayPlan:
     """Read what the log says of one target since the first batch to be replayed.
 
-    ``stretch`` ends at the target's watermark, so that its columns are the target's own. Raises
+    ``batch_range`` ends at the target's watermark, so that its columns are the target's own. Raises
     NeedsSync when the table's rows were written anew without being sent, SchemaChanged when the
     range has columns that the ledger can't place, or changes of leaves that may not have been the
     target's.
     """
-    if what := "; ".join(unsent_changes(state, present.storage)):
+    if what := "; ".join(unsent_changes(state, catalog.storage)):
         raise NeedsSync(f"{state.table_name}: {what}")
-    stream, snapshot, target = stretch.stream, Snapshot.parse(state.snapshot), job.pipeline.target
+    stream, snapshot, target = (
+        batch_range.stream,
+        Snapshot.parse(state.snapshot),
+        job.pipeline.target,
+    )
     check_prepared(stream, state, snapshot)
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
-    volume = stretch.volume(state)
+    volume = batch_range.volume(state)
     history = [row for row in job.table_rows() if _is_of_copy(row, state)]
     if state.root_id is not None:
-        _check_leaves(stretch, state, history)
+        _check_leaves(batch_range, state, history)
     versions = (
-        bringing_rows(stretch, snapshot, read_versions(stream, state.relation_ids))
+        bringing_rows(batch_range, snapshot, read_versions(stream, state.relation_ids))
         if volume.rows
         else []
     )
     evolution = _as_they_are(state, history, versions, follows=policy != "ignore")
     decode = plan_decode(
-        partial(read_types, connection), stretch, state, (versions, evolution), policy, options
+        partial(read_types, connection), batch_range, state, (versions, evolution), policy, options
     )
     untold = {i for places in evolution.positions for i, at in enumerate(places) if at is None}
     toastable = tuple(sorted({*decode.shape.toastable, *(untold - set(decode.shape.key))}))
@@ -98,7 +102,7 @@ def plan_replay(
     may_move = any(version.relation.replica_identity == "f" for version in versions)
     plan = TargetPlan(
         state,
-        stretch.batches,
+        batch_range.batches,
         volume,
         decode,
         bool(truncated_at),
@@ -150,12 +154,14 @@ def _as_they_are(
     return Evolution(columns, tuple(state.key_columns), (), tuple(positions))
 
 
-def _check_leaves(stretch: BatchRange, state: TableState, history: Sequence[TableState]) -> None:
-    stream, snapshot = stretch.stream, Snapshot.parse(state.snapshot)
+def _check_leaves(
+    batch_range: BatchRange, state: TableState, history: Sequence[TableState]
+) -> None:
+    stream, snapshot = batch_range.stream, Snapshot.parse(state.snapshot)
     doubtful = sorted(doubtful_leaves(state, history))
     truncated = last_truncates(stream, replace(state, relation_ids=doubtful), snapshot)
     concerned = {
-        oid for oid in doubtful if stretch.change_log.has_changes(stream, [oid], snapshot)
+        oid for oid in doubtful if batch_range.change_log.has_changes(stream, [oid], snapshot)
     } | truncated.keys()
     if not concerned:
         return

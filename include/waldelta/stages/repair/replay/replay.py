@@ -159,15 +159,15 @@ def replay(
         states = [
             s.state for s in standings if s.action == RequiredAction.APPLY and s.state is not None
         ]
-        present = read_catalog_state(connection, states)
+        catalog_tables = read_catalog_state(connection, states)
     run = replace(run, gates=read_gates(job, states))
-    for standing in standings:
+    for lifecycle in standings:
         if (
-            standing.action != RequiredAction.APPLY
-            and _is_chosen(standing.table_name, tables)
-            and _is_not_replayed(touched, standing)
+            lifecycle.action != RequiredAction.APPLY
+            and _is_chosen(lifecycle.table_name, tables)
+            and _is_not_replayed(touched, lifecycle)
         ):
-            done.warnings.append(f"{standing.table_name} isn't replayed: {standing.why}")
+            done.warnings.append(f"{lifecycle.table_name} isn't replayed: {lifecycle.why}")
     for state in states:
         name = state.table_name
         if not _is_chosen(name, tables):
@@ -176,7 +176,7 @@ def replay(
         if not _concerns(touched, state) or _keeps(state, done):
             continue
         try:
-            _replay_locked(run, state, present[name], done)
+            _replay_locked(run, state, catalog_tables[name], done)
         except SchemaChanged as err:
             done.warnings.append(f"{of_table(err, name)}: it isn't replayed, and stays as it is")
         except WaldeltaError as err:
@@ -209,9 +209,9 @@ def _is_chosen(name: str, tables: Collection[str] | None) -> bool:
     return tables is None or name in tables
 
 
-def _is_not_replayed(touched: BatchRange, standing: TableLifecycle) -> bool:
+def _is_not_replayed(touched: BatchRange, lifecycle: TableLifecycle) -> bool:
     """Whether the range has anything for a table that gets no changes now."""
-    state = standing.state
+    state = lifecycle.state
     return state is not None and bool(state.snapshot) and _concerns(touched, state)
 
 
@@ -238,7 +238,7 @@ def _older_than_copy(touched: BatchRange, state: TableState) -> list[str]:
     ]
 
 
-def _replay_locked(run: _Run, state: TableState, present: CatalogTable, done: Replayed) -> None:
+def _replay_locked(run: _Run, state: TableState, catalog: CatalogTable, done: Replayed) -> None:
     began = time.monotonic()
     for attempt in _patiently():
         with attempt, target_lock(run.job, state.table_name) as lock:
@@ -249,7 +249,7 @@ def _replay_locked(run: _Run, state: TableState, present: CatalogTable, done: Re
                     f"{state.table_name} hasn't applied the range yet: the next run does"
                 )
                 return
-            cut, keys = _replay_target(run, current, present, watermark, (lock, done))
+            cut, keys = _replay_target(run, current, catalog, watermark, (lock, done))
     if cut is None:
         return
     done.cuts.append(cut)
@@ -273,18 +273,20 @@ def _patiently() -> tenacity.Retrying:
 def _replay_target(
     run: _Run,
     state: TableState,
-    present: CatalogTable,
+    catalog: CatalogTable,
     watermark: int,
-    told: tuple[AdvisoryLock, Replayed],
+    lock_and_result: tuple[AdvisoryLock, Replayed],
 ) -> tuple[TargetCut | None, int]:
-    job, lock = run.job, told[0]
+    job, lock = run.job, lock_and_result[0]
     change_log = run.stretches.change_log
     batches = (run.span.after, watermark)
     if not state.key_columns:
         batches = batches_since_copy(job, change_log, state, watermark)
-    stretch = run.stretches.between(*batches)
+    batch_range = run.stretches.between(*batches)
     with job.connect("replay") as connection:
-        plan = plan_replay(connection, job, stretch, state, present, min(run.span.upto, watermark))
+        plan = plan_replay(
+            connection, job, batch_range, state, catalog, min(run.span.upto, watermark)
+        )
     if not plan.target.volume.rows and not plan.target.truncated:
         return None, 0
     app_id = f"{apply_app_id(run.held.identity, state)}:replay:{job.run_id}"
@@ -305,7 +307,7 @@ def _replay_target(
             # Grows with every commit: a late writer of the same run is skipped once a later one has
             # committed.
             version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
-            mended = mend(run, plan, folder, told)
+            mended = mend(run, plan, folder, lock_and_result)
             tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
             cut = _commit(run, plan, mended.statement, tag, lock)
             if mended.filled:
@@ -324,10 +326,15 @@ def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) 
 
 
 def _mend_by_key(
-    run: _Run, plan: ReplayPlan, folder: str, told: tuple[AdvisoryLock, Replayed]
+    run: _Run, plan: ReplayPlan, folder: str, lock_and_result: tuple[AdvisoryLock, Replayed]
 ) -> _Mended:
     """Stage what differs."""
-    job, state, decode, (lock, done) = run.job, plan.target.state, plan.target.decode, told
+    job, state, decode, (lock, done) = (
+        run.job,
+        plan.target.state,
+        plan.target.decode,
+        lock_and_result,
+    )
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     change_log = run.stretches.change_log
     keys = derive_states(run.spark, change_log, plan, f"{folder}-states")

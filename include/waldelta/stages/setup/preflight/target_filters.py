@@ -54,19 +54,19 @@ def judge_wheres(
     """
     findings: list[Finding] = []
     for name in sorted(pipeline.target.tables):
-        where, feed = pipeline.target.where_of(name), planned.sources.get(name)
+        where, mapping = pipeline.target.where_of(name), planned.sources.get(name)
         try:
             if (
-                feed is None
+                mapping is None
                 and where is not None
                 and not _is_reported(pipeline.target.tables[name], name, planned)
             ):
                 raise ConfigError(_why_unfed(conn, name, planned))
-            if feed is not None and feed.where is not None:
-                found = _filtered(conn, name, feed, planned)
+            if mapping is not None and mapping.where is not None:
+                found = _filtered(conn, name, mapping, planned)
                 findings += _judge(conn, found, pipeline.target.types_of(name), translate)
         except PrivilegeMissing as err:
-            needs = [] if feed is None else _needed(conn, feed)
+            needs = [] if mapping is None else _needed(conn, mapping)
             findings += [lacking(f"target.tables.{name}.where: {err}", *needs)] if needs else []
         except ConfigError as err:
             findings.append(
@@ -75,7 +75,7 @@ def judge_wheres(
     return findings
 
 
-def _needed(conn: Connection, feed: TargetSource) -> list[Grant]:
+def _needed(conn: Connection, mapping: TargetSource) -> list[Grant]:
     """What lacks to analyse a filter; the grants on published tables are another finding's."""
     ((may_make_temporary,),) = conn.execute(
         "select has_database_privilege(current_database(), 'temporary')"
@@ -90,8 +90,8 @@ def _needed(conn: Connection, feed: TargetSource) -> list[Grant]:
         ]
     return (
         []
-        if feed.root_id is None
-        else [Grant("select on", sql_name(feed.source.schema, feed.source.name))]
+        if mapping.root_id is None
+        else [Grant("select on", sql_name(mapping.source.schema, mapping.source.name))]
     )
 
 
@@ -125,14 +125,16 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
 
 
 def _filtered(
-    conn: Connection, name: str, feed: TargetSource, planned: PlannedTargets
+    conn: Connection, name: str, mapping: TargetSource, planned: PlannedTargets
 ) -> _Filtered:
     fed = planned.relations_of(name)
-    relation = fed[0].relation if feed.root_id is None else read_relations(conn, [feed.root_id])[0]
+    relation = (
+        fed[0].relation if mapping.root_id is None else read_relations(conn, [mapping.root_id])[0]
+    )
     leaves = read_leaves(conn, [part.relation.oid for part in fed])
     return _Filtered(
         name,
-        feed.where or "",
+        mapping.where or "",
         relation,
         frozenset.intersection(*(frozenset(part.columns) for part in fed)),
         any("update" in part.publishes for part in fed),

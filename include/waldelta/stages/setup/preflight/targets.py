@@ -61,13 +61,13 @@ class PlannedTargets:
         targets.
         """
         lines = []
-        for name, feed in sorted(self.sources.items()):
-            through = f" where {feed.where}".replace("\n", " ") if feed.where else ""
-            if feed.root_id is not None:
+        for name, mapping in sorted(self.sources.items()):
+            through = f" where {mapping.where}".replace("\n", " ") if mapping.where else ""
+            if mapping.root_id is not None:
                 leaves = sorted(str(planned.relation.id) for planned in self.relations_of(name))
                 lines.append(f"{name} gathers {', '.join(leaves)}{through}")
-            elif not feed.is_plain(name):
-                lines.append(f"{name} is fed by {feed.source}{through}")
+            elif not mapping.is_plain(name):
+                lines.append(f"{name} is fed by {mapping.source}{through}")
         feeding = {str(feed.source) for feed in self.sources.values()}
         lines += [
             f"{name} is no target itself: it only feeds others (to keep it as one, write {name}:"

@@ -157,13 +157,13 @@ REASONS = [
     ),
     (
         "a cut left behind",
-        lake(ahead=[PARENT]),
+        lake(beyond_cut=[PARENT]),
         KEY,
         f"{APART}: public.p has got a batch that not all targets have got",
     ),
     (
         "rows read from the source",
-        lake(reread=[CHILD]),
+        lake(read_again=[CHILD]),
         KEY,
         f"{APART}: rows of public.c were read from the source",
     ),
@@ -210,7 +210,7 @@ def test_what_could_be_a_false_alarm_is_not_judged(known, key, reason):
     """A row without its partner is only told of where the partner must be there."""
     planned = plan_references([key], known)
     assert planned.references == {}
-    assert planned.left_out == {CHILD: [f"foreign key fk: not checked, because {reason}"]}
+    assert planned.omitted == {CHILD: [f"foreign key fk: not checked, because {reason}"]}
 
 
 JUDGED = [
@@ -249,7 +249,7 @@ JUDGED = [
 def test_what_is_judged(known, key, told_of):
     """Both at the cut's versions; the target tells that the run has changed."""
     planned = plan_references([key], known)
-    assert planned.left_out == {}
+    assert planned.omitted == {}
     assert list(planned.references) == ([told_of] if told_of else [])
     for (reference,) in planned.references.values():
         assert (reference.referring.version, reference.referenced.version) == (4, 7)

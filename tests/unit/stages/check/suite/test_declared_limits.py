@@ -142,7 +142,7 @@ def test_domain_constraints(expression, base, spark_type, condition):
     ]
     assert found == ([condition] if condition else [])
     if condition is None:
-        assert plan.left_out[0].startswith(
+        assert plan.omitted[0].startswith(
             "domain constraint d_check of column n: not checked, because of its part at"
         )
 

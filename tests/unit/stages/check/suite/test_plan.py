@@ -187,7 +187,7 @@ def test_plan_suite(table, expected, left_out):
     plan = plan_suite(table, HELD)
     planned = [(p.type, p.kwargs) for p in plan.expectations]
     assert [e for e in expected if e not in planned] == []
-    assert list(plan.left_out) == left_out
+    assert list(plan.omitted) == left_out
     assert {p.severity for p in plan.expectations} == {"critical"}
     if "filter beyond us" not in str(left_out) and not table.row_filter:
         assert not any("row filter" in p.meaning for p in plan.expectations)
@@ -218,7 +218,7 @@ def test_what_is_a_gate_is_checked_too():
         {"expectations": [{"type": "expect_column_to_exist", "gate": "stop"}]}
     )
     plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("public.t.yml"), suite))
-    assert (plan.expectations[-1].type, plan.left_out) == ("expect_column_to_exist", ())
+    assert (plan.expectations[-1].type, plan.omitted) == ("expect_column_to_exist", ())
 
 
 CHECKS = [
@@ -255,7 +255,7 @@ def test_check_constraints(expression, is_planned, told):
         item for item in plan.expectations if item.meaning.startswith("CHECK constraint c holds")
     ]
     assert [item.severity for item in found] == ["critical"] * is_planned
-    texts = [item.kwargs["condition"] for item in found] or list(plan.left_out)
+    texts = [item.kwargs["condition"] for item in found] or list(plan.omitted)
     assert texts[-1].startswith(told)
 
 
