@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from waldelta.errors import LateWriter
 from waldelta.lake.ledger.records import (
+    SYNCED,
     AttributeState,
     BatchCut,
     ColumnState,
@@ -240,6 +241,10 @@ class Ledger:
         return self._read(
             TableState, None if table_name is None else pc.field("table_name") == table_name
         )
+
+    def complete_states(self, table_name: str) -> list[TableState]:
+        """The states in which a target was complete, in whatever life of the slot, oldest first."""
+        return [state for state in self.table_rows(table_name) if state.status == SYNCED]
 
     def generations(self) -> list[tuple[str, int, str]]:
         """Table, generation and status of all states of all targets, oldest first; without what

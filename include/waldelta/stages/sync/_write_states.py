@@ -52,7 +52,6 @@ from waldelta.config.target_mode import (
 )
 from waldelta.errors import ModeRefused, WaldeltaError
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.records import SYNCED
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import (
@@ -107,7 +106,7 @@ def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     """
     mode = job.pipeline.target.mode_of(table)
     check_key(mode, table, key)
-    held = [state.mode for state in job.ledger.table_rows(table) if state.status == SYNCED]
+    held = [state.mode for state in job.ledger.complete_states(table)]
     if not held or not DeltaTable.is_deltatable(uri_of(job, table), job.storage_options):
         return False
     check_change(table, held[-1], mode)
@@ -176,8 +175,7 @@ def _add(
     mode, moment, txn = job.pipeline.target.mode_of(begun.table_name), commit.moment, commit.txn
     copy, table, uri = copied.copy, begun.table_name, uri_of(job, begun.table_name)
     compared = read_untouched(job, begun).version
-    complete = [row for row in job.ledger.table_rows(table) if row.status == SYNCED]
-    if complete:
+    if complete := job.ledger.complete_states(table):
         check_target(job, complete[-1], compared)
     held = spark.read.format("delta").load(uri)
     _check_comparable(table, copy, dict(held.drop(*OF_MODES).dtypes), dict(copied.stored.dtypes))

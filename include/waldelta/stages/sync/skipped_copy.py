@@ -121,7 +121,7 @@ def _former(job: Job, name: str) -> TableState | None:
     """The last state in which the target was complete, of whatever life of the slot, while the
     target is there.
     """
-    complete = [row for row in job.ledger.table_rows(name) if row.status == SYNCED]
+    complete = job.ledger.complete_states(name)
     return complete[-1] if complete and _is_there(job, name) else None
 
 
