@@ -9,7 +9,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -140,13 +140,12 @@ def package_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT / "include/waldelta").parent.parts)
 
 
-def module_imports(path: Path) -> Iterator[str]:
-    """The modules of the library that a file imports when it runs; a name that a package exports
-    counts as its module.
+def module_imports(path: Path, known: Mapping[str, Path]) -> set[str]:
+    """Which of these modules a file imports when it runs; a name that a package exports counts as
+    its module.
     """
-    for name in imports(path, when_run=True):
-        defined = EXPORTS.get(name, name)
-        yield from {defined, defined.rpartition(".")[0]} & MODULES.keys()
+    defined = {EXPORTS.get(name, name) for name in imports(path, when_run=True)}
+    return (defined | {name.rpartition(".")[0] for name in defined}) & known.keys()
 
 
 def _name(path: Path) -> str:
@@ -208,7 +207,7 @@ def test_packages_import_only_packages_above_them():
         f"{name} imports {other}"
         for name, path in MODULES.items()
         if path.name != "__init__.py"
-        for other in module_imports(path)
+        for other in module_imports(path, MODULES)
         if MODULES[other].name != "__init__.py"
         and order[package_of(MODULES[other])] > order[package_of(path)]
     ]
@@ -237,13 +236,8 @@ def _is_private(part: str) -> bool:
 )
 def test_modules_import_each_other_in_no_circle(folder):
     paths = {_name(path): path for path in modules(folder) if path.name != "__init__.py"}
-    graph = {name: _imported_modules(path) & paths.keys() - {name} for name, path in paths.items()}
+    graph = {name: module_imports(path, paths) - {name} for name, path in paths.items()}
     assert list(TopologicalSorter(graph).static_order())
-
-
-def _imported_modules(path: Path) -> set[str]:
-    names = {EXPORTS.get(name, name) for name in imports(path, when_run=True)}
-    return names | {name.rpartition(".")[0] for name in names}
 
 
 # package of waldelta_airflow -> those that it may import: pages stand beside what runs the jobs.
