@@ -1,7 +1,8 @@
-"""What README and make up show of reading the lake runs as it is printed there."""
+"""What README and make up show of reading the lake is the same, and runs as it is printed."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -23,17 +24,18 @@ PROGRAMS = [
     for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     if "/lake/public/flights" in text
 ]
-SHOWN = {
-    **dict(zip(("README: DuckDB", "README: delta-rs", "README: Spark"), PROGRAMS, strict=True)),
-    **{
-        f"make up: {name}": text.format(table=".waldelta/lake/public/flights")
-        for name, text in READERS.items()
-    },
-}
 
 
-@pytest.mark.parametrize("program", SHOWN.values(), ids=SHOWN)
-def test_the_lake_is_read_as_is_shown(program, tmp_path):
+def test_make_up_prints_what_readme_shows():
+    """But for line breaks, which make up has no room for."""
+    printed = [text.format(table=".waldelta/lake/public/flights") for text in READERS.values()]
+    assert [ast.dump(ast.parse(text)) for text in printed] == [
+        ast.dump(ast.parse(text)) for text in PROGRAMS
+    ]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=list(READERS))
+def test_the_lake_is_read_as_readme_shows(program, tmp_path):
     write_deltalake(
         tmp_path / ".waldelta/lake/public/flights", pa.table({"origin": ["JFK", "EWR", "JFK"]})
     )
