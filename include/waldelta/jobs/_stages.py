@@ -86,11 +86,13 @@ def run_stages(
 
 
 def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:
-    """What a stage failed by, unless that is told already: the process ends by the first error's
-    message, and stages behind the first often fail by the same.
+    """What a stage failed by, unless another line says so: the process ends by the first error's
+    message, and later stages often fail by the same error.
     """
     described = describe_error(err)
-    same = next((name for name, told in earlier.items() if describe_error(told) == described), None)
+    same = next(
+        (name for name, other in earlier.items() if describe_error(other) == described), None
+    )
     if same is not None:
         return f" as {same} did"
     return ": {class}: {message}".format(**described) if earlier else ""
