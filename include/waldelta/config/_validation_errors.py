@@ -1,4 +1,4 @@
-"""A refused pipeline file: each problem with its place, and what to write there."""
+"""A refused file: each problem with its place, and what to write there."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) ->
             yield from _written_twice(value, (*loc, number), seen)
 
 
-def problems(err: ValidationError, model: type[BaseModel]) -> str:
-    """A line for each problem that validation by the model found."""
+def problems(err: ValidationError, model: type[BaseModel]) -> list[str]:
+    """The place of each problem that validation by the model found, and what to write there."""
     found: list[dict[str, Any]] = [dict(error) for error in err.errors()]
     # Of a list whose only entry is refused pydantic says too that it is empty.
     found = [
@@ -59,7 +59,7 @@ def problems(err: ValidationError, model: type[BaseModel]) -> str:
         for e in found
         if e["type"] != "too_short" or not any(_lies_below(o["loc"], e["loc"]) for o in found)
     ]
-    return "\n".join(f"  - {_place(e['loc'])}: {_remedy(e, model)}" for e in found)
+    return [f"{_place(e['loc'])}: {_remedy(e, model)}" for e in found]
 
 
 def _lies_below(loc: Sequence[int | str], above: Sequence[int | str]) -> bool:
@@ -76,6 +76,8 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
         return _of_unknown(error["loc"], model)
     if error["type"] == "missing":
         return "missing: add it"
+    if error["type"] == "too_short":
+        return f"too few entries: write {error['ctx']['min_length']} at least"
     message = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
     return (

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from waldelta.config._validation_errors import read_yaml
+from waldelta.config._validation_errors import problems, read_yaml
 from waldelta.config.pipeline_file import split_table_name
 from waldelta.errors import ConfigError
 
@@ -197,22 +197,4 @@ def _read_suite(path: Path) -> OwnSuite:
     try:
         return OwnSuite.model_validate(document if document is not None else {})
     except ValidationError as err:
-        lines = "; ".join(f"{_place(e['loc'])}: {_remedy(dict(e))}" for e in err.errors())
-        raise ConfigError(f"{path}: {lines}") from err
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return text.lstrip(".") or "(top level)"
-
-
-def _remedy(error: dict[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return (
-            "unknown key: use type, kwargs, severity, gate, notes"
-            if len(error["loc"]) > 1
-            else "unknown key"
-        )
-    if error["type"] == "missing":
-        return "missing: add it"
-    return str(error["msg"])
+        raise ConfigError(f"{path}: {'; '.join(problems(err, OwnSuite))}") from err

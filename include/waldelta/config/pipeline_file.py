@@ -595,9 +595,8 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
     try:
         pipeline = PipelineFile.model_validate(document)
     except ValidationError as err:
-        raise ConfigError(
-            f"pipeline file {path} is refused:\n{problems(err, PipelineFile)}"
-        ) from err
+        lines = "\n".join(f"  - {problem}" for problem in problems(err, PipelineFile))
+        raise ConfigError(f"pipeline file {path} is refused:\n{lines}") from err
     return pipeline.model_copy(update={"quality": _placed(pipeline, path.absolute().parent)})
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import Conninfo
 from psycopg.pq import version as pq_version
@@ -262,7 +263,8 @@ def describe_server(connection: psycopg.Connection[Any]) -> str:
 
 def privilege_missing(role: str, said: str) -> PrivilegeMissing:
     """The error for a statement that PostgreSQL refused the role, by what it said."""
-    attribute = f"alter role {role} replication; " if "replication slots" in said else ""
+    quoted = sql.Identifier(role).as_string()
+    attribute = f"alter role {quoted} replication; " if "replication slots" in said else ""
     return PrivilegeMissing(
         f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in"
         " docs/privileges.md"

@@ -15,7 +15,6 @@ from psycopg.rows import namedtuple_row
 
 from waldelta.errors import (
     ConfigError,
-    PrivilegeMissing,
     SlotForeign,
     SlotInUse,
     SlotLost,
@@ -239,10 +238,6 @@ def create_slot(
         )
     except psycopg.errors.QueryCanceled as err:
         raise _not_created(conn, primary, name, timeout_s) from err
-    except psycopg.errors.InsufficientPrivilege as err:
-        raise PrivilegeMissing(
-            f"slot {name!r} can't be created: {err.diag.message_primary}; alter role … replication"
-        ) from err
     except psycopg.errors.ConfigurationLimitExceeded as err:
         raise SourceError(
             f"slot {name!r} can't be created: {err.diag.message_primary}; drop unused slots or"

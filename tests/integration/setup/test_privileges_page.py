@@ -276,9 +276,13 @@ def test_the_page(spark, shop):
     ):
         with (
             shop.without(revoke),
-            pytest.raises(PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"),
+            pytest.raises(
+                PrivilegeMissing, match=r"permission denied .*docs/privileges\.md"
+            ) as refused,
         ):
             check_idle(mended.job())
+        if "noreplication" in revoke:
+            assert shop.named('alter role "lake_reader" replication; ') in str(refused.value)
     assert mended.job().ledger.slot_moves() == before
     with (
         shop.without("revoke select on sales.orders from lake_reader"),

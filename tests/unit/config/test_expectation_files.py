@@ -12,13 +12,18 @@ from waldelta.stages.check.suite import plan_suite
 
 GOOD = "expectations:\n  - {type: expect_column_to_exist, kwargs: {column: id}}\n"
 REFUSED = [
-    ("expectations: []", "expectations: Tuple should have at least 1 item"),
+    ("expectations: []", "expectations: too few entries: write 1 at least"),
     ("", "expectations: missing: add it"),
     ("[1]", "(top level): Input should be a valid dictionary"),
     ("expectations:\n  - {kwargs: {}}", "expectations[0].type: missing: add it"),
     (
         "expectations:\n  - {type: x, severty: warning}",
-        "expectations[0].severty: unknown key: use type",
+        "expectations[0].severty: unknown key: did you mean severity?",
+    ),
+    ("expectation:\n  - {type: x}", "expectation: unknown key: did you mean expectations?"),
+    (
+        "expectations:\n  - {type: x, xyzzy: 1}",
+        "expectations[0].xyzzy: unknown key: remove it; type, kwargs, severity, gate, notes are",
     ),
     (
         "expectations:\n  - {type: x, severity: fatal}",

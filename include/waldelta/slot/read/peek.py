@@ -489,8 +489,8 @@ def peek_error(slot: str, text: str) -> SourceError:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
     if refused := re.search(r"permission denied [^\n]*", text):
         return PrivilegeMissing(
-            f"reading slot {slot!r} was refused ({refused[0]}): alter role … replication; what the"
-            " role needs is in docs/privileges.md"
+            f"reading slot {slot!r} was refused ({refused[0]}): give the role that reads it the"
+            " attribute replication; what it needs is in docs/privileges.md"
         )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])
