@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -16,12 +17,20 @@ if TYPE_CHECKING:
 def plugin_app(role: str | None, username: str = "somebody") -> FastAPI:
     """For a user with a role of Airflow's (None: without any); AIRFLOW_HOME is set before."""
     from airflow.api_fastapi.app import create_auth_manager
+
+    create_auth_manager()
+    return _app_of(role, username)
+
+
+# Its routes take longer to make than most tests; what an answer depends on is read for each
+# request.
+@cache
+def _app_of(role: str | None, username: str) -> FastAPI:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from airflow.api_fastapi.core_api.security import get_user
 
     from waldelta_airflow.views._app import create_app
 
-    create_auth_manager()
     app = create_app()
     app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role)
     return app

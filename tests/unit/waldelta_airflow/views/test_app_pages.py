@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from shutil import copytree
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,6 +35,7 @@ from waldelta.lake.ledger.quarantine import SentMessage, message_key
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, RowDifference
 from waldelta.lake.ledger.records import Release, Run, now
 from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.storage import local_path
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports import ReportEntry
@@ -84,10 +86,24 @@ def dags(monkeypatch):
     return known
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """The lake of a pipeline, as its own writers leave it, with values that would like to be
+    markup.
+    """
+    folder = tmp_path_factory.mktemp("filled")
+    path, lake = folder / "shop.yml", folder / "shop"
+    path.write_text(PIPELINE.format(name="shop", root=lake.as_uri(), more=""))
+    fill(load_pipeline_file(path))
+    return lake
+
+
 @pytest.fixture
-def shop(write_pipeline, schedules):
-    """A pipeline's lake, as its own writers leave it, with values that would like to be markup."""
-    return fill(load_pipeline_file(write_pipeline("shop")))
+def shop(write_pipeline, schedules, filled):
+    """A pipeline with a copy of that lake: writing it anew takes longer than most tests."""
+    pipeline = load_pipeline_file(write_pipeline("shop"))
+    copytree(filled, local_path(pipeline.target.root))
+    return pipeline
 
 
 def fill(pipeline, run_id=RUN_ID, said="fine"):
