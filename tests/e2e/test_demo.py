@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import io
 import shutil
+from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
 
 from demo.outcome import show
-from demo.run_demo import CONN_ID, PIPELINE, Demo
+from demo.run_demo import CONN_ID, MAINTENANCE, PIPELINE, Demo
 from demo.stack import Stack
 from demo.stack.airflow_entries import environment_of
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.stack import have_parsed
 from waldelta.lake import target_uri
+from waldelta.monitoring import read_glance
+from waldelta.monitoring.lake_tables import Bookkeeping
 
 pytestmark = pytest.mark.e2e
 
@@ -84,6 +87,17 @@ def test_the_engineers_own_expectations_were_checked(demo, outcome):
     own = {(r.table_name, r.expectation) for r in seen if r.origin == "own"}
     assert ("public.flights", "expect_column_pair_values_a_to_be_greater_than_b") in own
     assert all(r.success for r in seen if r.severity == "critical")
+
+
+def test_the_first_page_has_nothing_to_attend_to(demo, outcome):
+    """The targets were compared by a run, and maintenance has run and goes on each night."""
+    pipeline = demo.pipeline
+    glance = read_glance(pipeline, Bookkeeping(pipeline.target.root), datetime.now(UTC), 24)
+    assert glance.attention == ()
+    assert len(glance.compared.equal) == len(outcome.differences)
+    with demo.stack.client() as airflow:
+        assert not airflow.get(f"/dags/{MAINTENANCE}")["is_paused"]
+        assert [run.state for run in airflow.runs(MAINTENANCE)] == ["success"]
 
 
 def test_one_changed_value_is_found(demo, outcome):

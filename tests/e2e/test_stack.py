@@ -18,6 +18,7 @@ import pytest
 
 from demo.airflow_client import AirflowClient, AirflowError
 from demo.stack import Stack
+from demo.stack.__main__ import READERS
 from demo.stack.processes import marked, wait_until
 from demo.stack.stack import SPARK_CONN_ID
 from tests.support.fixtures.stack import own_folder
@@ -166,6 +167,7 @@ def test_a_second_up_says_that_it_is_running(own_stack):
     done = command("up", own_stack.folder)
     assert done.returncode == 0
     assert "running already" in done.stdout
+    assert all(text in done.stdout for text in ("make psql", *READERS))
     assert own_stack.is_running()
     assert {part.pid for part in own_stack.parts} == before
 

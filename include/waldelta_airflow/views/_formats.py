@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 
 from markupsafe import Markup
@@ -10,6 +11,9 @@ from markupsafe import Markup
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted, size
 from waldelta_airflow.settings import REPOSITORY, pipelines_folder
+
+# The line with the report's path, which ends the error of a failed check.
+_REPORT = re.compile(r"\s+report: \S.*")
 
 MARKS = {
     "passed": "✓",
@@ -139,9 +143,9 @@ def sql_text(text: str) -> str:
 
 def without_folder(text: object) -> str:
     """A message without the folders of this installation, which are nothing to its readers: a file
-    is named as the repository does.
+    is named as the repository does, and a page that shows the message links to its report.
     """
-    said = str(text)
+    said = _REPORT.sub("", str(text))
     for folder in server_folders():
         said = said.replace(folder, "")
     return said

@@ -229,10 +229,10 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
     database.execute(
         PLAIN
         + "; create table u (id int primary key, v int); create publication q for table u where (v"
-        " > 1)"
+        " > 1); create publication r for table u where (v > 1) with (publish = '')"
     )
-    p, q = {"name": "p", "tables": [T]}, {"name": "q", "manage": False}
-    job = job_for(database.conninfo, lake, p, q)
+    p, q, r = {"name": "p", "tables": [T]}, *({"name": n, "manage": False} for n in "qr")
+    job = job_for(database.conninfo, lake, p, q, r)
     apply_setup(conn, job)
     database.execute("alter table t drop constraint t_pkey")
     plan = plan_setup(conn, job)
@@ -243,6 +243,7 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
             " fail on the source"
         ),
         "public.u: the filter uses v, which",
+        "publication 'r' publishes no operation",
     ):
         assert any(part in text for text in plan.warnings)
     # Whatever setup would change of the table brings it about anew.
@@ -251,6 +252,7 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
         lake,
         p | {"tables": [T | {"where": "id > 1"}]},
         q,
+        r,
         slot=job.pipeline.source.slot,
     )
     assert "public.t: it has no primary key" in refused(database, conn, changed)

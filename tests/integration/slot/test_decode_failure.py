@@ -173,11 +173,11 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
         database.execute(
             "create table a(id int primary key, v text); create table b(id int primary key, v text)"
         )
-        options = {"streaming": "on"}
-        job = bare_slot(
-            database,
-            pipeline_file(lake, f"s_{database.name}", ["public.a", "public.b"], options=options),
-        )
+        tables, options = ["public.a", "public.b"], {"streaming": "on"}
+        job = load_job(pipeline_file(lake, f"s_{database.name}", tables, options), "first")
+        with job.connect("setup") as connection:
+            apply_setup(connection, job)
+        sync(spark, job)
         with database.connect(client_encoding=encoding) as session:
             session.execute("set logical_decoding_work_mem = '64kB'")
             session.execute(b"insert into a values (1, E'" + character + b"')")
@@ -194,6 +194,14 @@ def test_a_byte_without_an_equivalent(spark, postgres, monkeypatch, lake, encodi
         )
         assert re.search(r"transaction \d+, commit at", str(drained.unreadable))
         assert drained.changes == 0
+
+        # A copy can't read such a row either; once it is corrected, a resync is the way past it.
+        error, _ = failed(lambda: run_resync(spark, replace(job, run_id="resync")))
+        assert error is SyncFailed
+        database.execute("update a set v = 'z' where id = 1")
+        assert run_resync(spark, replace(job, run_id="corrected")).status == "succeeded"
+        assert ids(spark, job, "public.a") == {*range(1, 2001)}
+        assert ids(spark, job, "public.b") == {1, 2}
 
 
 def test_an_answer_that_a_dba_cancels_is_no_such_thing(spark, database, lake, monkeypatch):

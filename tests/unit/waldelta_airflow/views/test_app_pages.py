@@ -287,7 +287,7 @@ def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
 
 def test_no_page_names_the_servers_folders(shop, open_pages):
     """A refused file, a run's warning, its error and the reason of a row in quarantine name files
-    as the repository does.
+    as the repository does; a failed check's report is linked to.
     """
     folder = pipelines_folder()
     reason = f"fails a plane has seats ({folder.parent}/expectations/shop/public.orders.yml)"
@@ -297,7 +297,7 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     result = {"warnings": [f"{folder.parent}/expectations/shop/x.yml fits no table"]}
     result["error"] = {
         "class": "ConfigError",
-        "message": f"pipeline file {folder}/shop.yml is refused",
+        "message": f"pipeline file {folder}/shop.yml is refused\nreport: /srv/docs/a b.html",
     }
     Ledger(shop.target.root).append(run("told", now(), "failed", result=json.dumps(result)))
     client = open_pages("admin")
@@ -305,6 +305,7 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     for page in ("/", "/p/shop", *set_aside, "/p/shop/run/consume/told"):
         text = client.get(page).text
         assert str(folder.parent) not in text, page
+        assert "/srv/docs" not in text, page
     assert "expectations/shop/x.yml fits no table" in text
     assert "fails a plane has seats (expectations/shop/public.orders.yml)" in text
     assert "pipeline file broken.yml is refused" in client.get("/").text
@@ -330,6 +331,8 @@ def test_every_answer_keeps_scripts_and_strangers_out(shop, open_pages, page):
 ANSWERS = [
     ("found", "/", 200),
     ("the styles", "/style.css", 200),
+    ("the navigation's icon", "/icon.svg", 200),
+    ("the navigation's icon where it is dark", "/icon-dark.svg", 200),
     ("an address that can't be read", "/p/shop?hours=x", 422),
     ("no such address", "/nowhere", 404),
     ("no such pipeline", "/p/other", 404),

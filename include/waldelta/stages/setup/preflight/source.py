@@ -348,7 +348,13 @@ def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iter
 
 def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:
     if not state.publish:
-        yield problem(f"publication {state.name!r} publishes no operation: name one in publish")
+        if entry.manage:
+            yield problem(f"publication {state.name!r} publishes no operation: name one in publish")
+        else:
+            yield warning(
+                f"publication {state.name!r} publishes no operation: after the copy its tables get"
+                " no changes, as a subscription's"
+            )
     if state.publishes_generated and facts.server.version < 180000:
         yield problem(
             f"publication {state.name!r}: publish_generated_columns needs PostgreSQL 18, this is "
