@@ -8,7 +8,8 @@ import pytest
 
 from demo.airflow_client import AirflowError
 
-pytestmark = [pytest.mark.e2e, pytest.mark.airflow]
+# Every other test of the stack uses this client, and so does the demo.
+pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.soak]
 
 DAG_FILE = """
 from airflow.sdk import DAG, Asset, BaseHook, CronDataIntervalTimetable, task

@@ -115,6 +115,7 @@ def let_time_pass(stack: Stack) -> None:
         )
 
 
+@pytest.mark.soak
 def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_points):
     """Killed are the task when its changes have landed but aren't consumed, and the job that has
     merged one table.

@@ -185,6 +185,7 @@ def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
     assert shop.is_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_cant_be_copied_doesnt_keep_the_others_from_being_checked(shop):
     """Check, report and event of the table that was copied; the sync and the run are red."""
     customers = DeltaTable(f"{shop.root}/public/customers")

@@ -262,6 +262,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     assert cluster.shipped() == {"worker1", "worker2"}
 
 
+@pytest.mark.soak
 def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkeypatch, tmp_path):
     """Both packages, on each executor, in its own copy of the zip."""
     application, told = tmp_path / "found.py", tmp_path / "found.json"
