@@ -177,6 +177,7 @@ def test_what_a_killed_run_rewrote_is_told_by_the_next(spark, database, job, mon
     assert run(spark, job) == (0, 1, 1, 0)
 
 
+@pytest.mark.soak
 def test_a_column_added_between_changes(spark, database, job):
     """Old rows show the default, in the target, in the stream before it and in that after it."""
     database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")

@@ -198,9 +198,8 @@ def by_spark(monkeypatch, acts):
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", merge)
 
 
-@pytest.mark.parametrize(
-    ("way", "number"), [(by_tasks, 10), pytest.param(by_spark, 20, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("way", "number"), [(by_tasks, 10), (by_spark, 20)])
 def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     spark, pipeline, add, change, monkeypatch, tmp_path, way, number
 ):
@@ -266,6 +265,7 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     assert pipeline.consume(spark).warnings == []
 
 
+@pytest.mark.soak
 def test_a_cut_is_given_as_long_as_it_can_be_read(spark, pipeline, add):
     """At later versions of the same rows where a VACUUM took the older ones' files; an older cut
     otherwise, or none.

@@ -396,6 +396,7 @@ def test_one_table_in_several_targets(spark, database, lake):
 # ------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_attached_and_detached_leaves(spark, database, lake):
     """As with tables published via their root: nobody sends their rows, so it is told, once; the
     rows that enter and leave mend it.

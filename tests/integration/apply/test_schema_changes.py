@@ -472,7 +472,7 @@ def test_partitions_attached_and_detached_are_told(spark, database, lake):
     assert_equal(spark, database, job)
 
 
-@pytest.mark.parametrize("name", ['"V"', "_wd_raw"])
+@pytest.mark.parametrize("name", [pytest.param('"V"', marks=pytest.mark.soak), "_wd_raw"])
 def test_a_column_that_delta_cant_keep_apart(spark, database, job, name):
     """Named with its remedy before anything is changed; once it has another name the table goes on
     by itself.

@@ -178,9 +178,11 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     "step",
     [
-        *(pytest.param(f"apply.{step}", marks=pytest.mark.soak) for step in ("staged", "applied")),
         "apply.merging",
-        "apply.merged",
+        *(
+            pytest.param(f"apply.{step}", marks=pytest.mark.soak)
+            for step in ("staged", "merged", "applied")
+        ),
     ],
 )
 def test_a_run_that_is_killed_leaves_nothing_twice(spark, database, lake, monkeypatch, step):

@@ -104,6 +104,7 @@ def named_commands():
     return set().union(*map(verb_and_options, [*rows, *usage]))
 
 
+@pytest.mark.soak
 def test_their_commands_do_what_they_say(spark, database, lake, shop):
     """A pipeline is set up and followed, damaged and mended, reviewed, and torn down."""
 

@@ -98,6 +98,7 @@ def test_the_page(spark, database, lake, tmp_path):
     assert spark.read.format("delta").load(pipeline.target_path("public.t")).count() == 8
 
 
+@pytest.mark.soak
 def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
     """With source.read_from it is the standby's disk that fills: the same statements free it there,
     as the page says.

@@ -71,6 +71,7 @@ def test_messages_of_every_kind_exactly_once(spark, database, lake):
     assert_same(spark, job, database)
 
 
+@pytest.mark.soak
 def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
     """A second run that has read which messages are written, before a first one wrote them, leaves
     them; tables get their changes.

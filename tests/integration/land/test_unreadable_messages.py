@@ -39,12 +39,7 @@ APPLY = {
     "a Relation that never came": ("R", "lost", "public.t", ["public.t"]),
     "a Truncate with unknown flags": ("T", "unknown flags", ANY_TABLE, ["public.t"]),
 }
-ALWAYS = (
-    "a row without its tuple",
-    "a Begin that is too long",
-    "a Commit that came as a Stream Stop",
-    "a Relation that never came",
-)
+ALWAYS = ("a row without its tuple", "a Begin that is too long")
 CASES = [
     pytest.param(*case, stage, id=name, marks=() if name in ALWAYS else pytest.mark.soak)
     for stage, cases in (("land", LANDING), ("apply", APPLY))

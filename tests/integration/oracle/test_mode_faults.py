@@ -226,6 +226,7 @@ POINTS = (
 )
 
 
+@pytest.mark.soak
 def test_every_kind_of_target_after_a_kill(spark, database, tmp_path, listener):
     """At each step of apply, after random transactions: no state twice, none lost, and nothing past
     a gate.

@@ -178,6 +178,7 @@ class Statements:
         return self._spark.sql(statement)
 
 
+@pytest.mark.soak
 def test_spark_is_asked_only_for_what_it_alone_does(spark, database, pipeline):
     """Files of nobody go by their age, as with Spark's VACUUM; two small files become one; marked
     rows are Spark's to clean up.

@@ -153,6 +153,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 def test_a_kill_between_any_two_steps(spark, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing
     twice.

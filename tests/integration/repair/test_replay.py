@@ -164,6 +164,7 @@ def stands(database):
     )
 
 
+@pytest.mark.soak
 def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, monkeypatch):
     """Another one has mended it by the time it wakes up: what it had found to differ then isn't so
     any more.

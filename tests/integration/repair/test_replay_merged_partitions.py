@@ -190,6 +190,7 @@ def damage(database, job, root, changes):
     overwrite(job, root, list(rows.values()))
 
 
+@pytest.mark.soak
 def test_each_kind_of_change(spark, database, lake):
     """Damaged rows are as they were, leaf by leaf; what the log can't tell is named and stays;
     nothing is written twice.

@@ -29,7 +29,7 @@ from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
 TABLE = TableId("public", "t")
-ROWS, BATCH, ALONE = 60, 60, 12
+ROWS, BATCH, ALONE = 60, 30, 12
 
 _TRY = """
 create function public.try(expression text, row_id int) returns text language plpgsql as $$

@@ -49,7 +49,7 @@ from benchmarks.workloads import (
     chosen,
 )
 
-pytestmark = pytest.mark.pg
+pytestmark = [pytest.mark.pg, pytest.mark.soak]
 
 
 def test_baselines_beside_each_other(postgres):

@@ -303,7 +303,9 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
 
 @pytest.mark.pg
 @pytest.mark.spark
-@pytest.mark.parametrize("step", ["sync.reading", "sync.begun"])
+@pytest.mark.parametrize(
+    "step", ["sync.reading", pytest.param("sync.begun", marks=pytest.mark.soak)]
+)
 def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
     """Under a task, and between two calls of the driver's: the last line says that Spark's JVM
     ended, and no stack trace is before it.

@@ -96,6 +96,7 @@ def until_working(process: subprocess.Popen, folder: Path) -> psutil.Process:
     return psutil.Process(int((folder / "working").read_text()))
 
 
+@pytest.mark.soak
 def test_a_second_run_started_by_mistake_leaves_the_first_alone(client):
     """The lock comes before the session: whoever doesn't get it interrupts nothing."""
     with client("first") as (first, folder):

@@ -183,6 +183,7 @@ def test_flights_enter_leave_and_move_within_the_filter(database, year):
     assert sum(count for _, _, _, _, count in ways) > 10
 
 
+@pytest.mark.soak
 def test_a_small_demo_covers_the_whole_year_and_repeats_itself(database):
     """A thinned-out load keeps all twelve partitions, and the same seed makes the same
     operations.

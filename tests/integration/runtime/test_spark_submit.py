@@ -47,6 +47,7 @@ def test_the_applications_error_is_the_tasks(land, make_context):
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
 
 
+@pytest.mark.soak
 def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     write_pipeline, database, make_context, land, monkeypatch, tmp_path
 ):

@@ -312,6 +312,7 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
     assert told == ([told[0], told[0], []] if differs else [[], [], []])
 
 
+@pytest.mark.soak
 def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
     """docs/consume.md: what it has somebody run, in its order; the copy is dropped before anything
     goes on.

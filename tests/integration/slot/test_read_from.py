@@ -162,6 +162,7 @@ def test_the_stream_is_read_from_the_standby(spark, pair, lake, read_from):
 
 
 @pytest.mark.parametrize("pair", [16], indirect=True, ids="PostgreSQL {}".format)
+@pytest.mark.soak
 def test_the_oldest_version_that_can(pair, lake):
     """Its functions have other arguments, and its slots fewer columns; by looks alone, which start
     no Spark.

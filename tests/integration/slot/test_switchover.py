@@ -68,6 +68,7 @@ def execute(server, command: str) -> None:
     )
 
 
+@pytest.mark.soak
 def test_the_page(spark, postgres, lake, lead_to):
     """There, and back again, while nobody notices but by the connection."""
     if postgres.version < 17:
