@@ -14,10 +14,10 @@ _MOST_SHOWN = 600
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One thing that somebody should look at; ``page`` is where, as parts of an address below the
-    pipeline's, if anywhere.
+    """One thing that somebody should look at, and where.
 
-    "tables" is a part of the pipeline's own page; ``anchor`` is a part of another one.
+    ``page`` has the parts of a page's address below the pipeline's own page, and is empty for that
+    page itself. ``anchor`` names a part of the page. Without either there is nothing more to see.
     """
 
     severity: AttentionLevel
