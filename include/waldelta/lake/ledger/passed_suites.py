@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.ledger.table import (
+    FILES_READ_BY_CHECKS,
+    SHORT_ROWS_PER_GROUP,
+    LedgerTable,
+)
 from waldelta.lake.storage import bookkeeping_uri
-
-_GROUP_ROWS = 20_000
-# Each check reads them all.
-_MOST_FILES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class JudgedSuites:
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, PassedSuite.table)
         self._table = LedgerTable(
-            uri, PassedSuite.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
+            uri,
+            PassedSuite.schema,
+            dict(storage_options or {}) or None,
+            SHORT_ROWS_PER_GROUP,
+            FILES_READ_BY_CHECKS,
         )
 
     def append(self, rows: Sequence[PassedSuite]) -> None:

@@ -34,6 +34,10 @@ _ATTEMPTS = 20
 # One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading
 # the others'.
 _GROUP_ROWS = 500
+# A check writes up to hundreds of short rows, and readers take many of them at once.
+SHORT_ROWS_PER_GROUP = 20_000
+# The most files of a table that each check reads as a whole.
+FILES_READ_BY_CHECKS = 16
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
