@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from waldelta.quantities import first_of
+
 AttentionLevel = Literal["failed", "warning"]
 
 _MOST_NAMED = 3
@@ -32,8 +34,7 @@ def names(found: Sequence[str]) -> str:
     >>> names(["a", "b"]), names(list("abcde"))
     ('a, b', 'a, b, c and 2 more')
     """
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"{', '.join(found[:_MOST_NAMED])}{more}"
+    return first_of(found, _MOST_NAMED)
 
 
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:
