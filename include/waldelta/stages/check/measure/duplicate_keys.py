@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EXAMPLES = 5
+# Keys that a failed expectation shows.
+MOST_EXAMPLES = 5
 # Spark's bitmaps have a bit for each of so many neighbouring integers.
 _BITS = 32_768
 _BYTES_PER_KEY = 8
@@ -67,7 +68,7 @@ def find_duplicate_keys(
     if not rows:
         return DuplicateKeys(0)
     texts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in names]
-    found = shared.orderBy(*names).limit(_EXAMPLES).select(F.concat_ws(", ", *texts))
+    found = shared.orderBy(*names).limit(MOST_EXAMPLES).select(F.concat_ws(", ", *texts))
     return DuplicateKeys(rows, tuple(row[0] for row in found.collect()))
 
 
