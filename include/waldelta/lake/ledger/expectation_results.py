@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, LedgerTable, Newest
+from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, LedgerTable, Newest, of_tables
 from waldelta.lake.storage import bookkeeping_uri
 from waldelta.quantities import counted
 
@@ -98,7 +98,7 @@ def last_recorded(
     """What was observed last of such an expectation, by table; of those of these tables of which it
     was ever told.
     """
-    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    named = of_tables(tables)
     chosen = (pc.field("expectation") == expectation) & named
     rows = expectations_table(root, storage_options).scan(["table_name", "observed"], chosen=chosen)
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
@@ -113,7 +113,7 @@ def newest_versions(
     """The latest version of each of these targets that a check has entered results of since then,
     and the last row that says so.
     """
-    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    named = of_tables(tables)
     rows = expectations_table(root, storage_options).scan(
         ["at", "table_name", "version"], since, named
     )

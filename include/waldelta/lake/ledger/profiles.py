@@ -16,6 +16,7 @@ from waldelta.lake.ledger.table import (
     FILES_READ_BY_CHECKS,
     SHORT_ROWS_PER_GROUP,
     LedgerTable,
+    of_tables,
 )
 from waldelta.lake.storage import bookkeeping_uri
 
@@ -94,9 +95,7 @@ class Profiles:
         """The latest profiles of each of these tables, oldest first, but those of one run (a retry
         is no run of its own).
         """
-        rows = self._table.scan(
-            Profile.schema.names, chosen=pc.field("table_name").isin(list(tables))
-        )
+        rows = self._table.scan(Profile.schema.names, chosen=of_tables(tables))
         if but is not None:
             rows = rows.filter(pc.not_equal(rows["run_id"], but))
         found = {}

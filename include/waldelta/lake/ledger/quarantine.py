@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
 from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.ledger.table import LedgerTable, of_tables
 from waldelta.lake.storage import bookkeeping_uri
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
@@ -252,7 +252,7 @@ class Quarantine:
         An update that a gate set aside may have come without one too, and isn't lacking for that.
         """
         names = ["table_name", "generation", "key", "status", "columns", "reason"]
-        chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
+        chosen = of_tables(generations)
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {(r["table_name"], r["key"]): r for r in rows if _is_quarantined(r, generations)}
         waiting = (
@@ -267,7 +267,7 @@ class Quarantine:
         of the target lacks.
         """
         names = ["table_name", "generation", "key", "status", "run_id", "reason"]
-        chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+        chosen = of_tables(tables)
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {
             (row["table_name"], row["key"]): row

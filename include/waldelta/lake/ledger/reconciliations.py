@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
-from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late
+from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late, of_tables
 from waldelta.lake.storage import bookkeeping_uri
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
@@ -168,7 +168,7 @@ class Reconciliations:
 
     @again_when_late
     def _add_behind(self, rows: Sequence[Reconciliation], since: datetime) -> None:
-        same = pc.field("table_name").isin(pa.array([row.table_name for row in rows], pa.string()))
+        same = of_tables(row.table_name for row in rows)
         later = self.history(since).filter(same).to_pylist()
         newest = Newest(
             later[-1]["at"] if later else None, same & (pc.field("at") >= since), kept=False

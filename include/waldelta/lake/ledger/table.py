@@ -8,7 +8,7 @@ before his own: ``at`` always grows within a table, whatever the clocks of the m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -60,6 +60,11 @@ again_when_late = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
+
+
+def of_tables(names: Iterable[str]) -> pc.Expression:
+    """The rows about these tables, which ``table_name`` names."""
+    return pc.field("table_name").isin(pa.array(sorted(names), pa.string()))
 
 
 @dataclass(frozen=True, slots=True)
