@@ -172,10 +172,7 @@ def _mend(
     )
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
-        counts = {
-            row["action"]: row["count"]
-            for row in spark.read.parquet(folder).groupBy("action").count().collect()
-        }
+        counts = count_actions(spark, folder)
         if TWICE in counts:
             return None  # a whole copy reads them again
         copied.all_read()
@@ -187,6 +184,12 @@ def _mend(
             return commit_equal(spark, job, state, tag, copy.key_columns[0])
         merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
         return read_commit(job, state, tag)
+
+
+def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
+    """How many staged rows have each action."""
+    rows = spark.read.parquet(folder).groupBy("action").count().collect()
+    return {row["action"]: row["count"] for row in rows}
 
 
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:

@@ -69,7 +69,7 @@ from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, path, quote
-from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, differences
+from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, count_actions, differences
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -187,10 +187,7 @@ def _add(
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         copied.all_read()
-        counts = {
-            row["action"]: row["count"]
-            for row in spark.read.parquet(folder).groupBy("action").count().collect()
-        }
+        counts = count_actions(spark, folder)
         if TWICE in counts:
             raise ModeRefused(
                 f"{table} has a key twice in its target, which keeps rows: move its folder away and"
