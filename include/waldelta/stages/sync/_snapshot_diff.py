@@ -21,6 +21,7 @@ from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
 from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
+from waldelta.changes.merge.states import count_actions
 from waldelta.changes.merge.target_table import VARIANT, target_write_error
 from waldelta.changes.stage import staged_in
 from waldelta.errors import StateError, WaldeltaError
@@ -184,12 +185,6 @@ def _mend(
             return commit_equal(spark, job, state, tag, copy.key_columns[0])
         merge_rows(spark, uri_of(job, state.table_name), copy, copy.key_columns, folder, tag)
         return read_commit(job, state, tag)
-
-
-def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
-    """How many staged rows have each action."""
-    rows = spark.read.parquet(folder).groupBy("action").count().collect()
-    return {row["action"]: row["count"] for row in rows}
 
 
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:

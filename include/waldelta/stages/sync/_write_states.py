@@ -31,7 +31,7 @@ from waldelta.changes.merge.commits import (
 from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
 from waldelta.changes.merge.snapshot_rows import staged_names
 from waldelta.changes.merge.statements import tagged, with_variants
-from waldelta.changes.merge.states import ENDS, STATES, Kept, states_statement
+from waldelta.changes.merge.states import ENDS, STATES, Kept, count_actions, states_statement
 from waldelta.changes.merge.target_table import (
     VARIANT,
     CommitResult,
@@ -69,7 +69,7 @@ from waldelta.pipeline.targets.external_commits import check_target
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.snapshot import TableCopy
 from waldelta.spark_sql import parquet, path, quote
-from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, count_actions, differences
+from waldelta.stages.sync._snapshot_diff import TWICE, CopiedRows, differences
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
