@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,6 +65,23 @@ again_when_late = tenacity.retry(
 def of_tables(names: Iterable[str]) -> pc.Expression:
     """The rows about these tables, which ``table_name`` names."""
     return pc.field("table_name").isin(pa.array(sorted(names), pa.string()))
+
+
+class _Row(Protocol):
+    """A dataclass of rows, as each module of the ledger has one."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def at(self) -> datetime:
+        """When it was written."""
+
+
+def in_order(rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """Rows of one moment as the table takes them, each a microsecond later than the one before:
+    ``at`` is the column by which rows are read back in order.
+    """
+    return [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
 
 
 @dataclass(frozen=True, slots=True)
