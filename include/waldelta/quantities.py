@@ -1,6 +1,13 @@
-"""Quantities as messages and pages show them: a number and what it counts, bytes."""
+"""Quantities as messages and pages show them: a number and what it counts, bytes, a few of many
+names.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+# A message that names more is hard to read.
+MOST_NAMED = 5
 
 
 def counted(number: float, one: str, more: str | None = None) -> str:
@@ -24,3 +31,13 @@ def size(size_bytes: int) -> str:
             return f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.1f} TB"
+
+
+def first_of(names: Sequence[str], most: int = MOST_NAMED, between: str = ", ") -> str:
+    """The first of these names, and how many more there are.
+
+    >>> first_of(["a", "b"]), first_of(list("abcde"), 3)
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{between.join(names[:most])}{more}"

@@ -8,7 +8,13 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class StrictModel(BaseModel):
+    """A part of a file that refuses keys which it doesn't know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def read_yaml(text: str) -> Any:

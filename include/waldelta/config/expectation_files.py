@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from waldelta.config._validation_errors import problems, read_yaml
+from waldelta.config._validation_errors import StrictModel, problems, read_yaml
 from waldelta.config.pipeline_file import split_table_name
 from waldelta.errors import ConfigError
 
@@ -38,16 +38,14 @@ _SUFFIXES = (".yml", ".yaml")
 _MEANT = (*_SUFFIXES, ".json")
 
 
-class OwnExpectation(BaseModel):
+class OwnExpectation(StrictModel):
     """One expectation by Great Expectations' name for it, with its arguments."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: str = Field(
         min_length=1,
         description="expect_column_values_to_be_between, or ExpectColumnValuesToBeBetween",
     )
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field({})
     severity: Severity = "critical"
     gate: Gate = Field(
         "warn",
@@ -82,10 +80,8 @@ class OwnExpectation(BaseModel):
         return f"{self.type} on {', '.join(columns)}" if columns else self.type
 
 
-class OwnSuite(BaseModel):
+class OwnSuite(StrictModel):
     """The content of one file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     expectations: tuple[OwnExpectation, ...] = Field(min_length=1)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from waldelta.config._schedule import Schedule
-from waldelta.config._validation_errors import problems, read_yaml
+from waldelta.config._validation_errors import StrictModel, problems, read_yaml
 from waldelta.config._variables import expand
 from waldelta.config.quality import Quality, check_folder_uri
 from waldelta.config.target_mode import TargetMode
@@ -54,11 +54,7 @@ def split_table_name(name: str) -> tuple[str, str]:
     return schema, table
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TableEntry(_Model):
+class TableEntry(StrictModel):
     """A table of a publication."""
 
     name: TableName
@@ -81,7 +77,7 @@ class TableEntry(_Model):
         return split_table_name(self.name)
 
 
-class Publication(_Model):
+class Publication(StrictModel):
     """A publication the slot reads: tables, schemas or everything, and what of them."""
 
     name: str = Field(min_length=1, max_length=63)
@@ -118,7 +114,7 @@ class Publication(_Model):
         return self
 
 
-class Options(_Model):
+class Options(StrictModel):
     """Options of the pgoutput plugin and of consumption."""
 
     binary: bool = False
@@ -135,7 +131,7 @@ class Options(_Model):
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-class Source(_Model):
+class Source(StrictModel):
     """The PostgreSQL server, its slot and publications."""
 
     conn_id: str = Field(
@@ -211,7 +207,7 @@ class Source(_Model):
         return [publication.name for publication in self.publications]
 
 
-class TargetTable(_Model):
+class TargetTable(StrictModel):
     """What feeds one target, and how it is kept."""
 
     source: TableName | None = Field(
@@ -284,7 +280,7 @@ class TargetTable(_Model):
         return self
 
 
-class Target(_Model):
+class Target(StrictModel):
     """The lake."""
 
     root: str = Field(
@@ -300,7 +296,7 @@ class Target(_Model):
             " writers"
         ),
     )
-    tables: dict[str, TargetTable] = {}
+    tables: dict[str, TargetTable] = Field({})
     schema_changes: SchemaPolicy = Field(
         "evolve",
         description=(
@@ -435,7 +431,7 @@ class Target(_Model):
         return (own.schema_changes if own else None) or self.schema_changes
 
 
-class Batch(_Model):
+class Batch(StrictModel):
     """Bounds of one bite of the slot, and of its application."""
 
     max_changes: int = Field(1_000_000, ge=1)
@@ -453,7 +449,7 @@ class Batch(_Model):
         return max(LONGEST_TIMEOUT_S, self.statement_timeout_s)
 
 
-class Maintenance(_Model):
+class Maintenance(StrictModel):
     """The _maintenance DAG."""
 
     schedule: Schedule | None = "17 3 * * *"
@@ -474,7 +470,7 @@ class Maintenance(_Model):
         )
 
 
-class SlotLimits(_Model):
+class SlotLimits(StrictModel):
     """When the slot's backlog is worth a warning: by the WAL it holds back, and by the time until
     its limit is reached.
     """
@@ -496,7 +492,7 @@ class SlotLimits(_Model):
     critical_hours: float = Field(1, ge=0)
 
 
-class Notification(_Model):
+class Notification(StrictModel):
     """Who is told of failures of some classes."""
 
     # Not "on", which YAML reads as true.
@@ -525,7 +521,7 @@ class Notification(_Model):
         return value
 
 
-class PipelineFile(_Model):
+class PipelineFile(StrictModel):
     """One pipeline: from a source's publications through one slot to one lake."""
 
     pipeline: str = Field(description="name; prefix of the DAG ids")

@@ -9,15 +9,12 @@ import re
 from itertools import dropwhile
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from waldelta.config._schedule import Schedule
+from waldelta.config._validation_errors import StrictModel
 
 _FILE_URI = re.compile(r"file:///[^/~]")
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 # Stores whose URIs begin with a bucket or container, perhaps of an account.
@@ -68,7 +65,7 @@ def check_folder_uri(value: str) -> None:
         )
 
 
-class Reconcile(_Model):
+class Reconcile(StrictModel):
     """Comparisons of whole targets with the source."""
 
     schedule: Schedule | None = Field(
@@ -76,7 +73,7 @@ class Reconcile(_Model):
     )
 
 
-class Freshness(_Model):
+class Freshness(StrictModel):
     """How far the targets may be behind the source when a run checks them; null: that isn't
     judged.
     """
@@ -101,7 +98,7 @@ class Freshness(_Model):
         return self
 
 
-class Drift(_Model):
+class Drift(StrictModel):
     """When a target's row count, or the distribution of its columns, isn't as in earlier runs."""
 
     enabled: bool = True
@@ -136,7 +133,7 @@ class Drift(_Model):
         return self
 
 
-class Quality(_Model):
+class Quality(StrictModel):
     """Checks after each run."""
 
     enabled: bool = True

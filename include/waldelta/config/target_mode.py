@@ -24,6 +24,7 @@ from waldelta.metadata_columns import (
     VALID_TO_LSN,
     XID,
 )
+from waldelta.spark_sql import quote
 
 TargetMode = Literal["mirror", "soft_delete", "history", "changelog"]
 MIRROR: TargetMode = "mirror"
@@ -53,7 +54,7 @@ def mode_columns(mode: TargetMode, key: Mapping[str, str]) -> dict[str, str]:
     """
     columns = dict(_COLUMNS[mode])
     if mode == CHANGELOG and key:
-        fields = ", ".join(f"{_quoted(name)}: {kind}" for name, kind in key.items())
+        fields = ", ".join(f"{quote(name)}: {kind}" for name, kind in key.items())
         columns[BEFORE] = f"struct<{fields}>"
     return columns
 
@@ -85,7 +86,3 @@ def check_mirror(verb: str, table: str, mode: TargetMode, remedy: str) -> None:
     """Raises ModeRefused for a verb that would overwrite what a mode keeps."""
     if mode != MIRROR:
         raise ModeRefused(f"{table} is kept as {mode}, which {verb} would overwrite: {remedy}")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
+
+from waldelta.config._validation_errors import StrictModel
 
 _DECIMAL = re.compile(r"\Adecimal\(38,([0-9]|[12][0-9]|3[0-8])\)\Z")
 
@@ -36,8 +38,8 @@ _TEXT_HELP = (
 )
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+class _Options(StrictModel):
+    model_config = ConfigDict(populate_by_name=True)
 
 
 class TypeOptions(_Options):

@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -393,6 +393,13 @@ def remove_empty_folders(uri: str, may_go: Callable[[str], bool]) -> None:
         if may_go(path.name):
             with suppress(OSError):  # it isn't empty, or no folder
                 path.rmdir()
+
+
+def open_version(
+    uri: str, version: int | None, storage_options: Mapping[str, str] | None = None
+) -> DeltaTable:
+    """A table as of a version (None: the latest), without Spark."""
+    return DeltaTable(uri, version=version, storage_options=dict(storage_options or {}) or None)
 
 
 def files_of(table: DeltaTable) -> pa.Table:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from waldelta.quantities import first_of
+
 AttentionLevel = Literal["failed", "warning"]
 
 _MOST_NAMED = 3
@@ -14,10 +16,10 @@ _MOST_SHOWN = 600
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One thing that somebody should look at; ``page`` is where, as parts of an address below the
-    pipeline's, if anywhere.
+    """One thing that somebody should look at, and where.
 
-    "tables" is a part of the pipeline's own page; ``anchor`` is a part of another one.
+    ``page`` has the parts of a page's address below the pipeline's own page, and is empty for that
+    page itself. ``anchor`` names a part of the page. Without either there is nothing more to see.
     """
 
     severity: AttentionLevel
@@ -32,8 +34,7 @@ def names(found: Sequence[str]) -> str:
     >>> names(["a", "b"]), names(list("abcde"))
     ('a, b', 'a, b, c and 2 more')
     """
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return f"{', '.join(found[:_MOST_NAMED])}{more}"
+    return first_of(found, _MOST_NAMED)
 
 
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:

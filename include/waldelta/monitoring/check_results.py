@@ -17,6 +17,7 @@ from waldelta.lake.ledger.expectation_results import (
     ON_OTHERS,
     ExpectationResult,
 )
+from waldelta.lake.ledger.table import of_tables
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.quantities import counted
 
@@ -180,7 +181,7 @@ def read_latest_checks(
     if since is not None and (
         unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))
     ):
-        old = _known(_read(lake, None, more, pc.field("table_name").isin(unknown)))
+        old = _known(_read(lake, None, more, of_tables(unknown)))
         others = rows.filter(
             pc.invert(pc.is_in(rows["table_name"], value_set=pa.array(unknown, pa.string())))
         )

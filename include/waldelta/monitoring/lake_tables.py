@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +16,7 @@ from waldelta.lake import bookkeeping_uri
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.expectation_results import ExpectationResult, expectations_table
 from waldelta.lake.ledger.table import LedgerTable
-from waldelta.pipeline.job import STORAGE_PREFIXES
+from waldelta.pipeline.job import storage_options_of
 
 
 class _Kind(Protocol):
@@ -70,8 +69,4 @@ def bookkeeping_of(pipeline: PipelineFile) -> Bookkeeping:
     as a run's do.
     """
     root = pipeline.target.root
-    if root.startswith("file://"):
-        return Bookkeeping(root)
-    return Bookkeeping(
-        root, {k: v for k, v in os.environ.items() if k.startswith(STORAGE_PREFIXES)}
-    )
+    return Bookkeeping(root, storage_options_of(root))

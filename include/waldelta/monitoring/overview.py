@@ -201,14 +201,16 @@ def _attention(
         for line in tables
         if line.status == "behind" and line.table_name not in held
     ]:
-        yield Attention("failed", f"{names(behind)}: couldn't be brought up to date", ("tables",))
+        yield Attention(
+            "failed", f"{names(behind)}: couldn't be brought up to date", anchor="tables"
+        )
     if failed := [line.table_name for line in tables if line.status == FAILED]:
-        yield Attention("failed", f"{names(failed)}: couldn't be copied", ("tables",))
+        yield Attention("failed", f"{names(failed)}: couldn't be copied", anchor="tables")
     if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:
-        yield Attention("warning", f"{names(waiting)}: to be copied again", ("tables",))
+        yield Attention("warning", f"{names(waiting)}: to be copied again", anchor="tables")
     if copying := [line.table_name for line in tables if line.status == COPYING]:
         yield Attention(
-            "warning", f"{names(copying)}: being copied, or the copy was killed", ("tables",)
+            "warning", f"{names(copying)}: being copied, or the copy was killed", anchor="tables"
         )
     yield from _of_checks(tables)
     of_slot = list(_slot_attention(pipeline, latest))

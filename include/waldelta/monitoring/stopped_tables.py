@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
@@ -29,7 +28,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.release import landed_upto
-from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
+from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP, judged_by_gates
 
 # How far back is looked for a run that came as far as its apply stage.
 _REACH = timedelta(days=7)
@@ -151,12 +150,8 @@ def _unmet(
     break.
     """
     columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count")
-    chosen = (
-        pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
-        & pc.field("version").is_null()
-    )
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in lake.scan(ExpectationResult, columns, None, chosen).to_pylist():
+    for row in lake.scan(ExpectationResult, columns, None, judged_by_gates(tables)).to_pylist():
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import COPYING, REMOVED, SYNCED, ExternalCommit, Run
+from waldelta.lake.ledger.table import of_tables
 from waldelta.monitoring._run_results import parsed, read_result
 from waldelta.monitoring.check_results import Check
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
@@ -239,9 +240,7 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
     found: dict[str, datetime] = {}
     ended: set[tuple[str, int]] = set()
     begun: dict[tuple[str, int], bool] = {}
-    for row in lake.scan(
-        TableState, columns, None, pc.field("table_name").isin(sorted(tables))
-    ).to_pylist():
+    for row in lake.scan(TableState, columns, None, of_tables(tables)).to_pylist():
         of = (row["table_name"], row["generation"])
         if row["status"] == COPYING:
             begun[of] = bool(row["snapshot"])

@@ -30,7 +30,14 @@ from waldelta.postgres.unreadable_names import name_unreadable
 
 # Object stores' credentials for the bookkeeping tables, as delta-rs names them, e.g.
 # AWS_ENDPOINT_URL.
-STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+_STORAGE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+def storage_options_of(root: str) -> dict[str, str] | None:
+    """Credentials of a lake's object store, from the environment; None for a local folder."""
+    if root.startswith("file://"):
+        return None
+    return {k: v for k, v in os.environ.items() if k.startswith(_STORAGE_PREFIXES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,7 @@ class Job:
     @property
     def storage_options(self) -> dict[str, str] | None:
         """Credentials of the object store, from the environment."""
-        if self.pipeline.target.root.startswith("file://"):
-            return None
-        return {k: v for k, v in os.environ.items() if k.startswith(STORAGE_PREFIXES)}
+        return storage_options_of(self.pipeline.target.root)
 
     @property
     def ledger(self) -> Ledger:

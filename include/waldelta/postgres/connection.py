@@ -73,6 +73,7 @@ select case when current_setting('transaction_timeout', true) is not null
 # then: one that UTF-8 has no character for would end each connection, whatever object has it.
 _UNCONVERTED = "SQL_ASCII"
 _TO_UTF8 = "select pg_catalog.set_config('client_encoding', 'UTF8', false)"
+_BATCH_BYTES = 8 << 20
 # A backend whose client is gone without a word goes in a minute too, and with it the slot, snapshot
 # or lock that it holds; one that is in the middle of a statement looks every ten seconds whether
 # somebody still waits for it.
@@ -246,6 +247,17 @@ def connect_arrow(conninfo: str, application_name: str) -> adbc_driver_postgresq
         return _opened(conninfo, application_name, open_)
     except adbc_driver_postgresql.dbapi.Error as err:
         raise _connect_error(conninfo, err) from None
+
+
+def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
+    """Have what the cursor finds come in Arrow batches of about 8 MB: the reading process stays
+    small, however much there is.
+    """
+    from adbc_driver_postgresql import StatementOptions
+
+    cursor.adbc_statement.set_options(
+        **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    )
 
 
 def describe(conninfo: str) -> str:

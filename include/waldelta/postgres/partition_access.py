@@ -19,8 +19,7 @@ from waldelta.grants import DefaultGrant, Grant, Need, sql_name, statements
 from waldelta.postgres.catalog import READ_THROUGH, Leaf, TableId, Through
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch
-
-_MOST_NAMED = 5
+from waldelta.quantities import MOST_NAMED, first_of
 
 
 def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list[str]:
@@ -56,8 +55,7 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
     hidden = [leaf for leaf in leaves if leaf.through is not None or not leaf.readable]
     if not hidden:
         return None
-    named = ", ".join(str(leaf.id) for leaf in hidden[:_MOST_NAMED])
-    more = f" and {len(hidden) - _MOST_NAMED} more" if len(hidden) > _MOST_NAMED else ""
+    named = first_of([str(leaf.id) for leaf in hidden])
     lost = [leaf for leaf in hidden if not leaf.readable]
     through = ", ".join(
         sorted({str(leaf.through.id) for leaf in hidden if leaf.through is not None})
@@ -70,7 +68,7 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
     if lost and through:
         reads = (
             f"copies and repairs read them through {through}, and fail for"
-            f" {', '.join(str(leaf.id) for leaf in lost[:_MOST_NAMED])}"
+            f" {', '.join(str(leaf.id) for leaf in lost[:MOST_NAMED])}"
         )
     schemas = dict.fromkeys(sql_name(leaf.id.schema) for leaf in hidden)
     needs: list[Need] = [
@@ -82,7 +80,7 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
     ]
     listed = "\n".join(f"    {line}" for line in statements(role, needs))
     return (
-        f"role {role} may not read partition {named}{more} by itself, so {reads}; to grant it"
+        f"role {role} may not read partition {named} by itself, so {reads}; to grant it"
         f" these, and those that their owner adds:\n{listed}"
     )
 

@@ -16,8 +16,7 @@ import psycopg
 from waldelta.postgres.catalog import TableId
 from waldelta.postgres.publication_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch
-
-_MOST_NAMED = 5
+from waldelta.quantities import first_of
 
 
 def refused_statements(
@@ -37,9 +36,7 @@ def refused_statements(
 
 
 def _named(rows: Sequence[Any]) -> str:
-    named = [f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows[:_MOST_NAMED]]
-    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
-    return ", ".join(named) + more
+    return first_of([f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows])
 
 
 _NO_IDENTITY = (

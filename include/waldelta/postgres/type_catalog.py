@@ -16,6 +16,7 @@ from waldelta.postgres.connection import Connection
 # Oids of built-in types, as pg_type.dat has them.
 INT8, TEXT_OID, BPCHAR_OID, VARCHAR_OID = 20, 25, 1042, 1043
 BIT_OID, VARBIT_OID, NUMERIC_OID = 1560, 1562, 1700
+VARHDRSZ = 4  # which the typmod of texts and numerics has added
 TypeKind = Literal["base", "enum", "domain", "composite", "range", "multirange", "array"]
 
 _KINDS: dict[str, TypeKind] = {

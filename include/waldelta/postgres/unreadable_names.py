@@ -11,8 +11,8 @@ import psycopg
 
 from waldelta.errors import NameUnreadable, SourceError
 from waldelta.postgres.connection import connect, describe
+from waldelta.quantities import first_of
 
-_MOST_NAMED = 5
 # As bytea a name passes without being converted.
 _NAMES = """
 select kind, id, pg_catalog.convert_to(name, pg_catalog.getdatabaseencoding())
@@ -67,11 +67,10 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
             f"{where}: look for it in constraints, defaults and comments of the published tables,"
             " and write it in other letters"
         )
-    objects = [f'{kind} "{_shown(name)}" (oid {oid})' for kind, oid, name in found[:_MOST_NAMED]]
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    objects = first_of([f'{kind} "{_shown(name)}" (oid {oid})' for kind, oid, name in found])
     it = "it" if len(found) == 1 else "those that published tables need"
     return NameUnreadable(
-        f"{where}, found in the name of {', '.join(objects)}{more}: rename {it}, in a session with"
+        f"{where}, found in the name of {objects}: rename {it}, in a session with"
         " the database's encoding as client_encoding"
     )
 

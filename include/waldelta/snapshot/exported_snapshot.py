@@ -63,6 +63,14 @@ def reader_name(holder_pid: int, task: int, table: object = "") -> str:
     return f"waldelta copy {holder_pid}/{task} {table}".rstrip()
 
 
+def not_primary(conninfo: str) -> NotPrimary:
+    """The error of a copy that would read from this standby."""
+    return NotPrimary(
+        f"{describe(conninfo)} is a standby, whose snapshots leave running transactions out: copy"
+        " from the primary"
+    )
+
+
 def wait_for_old_transactions(
     conn: psycopg.Connection[Any], timeout_s: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
@@ -194,11 +202,7 @@ class SnapshotHolder:
     def _open(self) -> None:
         (standby,) = self._execute("select pg_is_in_recovery()")[0]
         if standby:
-            where = describe(self._conninfo)
-            raise NotPrimary(
-                f"{where} is a standby, whose snapshots leave running transactions out: copy from"
-                " the primary"
-            )
+            raise not_primary(self._conninfo)
         # The transaction idles as long as its readers read, whatever the role's or database's
         # defaults.
         self._execute("select set_config('idle_in_transaction_session_timeout', '0', false)")

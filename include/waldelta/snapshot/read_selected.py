@@ -30,6 +30,9 @@ from waldelta.snapshot.read_table import (
     select_statement,
 )
 
+# One statement lists so many keys.
+KEYS_PER_READ = 5_000
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

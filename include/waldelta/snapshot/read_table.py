@@ -18,7 +18,6 @@ import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_postgresql import StatementOptions
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -38,7 +37,7 @@ from waldelta.failpoints import fault_point
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.wire import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
-from waldelta.postgres.connection import connect_arrow
+from waldelta.postgres.connection import connect_arrow, limit_batches
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot.chunks import Chunk
@@ -46,7 +45,6 @@ from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key
 
-_BATCH_BYTES = 8 << 20
 # A reader that waits for a table keeps the snapshot that it reads by, which holds vacuum back on
 # the whole server.
 COPY_LOCK_TIMEOUT_MS = 60_000
@@ -233,9 +231,7 @@ def fetch_rows(
 ) -> Iterator[pa.RecordBatch]:
     """What a select_statement() finds, as the target's columns."""
     with connection.cursor() as cursor:
-        cursor.adbc_statement.set_options(
-            **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
-        )
+        limit_batches(cursor)
         cursor.execute(query)
         has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
         for batch in cursor.fetch_record_batch():

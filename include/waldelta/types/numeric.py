@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.wire import ArrowArray
+from waldelta.postgres.type_catalog import VARHDRSZ
 from waldelta.types.base import (
     Representable,
     Selected,
@@ -20,7 +21,6 @@ from waldelta.types.base import (
 )
 
 MAX_PRECISION = 38  # of Spark's decimal
-_HEADER_BYTES = 4  # VARHDRSZ, which every numeric typmod has added
 _UNHELD = "^(NaN|-?Infinity)$"
 
 
@@ -133,13 +133,27 @@ def decimal(typmod: int) -> Decimal | None:
     >>> decimal(((12 << 16) | 2) + 4).spark
     'decimal(12,2)'
     """
-    if typmod < _HEADER_BYTES:
+    declared = precision_and_scale(typmod)
+    if declared is None:
         return None
-    precision, scale = ((typmod - _HEADER_BYTES) >> 16) & 0xFFFF, (typmod - _HEADER_BYTES) & 0x7FF
-    scale = (scale ^ 1024) - 1024  # eleven bits, signed since PostgreSQL 15
+    precision, scale = declared
     # numeric(3, -2) holds up to 99900, numeric(3, 5) up to 0.00999; Spark wants 0 <= scale <=
     # precision.
     precision, scale = (precision - scale, 0) if scale < 0 else (max(precision, scale), scale)
     if precision > MAX_PRECISION:
         return None
     return Decimal(f"decimal({precision},{scale})", pa.decimal128(precision, scale))
+
+
+def precision_and_scale(typmod: int) -> tuple[int, int] | None:
+    """How many digits a numeric has, and how many of them behind the point; None without limits.
+    The scale may be negative, or larger than the precision.
+
+    >>> precision_and_scale(((3 << 16) | (-2 & 0x7FF)) + 4)
+    (3, -2)
+    """
+    if typmod < VARHDRSZ:
+        return None
+    packed = typmod - VARHDRSZ
+    scale = packed & 0x7FF
+    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024  # eleven bits, signed since PostgreSQL 15

@@ -55,7 +55,8 @@ ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
-_HISTORY = timedelta(days=30)
+# How far back the lists of runs and of reconciliations go.
+HISTORY_SHOWN = timedelta(days=30)
 # Airflow's scheduler looks every few seconds.
 _LATE = timedelta(minutes=10)
 # The overview's checks and latest runs: what a daily pipeline did last.
@@ -271,7 +272,7 @@ def runs_page(
 ) -> str:
     """The runs of the last 30 days, newest first, and the lag over all of them."""
     at, name = now(), pipeline.pipeline
-    runs = read_runs(lake, at - _HISTORY)
+    runs = read_runs(lake, at - HISTORY_SHOWN)
     link = partial(_link_to_run, base, name)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)

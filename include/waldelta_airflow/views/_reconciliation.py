@@ -5,7 +5,6 @@ as its reader may trigger one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from waldelta.config import PipelineFile
@@ -16,10 +15,10 @@ from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_freshness import replicated_tables
 from waldelta_airflow.views._installed_pipelines import cdc_dag
+from waldelta_airflow.views._page_data import HISTORY_SHOWN
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
 
-_HISTORY = timedelta(days=30)
 _MOST_LISTED = 200
 _ROWS_SHOWN = 100
 
@@ -38,7 +37,7 @@ def reconciliation_page(
     latest = sorted(
         kept.in_full(answers).values(), key=lambda row: (row.status != DIFFERENT, row.table_name)
     )
-    history = [row for row in told[::-1] if row["at"] >= at - _HISTORY]
+    history = [row for row in told[::-1] if row["at"] >= at - HISTORY_SHOWN]
     return render(
         "reconciliation.html",
         base,

@@ -59,7 +59,10 @@ def test_what_deserves_attention(book):
         [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])]
     )
     glance = read_glance(pipeline(book.root), book, minutes(5), 24)
-    assert [(item.severity, *item.page[:1]) for item in glance.attention] == [
+    assert [
+        (item.severity, *(item.page[:1] or filter(None, [item.anchor])))
+        for item in glance.attention
+    ] == [
         ("failed", "run"),
         ("failed", "run"),
         ("failed", "tables"),

@@ -99,15 +99,23 @@ def collapse(
     commit_ts``. ``base_is_empty``: the target was truncated before the first event, so no chain can
     start at one of its rows; for each event, where only some of a target's leaves were.
     """
+    events, chains = find_chains(events, shape, base_is_empty)
+    return _net_changes(events, shape, chains)
+
+
+def find_chains(
+    events: pa.Table, shape: EventShape, base_is_empty: bool | Bools
+) -> tuple[pa.Table, Chains]:
+    """The events by their place in the stream, and their chains; ``base_is_empty`` as in
+    collapse().
+    """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
-    chains = Chains(
-        op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty
-    )
-    return _net_changes(events, shape, chains)
+    source, destination = np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new)
+    return events, Chains(op, source, destination, base_is_empty)
 
 
 class Chains:

@@ -17,14 +17,9 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
-    DELETE,
-    INSERT,
-    Chains,
     EventShape,
     Root,
-    identity_codes,
-    in_order,
-    in_order_of,
+    find_chains,
     keys_only,
     remaining_rows,
 )
@@ -42,14 +37,7 @@ def final_states(
     a row is left out: PostgreSQL's subscriber skips that UPDATE. ``base_is_empty`` as in
     collapse().
     """
-    if not isinstance(base_is_empty, bool):
-        base_is_empty = base_is_empty[in_order_of(events)]
-    events = in_order(events, shape)
-    op = events["op"].to_numpy().astype(np.int64)
-    old, new = identity_codes(events, shape)
-    chains = Chains(
-        op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), base_is_empty
-    )
+    events, chains = find_chains(events, shape, base_is_empty)
     live = chains.live()
     held = chains.origin[live] == Root.BASE
     last = chains.touch_event[chains.is_last]

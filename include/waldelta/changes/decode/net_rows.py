@@ -108,7 +108,7 @@ def with_action(rows: pa.Table, action: str) -> pa.Table:
     return with_column(rows, "action", pa.array([action] * len(rows), pa.string()))
 
 
-def with_column(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+def with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
     """These rows with other values in one column."""
     at = rows.schema.get_field_index(name)
     return rows.set_column(at, rows.schema.field(at), values)

@@ -122,12 +122,17 @@ def complete_states(
         base.createOrReplaceTempView(_BASE)
         relation = _BASE
     spark.sql(completed_query(kept, source, relation)).write.mode("overwrite").parquet(folder)
-    found = spark.read.parquet(folder).groupBy("action").count().collect()
-    updates = {row["action"]: row["count"] for row in found}.get(ACTION_UPDATE, 0)
+    updates = count_actions(spark, folder).get(ACTION_UPDATE, 0)
     if not is_log:
         counts[ACTION_SKIP] += counts[ACTION_UPDATE] - updates
         counts[ACTION_UPDATE] = updates
     return replace(staged, source=parquet(folder), counts=_metric_counts(counts), net=None)
+
+
+def count_actions(spark: SparkSession, folder: str) -> dict[str, int]:
+    """How many staged rows have each action."""
+    rows = spark.read.parquet(folder).groupBy("action").count().collect()
+    return {row["action"]: row["count"] for row in rows}
 
 
 def _check_read(plan: TargetPlan) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.table import LedgerTable, Newest
+from waldelta.lake.ledger.table import SHORT_ROWS_PER_GROUP, LedgerTable, Newest, of_tables
 from waldelta.lake.storage import bookkeeping_uri
 from waldelta.quantities import counted
 
@@ -27,8 +27,6 @@ ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # What alone makes no check: the others that it found, if it didn't break off, stand beside these.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
 
-# A check leaves hundreds of short rows, which are read by days.
-_GROUP_ROWS = 20_000
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("at", pa.timestamp("us", tz="UTC")),
     pa.field("run_id", pa.string()),
@@ -100,7 +98,7 @@ def last_recorded(
     """What was observed last of such an expectation, by table; of those of these tables of which it
     was ever told.
     """
-    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    named = of_tables(tables)
     chosen = (pc.field("expectation") == expectation) & named
     rows = expectations_table(root, storage_options).scan(["table_name", "observed"], chosen=chosen)
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
@@ -115,7 +113,7 @@ def newest_versions(
     """The latest version of each of these targets that a check has entered results of since then,
     and the last row that says so.
     """
-    named = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+    named = of_tables(tables)
     rows = expectations_table(root, storage_options).scan(
         ["at", "table_name", "version"], since, named
     )
@@ -134,7 +132,7 @@ def newest_versions(
 def expectations_table(root: str, storage_options: dict[str, str] | None = None) -> LedgerTable:
     """The table of results, for those who read or drop a part of it."""
     uri = bookkeeping_uri(root, ExpectationResult.table)
-    return LedgerTable(uri, ExpectationResult.schema, storage_options, _GROUP_ROWS)
+    return LedgerTable(uri, ExpectationResult.schema, storage_options, SHORT_ROWS_PER_GROUP)
 
 
 def prune_expectation_results(

@@ -13,14 +13,14 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.ledger.table import (
+    FILES_READ_BY_CHECKS,
+    SHORT_ROWS_PER_GROUP,
+    LedgerTable,
+    of_tables,
+)
 from waldelta.lake.storage import bookkeeping_uri
-
-_GROUP_ROWS = 20_000
-# Each check reads them all.
-_MOST_FILES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,11 @@ class JudgedSuites:
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, PassedSuite.table)
         self._table = LedgerTable(
-            uri, PassedSuite.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
+            uri,
+            PassedSuite.schema,
+            dict(storage_options or {}) or None,
+            SHORT_ROWS_PER_GROUP,
+            FILES_READ_BY_CHECKS,
         )
 
     def append(self, rows: Sequence[PassedSuite]) -> None:
@@ -74,9 +78,7 @@ class JudgedSuites:
         """Of each of these tables the latest row, and the latest of a whole target, the former
         last.
         """
-        rows = self._table.scan(
-            PassedSuite.schema.names, chosen=pc.field("table_name").isin(list(tables))
-        ).to_pylist()
+        rows = self._table.scan(PassedSuite.schema.names, chosen=of_tables(tables)).to_pylist()
         newest = {(row["table_name"], part): row for row in rows for part in _parts(row)}
         found: dict[str, list[PassedSuite]] = {}
         for name in {row["table_name"] for row in rows}:

@@ -12,15 +12,17 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.ledger.table import (
+    FILES_READ_BY_CHECKS,
+    SHORT_ROWS_PER_GROUP,
+    LedgerTable,
+    of_tables,
+)
 from waldelta.lake.storage import bookkeeping_uri
 
 # Between two maintenances each table gets a row from each run that changes it; of a table's rows so
 # many are kept.
 KEPT_PER_TABLE = 100
-_GROUP_ROWS = 20_000
-# Each check reads them all.
-_MOST_FILES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,11 @@ class Profiles:
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
         uri = bookkeeping_uri(root, Profile.table)
         self._table = LedgerTable(
-            uri, Profile.schema, dict(storage_options or {}) or None, _GROUP_ROWS, _MOST_FILES
+            uri,
+            Profile.schema,
+            dict(storage_options or {}) or None,
+            SHORT_ROWS_PER_GROUP,
+            FILES_READ_BY_CHECKS,
         )
 
     def append(self, profiles: Sequence[Profile]) -> None:
@@ -89,9 +95,7 @@ class Profiles:
         """The latest profiles of each of these tables, oldest first, but those of one run (a retry
         is no run of its own).
         """
-        rows = self._table.scan(
-            Profile.schema.names, chosen=pc.field("table_name").isin(list(tables))
-        )
+        rows = self._table.scan(Profile.schema.names, chosen=of_tables(tables))
         if but is not None:
             rows = rows.filter(pc.not_equal(rows["run_id"], but))
         found = {}

@@ -19,8 +19,8 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
 from waldelta.lake.delta_log import DeltaLog
-from waldelta.lake.ledger.table import LedgerTable
+from waldelta.lake.ledger.table import LedgerTable, in_order, of_tables
 from waldelta.lake.storage import bookkeeping_uri
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
@@ -252,7 +252,7 @@ class Quarantine:
         An update that a gate set aside may have come without one too, and isn't lacking for that.
         """
         names = ["table_name", "generation", "key", "status", "columns", "reason"]
-        chosen = pc.field("table_name").isin(pa.array(list(generations), pa.string()))
+        chosen = of_tables(generations)
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {(r["table_name"], r["key"]): r for r in rows if _is_quarantined(r, generations)}
         waiting = (
@@ -267,7 +267,7 @@ class Quarantine:
         of the target lacks.
         """
         names = ["table_name", "generation", "key", "status", "run_id", "reason"]
-        chosen = pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
+        chosen = of_tables(tables)
         rows = self._table.scan(names, chosen=chosen, kept=False).to_pylist()
         latest = {
             (row["table_name"], row["key"]): row
@@ -335,7 +335,7 @@ class Quarantine:
         here meanwhile makes the commit fail: the rows of a run that slept would take the place of
         what the next one told, or reopen what it resolved.
         """
-        told = _in_order(rows)
+        told = in_order(rows)
         name = table_name.replace("'", "''")
         chosen = (
             f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
@@ -356,7 +356,7 @@ class Quarantine:
 
     def add(self, rows: Sequence[IncompleteRow], check: _Check | None = None) -> None:
         """Add rows behind all others, in one commit; ``check`` as of replace()."""
-        self._table.extend(_in_order(rows), check=check)
+        self._table.extend(in_order(rows), check=check)
 
     def messages(self) -> list[IncompleteRow]:
         """All that was told of messages that can't be read, oldest first, also what was resolved
@@ -385,11 +385,6 @@ def as_row(values: dict[str, Any]) -> IncompleteRow:
     return IncompleteRow(
         **values | {"messages": messages and [SentMessage(**message) for message in messages]}
     )
-
-
-def _in_order(rows: Sequence[IncompleteRow]) -> list[dict[str, Any]]:
-    """As the table takes them; ``at`` is the column by which rows are read back in order."""
-    return [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
 
 
 def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:

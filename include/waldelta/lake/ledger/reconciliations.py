@@ -5,15 +5,15 @@ and read without a JVM.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
-from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late
+from waldelta.lake.ledger.table import LedgerTable, Newest, again_when_late, in_order, of_tables
 from waldelta.lake.storage import bookkeeping_uri
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
@@ -168,7 +168,7 @@ class Reconciliations:
 
     @again_when_late
     def _add_behind(self, rows: Sequence[Reconciliation], since: datetime) -> None:
-        same = pc.field("table_name").isin(pa.array([row.table_name for row in rows], pa.string()))
+        same = of_tables(row.table_name for row in rows)
         later = self.history(since).filter(same).to_pylist()
         newest = Newest(
             later[-1]["at"] if later else None, same & (pc.field("at") >= since), kept=False
@@ -184,11 +184,7 @@ class Reconciliations:
 
     def _extend(self, rows: Sequence[Reconciliation], after: Newest | None = None) -> None:
         if rows:
-            told = [
-                asdict(row) | {"at": row.at + timedelta(microseconds=n)}
-                for n, row in enumerate(rows)
-            ]
-            self._table.extend(told, after)
+            self._table.extend(in_order(rows), after)
 
     def of_run(self, run_id: str) -> list[Reconciliation]:
         """What one run found, by table; of one that was tried again, what it found last."""

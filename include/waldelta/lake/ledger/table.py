@@ -8,11 +8,11 @@ before his own: ``at`` always grows within a table, whatever the clocks of the m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import Field, asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,10 @@ _ATTEMPTS = 20
 # One run's row, which may hold megabytes of JSON, is found in a file of thousands without reading
 # the others'.
 _GROUP_ROWS = 500
+# A check writes up to hundreds of short rows, and readers take many of them at once.
+SHORT_ROWS_PER_GROUP = 20_000
+# The most files of a table that each check reads as a whole.
+FILES_READ_BY_CHECKS = 16
 _ONLY_IF_UNCHANGED: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
@@ -56,6 +60,28 @@ again_when_late = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
+
+
+def of_tables(names: Iterable[str]) -> pc.Expression:
+    """The rows about these tables, which ``table_name`` names."""
+    return pc.field("table_name").isin(pa.array(sorted(names), pa.string()))
+
+
+class _Row(Protocol):
+    """A dataclass of rows, as each module of the ledger has one."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def at(self) -> datetime:
+        """When it was written."""
+
+
+def in_order(rows: Sequence[_Row]) -> list[dict[str, Any]]:
+    """Rows of one moment as the table takes them, each a microsecond later than the one before:
+    ``at`` is the column by which rows are read back in order.
+    """
+    return [asdict(row) | {"at": row.at + timedelta(microseconds=n)} for n, row in enumerate(rows)]
 
 
 @dataclass(frozen=True, slots=True)

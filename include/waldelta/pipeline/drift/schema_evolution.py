@@ -25,7 +25,7 @@ from waldelta.pipeline.drift.rewrites import rewritten
 from waldelta.postgres import PgType
 from waldelta.postgres.type_catalog import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID
 from waldelta.types import TargetType, column_types
-from waldelta.types.numeric import decimal
+from waldelta.types.numeric import decimal, precision_and_scale
 
 # time, timestamp, timestamptz, timetz: more digits change no value.
 _WITH_DIGITS = frozenset({1083, 1114, 1184, 1266})
@@ -280,20 +280,15 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
         return True
     (old_oid, old_typmod), (new_oid, new_typmod) = old, new
     if old_oid == new_oid == NUMERIC_OID:
-        return new_typmod == -1 or (
-            old_typmod != -1
-            and _scale(old_typmod) == _scale(new_typmod)
-            and new_typmod > old_typmod
+        before, after = precision_and_scale(old_typmod), precision_and_scale(new_typmod)
+        return after is None or (
+            before is not None and before[1] == after[1] and new_typmod > old_typmod
         )
     if old_oid == new_oid:
         return old_oid in _MAY_GROW and (
             new_typmod == -1 or (old_typmod != -1 and new_typmod >= old_typmod)
         )
     return {old_oid, new_oid} == {TEXT_OID, VARCHAR_OID} and new_typmod == -1
-
-
-def _scale(typmod: int) -> int:
-    return (typmod - 4) & 0x7FF
 
 
 def _check_types(

@@ -29,6 +29,7 @@ from waldelta.lake.storage import is_within, local_path, sync_commits
 from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.watermarks import check_same_copy, last_cut, uri_of
+from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
 
@@ -275,8 +276,7 @@ def describe(commit: ExternalCommit) -> str:
 
 
 def _listed(commits: Sequence[ExternalCommit]) -> str:
-    more = f" and {len(commits) - _MOST_LISTED} more" if len(commits) > _MOST_LISTED else ""
-    return "; ".join(describe(commit) for commit in commits[:_MOST_LISTED]) + more
+    return first_of([describe(commit) for commit in commits], _MOST_LISTED, "; ")
 
 
 def _external(commit: Commit) -> ExternalCommit:

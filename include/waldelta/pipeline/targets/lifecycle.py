@@ -23,6 +23,7 @@ from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources
 from waldelta.postgres.lock_waits import read_locked_tables
+from waldelta.quantities import first_of
 from waldelta.remedies import ERRORS
 
 log = logging.getLogger(__name__)
@@ -361,10 +362,9 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
     found = requiring(standings, RequiredAction.FIRST)
     if not found:
         return None
-    listed = ", ".join(f"{table.table_name} ({table.why})" for table in found[:_MOST_NAMED])
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    listed = first_of([f"{table.table_name} ({table.why})" for table in found], _MOST_NAMED)
     return (
-        f"published, but without a copy that changes could be applied to: {listed}{more}; run the"
+        f"published, but without a copy that changes could be applied to: {listed}; run the"
         f" initial sync ({job.pipeline.pipeline}_initial_sync, or sync), which copies what was"
         " never copied"
     )

@@ -42,12 +42,10 @@ from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.unread_message import MARK
 from waldelta.postgres import connect
-from waldelta.postgres.connection import connect_arrow, ended_by_replay
+from waldelta.postgres.connection import connect_arrow, ended_by_replay, limit_batches
 
 log = logging.getLogger(__name__)
 
-# Arrow batches of about this size keep the reading process small whatever the backlog.
-_BATCH_BYTES = 8 << 20
 OLD_BACKEND_TIMEOUT_S = 30
 # Messages that say what the columns of later messages are, and which messages count.
 TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
@@ -237,9 +235,7 @@ def peek(
             connect_arrow(conninfo, reader_name(source.slot)) as connection,
             connection.cursor() as cursor,
         ):
-            cursor.adbc_statement.set_options(
-                **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
-            )
+            limit_batches(cursor)
             cursor.execute(f"set statement_timeout = {int(bound.statement_timeout_s * 1000)}")
             began = time.monotonic()
             with times.waiting():

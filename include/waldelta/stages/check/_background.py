@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError
 from waldelta.changes.merge.live_rows import live_rows
 from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger import TableState
+from waldelta.lake.storage import open_version
 from waldelta.metadata_columns import UNCHANGED
 from waldelta.spark.session_pool import MOST_AT_ONCE
 from waldelta.stages.check._incremental import At
@@ -53,9 +54,7 @@ class CheckedTarget:
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
         """The same without Spark."""
-        return DeltaTable(
-            self.uri, version=self.version, storage_options=dict(storage_options or {}) or None
-        )
+        return open_version(self.uri, self.version, storage_options)
 
     @property
     def at(self) -> At:

@@ -10,11 +10,10 @@ import logging
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from waldelta.lake import files_of
-from waldelta.lake.storage import row_count
+from waldelta.lake.storage import open_version, row_count
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.targets.watermarks import uri_of
 
@@ -52,10 +51,7 @@ def is_little(
     if changes <= _FEW:
         return True
     try:
-        target = DeltaTable(
-            uri, version=version, storage_options=dict(storage_options or {}) or None
-        )
-        rows = row_count(files_of(target))
+        rows = row_count(files_of(open_version(uri, version, storage_options)))
     except (DeltaError, OSError, pa.ArrowException) as err:
         log.info("%s is checked as a whole, since its rows can't be counted: %s", uri, err)
         return False

@@ -28,6 +28,7 @@ from waldelta.changes.stage.net_files import grouped
 from waldelta.lake import write_parquet
 from waldelta.lake.storage import open_parquet
 from waldelta.pipeline import Job
+from waldelta.snapshot.read_selected import KEYS_PER_READ
 
 if TYPE_CHECKING:
     from waldelta.stages.repair._repair_rows import RepairRows
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 # Keys that are read again by one session here; of more, Spark has several tasks ask for their
 # share.
 MOST_KEYS = 20_000
-_KEYS_PER_READ = 5_000
 
 
 def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordBatch]:
@@ -46,7 +46,7 @@ def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordB
     """
     for folder in folders:
         texts = open_parquet(folder).to_table([f"t{k}" for k in range(width)])
-        yield from texts.combine_chunks().to_batches(_KEYS_PER_READ)
+        yield from texts.combine_chunks().to_batches(KEYS_PER_READ)
 
 
 def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:

@@ -21,6 +21,7 @@ from waldelta.changes.merge import CommitTag, read_commit
 from waldelta.changes.merge.commits import check_alone, commit_equal, read_untouched
 from waldelta.changes.merge.comparable import comparable, comparable_map
 from waldelta.changes.merge.snapshot_rows import merge_rows, staged_names, staged_shape
+from waldelta.changes.merge.states import count_actions
 from waldelta.changes.merge.target_table import VARIANT, target_write_error
 from waldelta.changes.stage import staged_in
 from waldelta.errors import StateError, WaldeltaError
@@ -172,10 +173,7 @@ def _mend(
     )
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
-        counts = {
-            row["action"]: row["count"]
-            for row in spark.read.parquet(folder).groupBy("action").count().collect()
-        }
+        counts = count_actions(spark, folder)
         if TWICE in counts:
             return None  # a whole copy reads them again
         copied.all_read()

@@ -31,7 +31,7 @@ from waldelta.changes.merge.commits import (
 from waldelta.changes.merge.live_rows import SNAPSHOT, live_rows
 from waldelta.changes.merge.snapshot_rows import staged_names
 from waldelta.changes.merge.statements import tagged, with_variants
-from waldelta.changes.merge.states import ENDS, STATES, Kept, states_statement
+from waldelta.changes.merge.states import ENDS, STATES, Kept, count_actions, states_statement
 from waldelta.changes.merge.target_table import (
     VARIANT,
     CommitResult,
@@ -187,10 +187,7 @@ def _add(
     with staged_in(spark, folder):
         found.write.mode("overwrite").parquet(folder)
         copied.all_read()
-        counts = {
-            row["action"]: row["count"]
-            for row in spark.read.parquet(folder).groupBy("action").count().collect()
-        }
+        counts = count_actions(spark, folder)
         if TWICE in counts:
             raise ModeRefused(
                 f"{table} has a key twice in its target, which keeps rows: move its folder away and"

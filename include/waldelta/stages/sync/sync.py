@@ -28,7 +28,6 @@ from waldelta.errors import (
     ConfigError,
     LateWriter,
     ModeRefused,
-    NotPrimary,
     SnapshotLost,
     SparkUnreachable,
     StateError,
@@ -47,7 +46,7 @@ from waldelta.pipeline.targets.lifecycle import lives, requiring
 from waldelta.pipeline.targets.target_filter import column_states, read_target_filter, to_text
 from waldelta.pipeline.targets.target_sources import read_target, read_unlocked_sources
 from waldelta.pipeline.task_errors import first_line
-from waldelta.postgres import TableId, describe
+from waldelta.postgres import TableId
 from waldelta.postgres.connection import named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
@@ -55,7 +54,7 @@ from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_copy
 from waldelta.snapshot.chunks import Chunk, bytes_per_task, plan_chunks, plan_tasks
-from waldelta.snapshot.exported_snapshot import read_clock, reader_name
+from waldelta.snapshot.exported_snapshot import not_primary, read_clock, reader_name
 from waldelta.snapshot.publication_version import (
     PublicationVersion,
     check_version,
@@ -525,10 +524,7 @@ def _reader(
 
 def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
     if connection.execute("select pg_is_in_recovery()").fetchone() == (True,):
-        raise NotPrimary(
-            f"{describe(job.conninfo)} is a standby, whose snapshots leave running transactions"
-            " out: copy from the primary"
-        )
+        raise not_primary(job.conninfo)
 
 
 def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[ReplicatedTarget]:

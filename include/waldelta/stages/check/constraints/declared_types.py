@@ -20,12 +20,13 @@ from waldelta.postgres.type_catalog import (
     NUMERIC_OID,
     VARBIT_OID,
     VARCHAR_OID,
+    VARHDRSZ,
     fetch,
 )
 from waldelta.stages.check.constraints.check_constraints import CheckConstraint, is_before
+from waldelta.types.numeric import precision_and_scale
 
 _LIMITED = (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID, NUMERIC_OID)
-_HEADER_BYTES = 4  # VARHDRSZ, which the typmod of texts and numerics has added
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,14 @@ class DeclaredType:
         """How many characters, or bits, there are at most (of ``bit``: just so many)."""
         if self.typmod < 0 or self.base_oid not in (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID):
             return None
-        return self.typmod - (_HEADER_BYTES if self.base_oid in (BPCHAR_OID, VARCHAR_OID) else 0)
+        return self.typmod - (VARHDRSZ if self.base_oid in (BPCHAR_OID, VARCHAR_OID) else 0)
 
     @property
     def precision(self) -> tuple[int, int] | None:
         """A numeric's digits, and how many of them are behind the point; that may be negative, or
         more than there are.
-
-        >>> DeclaredType("n", "numeric(3,-2)", 1700, ((3 << 16) | (-2 & 0x7FF)) + 4).precision
-        (3, -2)
         """
-        if self.typmod < _HEADER_BYTES or self.base_oid != NUMERIC_OID:
-            return None
-        packed = self.typmod - _HEADER_BYTES
-        scale = packed & 0x7FF
-        return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024  # eleven bits, signed
+        return precision_and_scale(self.typmod) if self.base_oid == NUMERIC_OID else None
 
 
 def read_declared_types(

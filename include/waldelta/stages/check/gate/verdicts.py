@@ -24,6 +24,7 @@ from waldelta.lake.ledger.expectation_results import (
     expectations_table,
 )
 from waldelta.lake.ledger.records import now
+from waldelta.lake.ledger.table import of_tables
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.lifecycle import target_generations
 
@@ -56,15 +57,15 @@ def record_let_in(job: Job, tables: Collection[str]) -> None:
         _enter(job, [row for row in once if row not in still])
 
 
+def judged_by_gates(tables: Collection[str]) -> pc.Expression:
+    """The results of gates of these tables: they judge what is in no version of a target yet."""
+    return of_tables(tables) & pc.field("version").is_null()
+
+
 def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
     """What gates were told last not to meet of these tables, or not to be able to judge."""
-    # They judge what is in no version of the target yet.
-    chosen = (
-        pc.field("table_name").isin(pa.array(sorted(tables), pa.string()))
-        & pc.field("version").is_null()
-    )
     told = expectations_table(job.pipeline.target.root, job.storage_options)
-    rows = told.scan(ExpectationResult.schema.names, chosen=chosen).to_pylist()
+    rows = told.scan(ExpectationResult.schema.names, chosen=judged_by_gates(tables)).to_pylist()
     last = {
         (row["table_name"], row["meaning"]): row
         for row in rows

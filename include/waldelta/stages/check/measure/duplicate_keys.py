@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import functions as F
 
 from waldelta.lake import files_of
-from waldelta.lake.storage import SPARKS_TIMESTAMPS, has_deletion_vectors
+from waldelta.lake.storage import SPARKS_TIMESTAMPS, has_deletion_vectors, open_version
 from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EXAMPLES = 5
+# Keys that a failed expectation shows.
+MOST_EXAMPLES = 5
 # Spark's bitmaps have a bit for each of so many neighbouring integers.
 _BITS = 32_768
 _BYTES_PER_KEY = 8
@@ -67,7 +68,7 @@ def find_duplicate_keys(
     if not rows:
         return DuplicateKeys(0)
     texts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in names]
-    found = shared.orderBy(*names).limit(_EXAMPLES).select(F.concat_ws(", ", *texts))
+    found = shared.orderBy(*names).limit(MOST_EXAMPLES).select(F.concat_ws(", ", *texts))
     return DuplicateKeys(rows, tuple(row[0] for row in found.collect()))
 
 
@@ -87,7 +88,7 @@ class IntegerKey:
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self._table, self._column, self._files, self._ranges = table, column, files, ranges
-        self._storage_options = dict(storage_options or {}) or None
+        self._storage_options = storage_options
         self._least, self._most, rows = (
             files[name].combine_chunks() for name in _statistics(column)
         )
@@ -101,9 +102,7 @@ class IntegerKey:
         can say.
         """
         try:
-            table = DeltaTable(
-                uri, version=version, storage_options=dict(storage_options or {}) or None
-            )
+            table = open_version(uri, version, storage_options)
             # Statistics go by the files' own names of columns, which a mapping may have given to
             # another one.
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
@@ -132,9 +131,7 @@ class IntegerKey:
         ):  # which a RESTORE may take away again from a file that was there
             return self
         try:
-            known = DeltaTable(
-                self._table.table_uri, version=version, storage_options=self._storage_options
-            )
+            known = open_version(self._table.table_uri, version, self._storage_options)
             held = files_of(known)["path"]
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info(

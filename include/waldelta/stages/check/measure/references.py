@@ -19,6 +19,7 @@ from waldelta.config import TargetMode
 from waldelta.config.target_mode import CHANGELOG, MIRROR
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState
 from waldelta.lake.ledger.records import SYNCED
+from waldelta.lake.storage import open_version
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.postgres.type_catalog import BPCHAR_OID, TEXT_OID, VARCHAR_OID
@@ -62,9 +63,7 @@ class Side:
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
         """The same without Spark."""
-        return DeltaTable(
-            self.uri, version=self.version, storage_options=dict(storage_options or {}) or None
-        )
+        return open_version(self.uri, self.version, storage_options)
 
 
 @dataclass(frozen=True, slots=True)

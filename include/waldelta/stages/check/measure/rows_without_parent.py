@@ -24,15 +24,13 @@ from waldelta.lake import files_of
 from waldelta.lake.storage import SPARKS_TIMESTAMPS
 from waldelta.metadata_columns import LSN
 from waldelta.spark_sql import quote
-from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
 from waldelta.stages.check.measure.references import Comparison, Reference, Side
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 log = logging.getLogger(__name__)
-
-_EXAMPLES = 5
 
 
 def find_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
@@ -57,7 +55,7 @@ def find_rows_without_parent(spark: SparkSession, reference: Reference) -> Dupli
     if not count:
         return DuplicateKeys(0)
     texts = [F.coalesce(F.col(f"r{k}").cast("string"), F.lit("null")) for k in places]
-    found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(_EXAMPLES).collect()
+    found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(MOST_EXAMPLES).collect()
     return DuplicateKeys(count, tuple(sorted(row[0] for row in found)))
 
 

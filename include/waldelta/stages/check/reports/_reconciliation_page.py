@@ -5,7 +5,6 @@ network, every text escaped.
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from waldelta.stages.check.reports.index import (
     checked_runs,
     read_entries,
     remove_entry,
+    write_whole,
 )
 from waldelta.stages.check.reports.page import fact_table, mark, page
 
@@ -46,10 +46,7 @@ def write_pages(
             f" {row.at:%Y-%m-%dT%H:%M:%SZ}"
         )
         path = folder / FOLDER / run / f"{names[row.table_name]}.html"
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(table_page(row), encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, table_page(row))
         version = f", Delta version {row.version}" if row.version is not None else ""
         failures = () if row.status != DIFFERENT else (summary_of(row),)
         warnings = () if row.status in (EQUAL, REPAIRED, DIFFERENT) else (summary_of(row),)

@@ -31,6 +31,7 @@ from waldelta.stages.check.reports.index import (
     drop_old_pageless,
     read_entries,
     remove_entry,
+    write_whole,
 )
 from waldelta.stages.check.reports.page import is_own_page, static_index
 from waldelta.stages.check.suite import TableVerdict
@@ -126,11 +127,9 @@ def write_check_pages(
 ) -> None:
     """Write the pages of kept results; each appears as a whole."""
     for identifier in identifiers:
-        path = page_path(folder, identifier)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(check_page(context.stores[_KEPT].get(identifier)), encoding="utf-8")
-        draft.replace(path)
+        write_whole(
+            page_path(folder, identifier), check_page(context.stores[_KEPT].get(identifier))
+        )
 
 
 def replace_unescaped_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:

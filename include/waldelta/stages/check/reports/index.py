@@ -65,10 +65,17 @@ class CheckedRun:
 
 def add_entry(folder: Path, entry: ReportEntry) -> None:
     """Put a report on the list; the file appears as a whole, whoever reads meanwhile."""
-    path = _entry_path(folder, entry.page or _pageless(entry))
+    write_whole(
+        _entry_path(folder, entry.page or _pageless(entry)),
+        json.dumps(asdict(entry) | {"at": entry.at.isoformat()}),
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, in a folder for its owner alone; it appears as a whole."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(asdict(entry) | {"at": entry.at.isoformat()}), encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 

@@ -31,7 +31,7 @@ from waldelta.postgres import Connection, connect, describe
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk
 from waldelta.snapshot.exported_snapshot import reader_name
-from waldelta.snapshot.read_selected import is_one_of, other_files
+from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
     GONE,
@@ -53,7 +53,6 @@ Fetched = list[tuple[Any, ...]]
 
 BYTES_PER_CHUNK = 128 << 20
 SESSIONS = 2
-KEYS_PER_READ = 5_000
 # Of a table without a key: rows are told by what stands in their columns.
 _COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
 # With a letter that isn't ASCII's, where chr() makes one: of the encodings with more than a byte a

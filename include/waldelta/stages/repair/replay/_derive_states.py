@@ -22,6 +22,7 @@ from waldelta.changes.decode import DecodePlan, TargetPlan
 from waldelta.changes.decode.collapse import DELETE, INSERT, codes_of
 from waldelta.changes.decode.decode import collapse_events, decode, with_typed_keys
 from waldelta.changes.decode.final_states import final_states, reached
+from waldelta.changes.decode.net_rows import with_column
 from waldelta.changes.decode.route import OLD_ROW, UNKNOWN, judgement
 from waldelta.changes.decode.row_states import MOVED
 from waldelta.changes.stage import read_row_changes
@@ -130,17 +131,12 @@ def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
     op = np.asarray(events["op"])
     ended = [events.filter(pa.array(before & (op != other))) for other in (INSERT, DELETE)]
     for k, i in enumerate(plan.shape.key):
-        ended[1] = _with_column(ended[1], f"o{k}", ended[1][f"c{i}"])
+        ended[1] = with_column(ended[1], f"o{k}", ended[1][f"c{i}"])
     ends = pa.concat_tables(ended)
-    ends = _with_column(ends, "op", pa.array(np.full(len(ends), DELETE, np.int32)))
+    ends = with_column(ends, "op", pa.array(np.full(len(ends), DELETE, np.int32)))
     if plan.routing is not None:
-        ends = _with_column(ends, OLD_ROW, pa.array(np.full(len(ends), UNKNOWN, np.int32)))
+        ends = with_column(ends, OLD_ROW, pa.array(np.full(len(ends), UNKNOWN, np.int32)))
     return pa.concat_tables([ends, events.filter(pa.array(~before))])
-
-
-def _with_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
-    at = rows.schema.get_field_index(name)
-    return rows.set_column(at, rows.schema.field(at), values)
 
 
 def _keys(

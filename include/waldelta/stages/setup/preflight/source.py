@@ -14,7 +14,7 @@ from waldelta.errors import ConfigError, SlotForeign
 from waldelta.findings import Finding, lacking, owning, problem, warning
 from waldelta.grants import Attribute, Grant, sql_name
 from waldelta.pipeline.report_folder import judge_docs
-from waldelta.quantities import counted, size
+from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState
 from waldelta.slot.slot import check_ours
@@ -389,10 +389,9 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         else:
             yield warning(f"{text}; ask its owner to list the tables")
     if left_out := facts.unpublishable.get(entry.name):
-        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         yield warning(
             f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"
-            f" published (unlogged, temporary, foreign tables): {', '.join(left_out[:5])}{more}"
+            f" published (unlogged, temporary, foreign tables): {first_of(left_out)}"
         )
 
 
