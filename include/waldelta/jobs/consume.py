@@ -26,12 +26,9 @@ from waldelta.errors import SlotGap, SlotUnreadable, WaldeltaError
 from waldelta.jobs._shared_stages import check_stage, report_stage
 from waldelta.jobs._stages import Stage, all_failures, continued, run_stages
 from waldelta.jobs.replay import replay
-from waldelta.lake.ledger import IncompleteRow
-from waldelta.lake.storage import BOOKKEEPING
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.pipeline.targets.watermarks import synced_states
 from waldelta.pipeline.task_errors import unexpected_error
-from waldelta.postgres.unpublished_tables import not_published
 from waldelta.quantities import counted
 from waldelta.slot.gaps import breaks_recorded
 from waldelta.stages.land import land_to_now
@@ -40,26 +37,20 @@ from waldelta.stages.repair.replay import is_replay
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from waldelta.stages.apply import Applied
-
 log = logging.getLogger(__name__)
 
 _MESSAGES = "the table of messages"
-_NOT_PUBLISHED = (
-    "isn't published any more: its target stays as it is; if it should be, run setup, then the"
-    " initial sync, since what changes meanwhile is sent to nobody"
-)
 
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
     """Land and consume everything up to the server's present position; whole steps of a backlog are
     applied meanwhile.
     """
-    from waldelta.stages.apply import Applied, applying
+    from waldelta.stages.apply import Applied, add_external_commits, applying
 
     meanwhile = Applied()
     with applying(
-        spark, job, meanwhile, partial(_add_external_commits, result, meanwhile)
+        spark, job, meanwhile, partial(add_external_commits, result, meanwhile)
     ) as overlap:
         land_to_now(spark, job, result, stage, overlap.landed)
     if result.unreadable is not None:
@@ -76,6 +67,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
     So SlotUnreadable, which landing met: no table gets what was committed behind that.
     """
+    from waldelta.stages.apply import add_to_result
     from waldelta.stages.apply.apply import apply
     from waldelta.stages.repair.resync_targets import resync_targets
 
@@ -83,31 +75,7 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     with breaks_recorded(job):
         of_messages = _write_messages(spark, job)
         applied = apply(spark, job, result.landed_as_of)
-    _add_external_commits(result, applied)
-    for target in applied.reported_late:
-        result.add_target(target)
-    for cut in applied.steps:
-        result.add_cut(cut)
-    result.told_applied = True
-    for name, table in sorted(result.tables.items()):
-        if table.quarantined:
-            result.warnings.append(
-                f"{name}: {counted(table.quarantined, 'row')} came without values that the source"
-                " no longer has, or fail an expectation with gate: quarantine; the lake's table"
-                f" {BOOKKEEPING}/{IncompleteRow.table} has what the target lacks"
-            )
-        if table.verbatim and not job.pipeline.target.metadata_columns:
-            result.warnings.append(
-                f"{name}: {counted(table.verbatim, 'row has', 'rows have')} values that their types"
-                " can't hold; metadata_columns is off, so these are null: name such columns under"
-                " types.text"
-            )
-    result.warnings += [
-        f"{name} {_NOT_PUBLISHED}" for name in applied.removed if name not in applied.unpublished
-    ]
-    result.unpublished = applied.unpublished
-    if result.unpublished:
-        result.warnings.append(not_published(result.unpublished))
+    add_to_result(job, result, applied)
     failures = applied.failures | resync_targets(
         spark, job, result, applied.published, applied.drifted
     )
@@ -122,11 +90,6 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     )
     if failures := failures | of_messages | of_slot:
         raise all_failures(failures)
-
-
-def _add_external_commits(result: RunResult, applied: Applied) -> None:
-    result.warnings += [warning for warning in applied.warnings if warning not in result.warnings]
-    result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
 
 
 def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
-from waldelta.lake.ledger import BatchCut, TableState, TargetCut
-from waldelta.pipeline import Job
+from waldelta.lake.ledger import BatchCut, IncompleteRow, TableState, TargetCut
+from waldelta.lake.storage import BOOKKEEPING
+from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.task_errors import of_table, unexpected_error
+from waldelta.postgres.unpublished_tables import not_published
+from waldelta.quantities import counted
 from waldelta.stages.sync.skipped_copy import stopped
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,47 @@ class Applied:
     def is_complete(self) -> bool:
         """Whether every target got everything."""
         return not self.failures and not self.outdated
+
+
+_NOT_PUBLISHED = (
+    "isn't published any more: its target stays as it is; if it should be, run setup, then the"
+    " initial sync, since what changes meanwhile is sent to nobody"
+)
+
+
+def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
+    """Add what was applied, and what there is to tell of it, to the run's result."""
+    add_external_commits(result, applied)
+    for target in applied.reported_late:
+        result.add_target(target)
+    for cut in applied.steps:
+        result.add_cut(cut)
+    result.told_applied = True
+    for name, table in sorted(result.tables.items()):
+        if table.quarantined:
+            result.warnings.append(
+                f"{name}: {counted(table.quarantined, 'row')} came without values that the source"
+                " no longer has, or fail an expectation with gate: quarantine; the lake's table"
+                f" {BOOKKEEPING}/{IncompleteRow.table} has what the target lacks"
+            )
+        if table.verbatim and not job.pipeline.target.metadata_columns:
+            result.warnings.append(
+                f"{name}: {counted(table.verbatim, 'row has', 'rows have')} values that their types"
+                " can't hold; metadata_columns is off, so these are null: name such columns under"
+                " types.text"
+            )
+    result.warnings += [
+        f"{name} {_NOT_PUBLISHED}" for name in applied.removed if name not in applied.unpublished
+    ]
+    result.unpublished = applied.unpublished
+    if result.unpublished:
+        result.warnings.append(not_published(result.unpublished))
+
+
+def add_external_commits(result: RunResult, applied: Applied) -> None:
+    """Add the commits of others that were found, each once."""
+    result.warnings += [warning for warning in applied.warnings if warning not in result.warnings]
+    result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
 
 
 def without_failure(states: Sequence[TableState], applied: Applied) -> list[TableState]:
