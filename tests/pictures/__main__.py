@@ -64,7 +64,7 @@ def served(folder: Path) -> Iterator[str]:
     database is part of the story.
     """
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
-    from waldelta_airflow.views import _page_data as pages
+    from waldelta_airflow.views import _pages as pages
     from waldelta_airflow.views import _reconciliation as reconciliation
     from waldelta_airflow.views import _render as render
     from waldelta_airflow.views._dag_states import DagRunState

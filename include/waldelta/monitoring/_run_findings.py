@@ -14,7 +14,7 @@ from waldelta.monitoring._run_results import Results
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
-from waldelta.monitoring.table_freshness import CopyState
+from waldelta.monitoring.table_list import CopyState
 from waldelta.postgres.unpublished_tables import listed
 
 # Runs that are looked through for one that came so far: when none of them did, that is what is

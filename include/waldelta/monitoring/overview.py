@@ -28,7 +28,7 @@ from waldelta.monitoring.run_history import (
     read_runs,
 )
 from waldelta.monitoring.stopped_tables import Stopped, of_stopped, read_stopped
-from waldelta.monitoring.table_freshness import (
+from waldelta.monitoring.table_list import (
     Operations,
     TableLine,
     latest_states,

@@ -17,7 +17,7 @@ from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED as NOT_ANSWER
 from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.check_results import Verdict
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
-from waldelta.monitoring.table_freshness import copied_at
+from waldelta.monitoring.table_list import copied_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import EPOCH_SHIFT_US, ArrowArray, Positions
+from waldelta.pgoutput.byte_readers import EPOCH_SHIFT_US, ArrowArray, Positions
 
 # A day within the years 1 to 9999, so that a reader's time zone doesn't lead out of them.
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)

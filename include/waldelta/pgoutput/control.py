@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from waldelta.errors import DecodeError
+from waldelta.pgoutput.byte_readers import MessageReader
 from waldelta.pgoutput.commit_time import unix_us
-from waldelta.pgoutput.wire import MessageReader
 
 # Those that decide which rows count, and when; Begin and Commit aren't among them, because plain
 # rows count anyway.

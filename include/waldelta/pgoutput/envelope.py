@@ -14,10 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from waldelta.errors import DecodeError
 from waldelta.lsn import Lsn
-from waldelta.pgoutput.commit_time import unix_us
-from waldelta.pgoutput.control import CONTROL_NAMES
-from waldelta.pgoutput.unread_message import MARK, UnreadMessage, message_id
-from waldelta.pgoutput.wire import (
+from waldelta.pgoutput.byte_readers import (
     ArrowArray,
     Bytes,
     Mask,
@@ -29,6 +26,9 @@ from waldelta.pgoutput.wire import (
     u4,
     unsigned,
 )
+from waldelta.pgoutput.commit_time import unix_us
+from waldelta.pgoutput.control import CONTROL_NAMES
+from waldelta.pgoutput.unread_message import MARK, UnreadMessage, message_id
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("seq", pa.int64()),

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import (
+from waldelta.pgoutput.byte_readers import (
     ArrowArray,
     Mask,
     MessageReader,

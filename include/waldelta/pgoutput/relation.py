@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waldelta.pgoutput.wire import MessageReader
+from waldelta.pgoutput.byte_readers import MessageReader
 
 REPLICA_IDENTITIES = frozenset("dnfi")
 _KEY_FLAG = 1

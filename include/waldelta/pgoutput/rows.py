@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import (
+from waldelta.pgoutput.byte_readers import (
     ArrowArray,
     Bytes,
     Mask,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from waldelta.pgoutput.wire import MessageReader
+from waldelta.pgoutput.byte_readers import MessageReader
 from waldelta.quantities import counted
 
 _CASCADE, _RESTART_IDENTITY = 1, 2

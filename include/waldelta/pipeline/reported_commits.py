@@ -1,4 +1,4 @@
-"""Told: which of a target's commits some run's result has; mostly the run's own, after a kill
+"""Which of a target's commits some run's result has; mostly the run's own, after a kill
 perhaps a later one's.
 """
 

@@ -1,4 +1,4 @@
-"""Patience: how long our statements wait on the source, for its answer or for a lock, and who
+"""How long our statements wait on the source, for its answer or for a lock, and who
 stands in the way.
 """
 

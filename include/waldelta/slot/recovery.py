@@ -30,7 +30,7 @@ from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idl
 from waldelta.slot.failover import Promotion, find_promotion, record_promotion
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.read_window import ReadWindows
-from waldelta.slot.verify.verify import VerifiedRange, check_behind
+from waldelta.slot.verify.compare_landed import VerifiedRange, check_behind
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
 from waldelta.postgres.connection import connect_arrow, limit_batches
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
+from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
 from waldelta.types.scan import Quotes, find_quotes, numbers, packed, take_bytes
 

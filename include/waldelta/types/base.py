@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Mask
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 
 # The typed values, and PostgreSQL's text where the type can't hold it (None: nowhere in this
 # array).

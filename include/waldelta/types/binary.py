@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, arrow_buffer
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, arrow_buffer
 from waldelta.types.base import Representable, Selected, TargetType, split_representable, validity
 from waldelta.types.scan import packed
 

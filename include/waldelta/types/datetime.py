@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.types.base import Representable, Selected, TargetType, cast_or_raw, printed
 
 # Spark's calendar, as half-open bounds.

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
 from waldelta.types.scan import find_quotes, numbers, packed, take_bytes
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions
+from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
 from waldelta.types.base import Representable, TargetType, split_representable, utf8
 from waldelta.types.scan import Quotes, find_quotes, packed, take_bytes
 

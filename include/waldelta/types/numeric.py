@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres.type_catalog import VARHDRSZ
 from waldelta.types.base import (
     Representable,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 
 # Of a timestamp that Arrow has printed: zeros at the end of the fraction, and the zone.
 _FRACTION = r"\.?0+(Z?)$"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from waldelta.pgoutput.wire import ArrowArray, Bytes, Mask, Positions, arrow_buffer
+from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions, arrow_buffer
 from waldelta.types.base import validity
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.types.base import Representable, Selected, TargetType, utf8
 
 

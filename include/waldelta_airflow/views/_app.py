@@ -18,8 +18,8 @@ from waldelta.config import PipelineFile
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping, bookkeeping_of
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.monitoring.table_freshness import replicated_tables
-from waldelta_airflow.views import _page_data as pages
+from waldelta.monitoring.table_list import replicated_tables
+from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._dag_states import RUN_NOW, Kind, dag_id_of, read_action_dag, unpause
 from waldelta_airflow.views._decisions import decision, quarantine_dag, read_form

@@ -23,7 +23,7 @@ from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.unreadable_messages import open_messages
 from waldelta_airflow.views._formats import server_folders
 from waldelta_airflow.views._installed_pipelines import cdc_dag
-from waldelta_airflow.views._page_data import Turning
+from waldelta_airflow.views._pages import Turning
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
 

@@ -13,9 +13,9 @@ from waldelta.lake.ledger.reconciliations import DIFFERENT, Reconciliations, las
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.monitoring.table_freshness import replicated_tables
+from waldelta.monitoring.table_list import replicated_tables
 from waldelta_airflow.views._installed_pipelines import cdc_dag
-from waldelta_airflow.views._page_data import HISTORY_SHOWN
+from waldelta_airflow.views._pages import HISTORY_SHOWN
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._trigger import Button
 

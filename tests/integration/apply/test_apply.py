@@ -27,7 +27,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staged_for, staging_folder
 from waldelta.lake.storage import local_path
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.table_freshness import Operations, read_changed
+from waldelta.monitoring.table_list import Operations, read_changed
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import last_cut, uri_of
 from waldelta.spark import run_tasks

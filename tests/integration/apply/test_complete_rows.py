@@ -31,7 +31,7 @@ from waldelta.lake.ledger.records import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring import read_status
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.table_freshness import read_changed
+from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets import RequiredAction
 from waldelta.pipeline.targets.lifecycle import read_published

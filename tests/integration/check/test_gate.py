@@ -26,7 +26,7 @@ from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.stopped_tables import read_stopped
-from waldelta.monitoring.table_freshness import read_changed
+from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline.run_result import RunFailed, TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.check.gate import discard_quarantined, list_quarantined, release_tables

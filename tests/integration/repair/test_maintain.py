@@ -22,7 +22,7 @@ from waldelta.changes.merge.target_table import set_deletion_vectors, set_retent
 from waldelta.jobs import Pipeline
 from waldelta.lake import bookkeeping_uri
 from waldelta.lake.ledger import BatchCut, TableState
-from waldelta.lake.ledger import retention as ledger_upkeep
+from waldelta.lake.ledger import prune_ledger as ledger_upkeep
 from waldelta.lake.ledger.records import Run, SlotMove, now
 from waldelta.lake.storage import local_path
 from waldelta.pipeline import target_lock

@@ -18,7 +18,7 @@ from waldelta.jobs.replay import replay
 from waldelta.lake.ledger import Quarantine
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.table_freshness import read_changed
+from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.watermarks import uri_of

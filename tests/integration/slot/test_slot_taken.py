@@ -21,7 +21,7 @@ from waldelta.postgres.server_position import read_position
 from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded, open_gaps
 from waldelta.slot.recovery import check_unmoved, slot_move
-from waldelta.slot.verify.verify import check_landed
+from waldelta.slot.verify.compare_landed import check_landed
 from waldelta.stages.land import check_idle
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain

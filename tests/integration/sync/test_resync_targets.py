@@ -20,7 +20,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.records import now
 from waldelta.monitoring import read_status
 from waldelta.monitoring.lake_tables import Bookkeeping
-from waldelta.monitoring.table_freshness import Operations, read_changed
+from waldelta.monitoring.table_list import Operations, read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction

@@ -42,7 +42,7 @@ from waldelta.monitoring.check_results import (
 from waldelta.monitoring.lake_tables import Bookkeeping
 from waldelta.monitoring.quarantine_rows import count_open, open_keys, read_of_run, read_open
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, thin_out
-from waldelta.monitoring.table_freshness import Operations, read_changed, read_tables
+from waldelta.monitoring.table_list import Operations, read_changed, read_tables
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import TableResult
 

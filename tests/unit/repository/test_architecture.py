@@ -338,7 +338,7 @@ def _is_deltalake(path: Path, name: str) -> bool:
     return name == "DeltaTable" and "deltalake" in imported(path) and "delta" not in imported(path)
 
 
-def test_only_wire_reads_integers_out_of_bytes():
+def test_only_byte_readers_read_integers_out_of_bytes():
     """Bounds are checked in one module."""
     users = {
         path.name
@@ -347,7 +347,7 @@ def test_only_wire_reads_integers_out_of_bytes():
         or "int.from_bytes" in path.read_text()
         or '">i' in path.read_text()
     }
-    assert users <= {"wire.py"}
+    assert users <= {"byte_readers.py"}
 
 
 def test_no_file_grows_beyond_reading():

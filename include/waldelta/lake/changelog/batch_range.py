@@ -1,4 +1,4 @@
-"""Stretch: a range of landed batches as the driver reads it, once for all the targets that have it
+"""A range of landed batches as the driver reads it, once for all the targets that have it
 before them.
 """
 

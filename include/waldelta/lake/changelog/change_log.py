@@ -41,6 +41,7 @@ from waldelta.lake.storage import (
     write_checkpoint,
 )
 from waldelta.pgoutput import read_truncate
+from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
 from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
 from waldelta.pgoutput.transactions import (
@@ -53,7 +54,6 @@ from waldelta.pgoutput.transactions import (
     resolve,
 )
 from waldelta.pgoutput.unread_message import MARK
-from waldelta.pgoutput.wire import unsigned
 from waldelta.quantities import counted
 
 _TIMELINE = [

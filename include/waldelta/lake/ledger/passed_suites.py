@@ -1,4 +1,4 @@
-"""Judged suites: which expectations all rows of a target were found to meet, as of which version,
+"""Which expectations all rows of a target were found to meet, as of which version,
 in ``_waldelta/judged``.
 
 What hasn't changed since needn't be judged again: rows by a check after few changes, whole targets
@@ -56,7 +56,7 @@ class PassedSuite:
     )
 
 
-class JudgedSuites:
+class PassedSuites:
     """Reads and writes the table of one lake; without a JVM."""
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Standing: where a table is in its life, from what is published and what the ledger says of it.
+"""Where a table is in its life, from what is published and what the ledger says of it.
 
 Apply, sync, recopy, looks, setup and status all ask here, so that they can't disagree on what
 becomes of a table.

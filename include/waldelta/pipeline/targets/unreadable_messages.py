@@ -23,8 +23,8 @@ from waldelta.lake.ledger.records import now
 from waldelta.lake.storage import BOOKKEEPING, MESSAGES
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate
+from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.envelope import MESSAGE_NAMES
-from waldelta.pgoutput.wire import unsigned
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.slot_identity import identity_of
 from waldelta.pipeline.targets.lifecycle import target_generations

@@ -1,7 +1,7 @@
 """Read a filter as an engineer writes it, and say which columns it uses.
 
 Only the text is judged here; what it means, and whether PostgreSQL takes it, says the server
-(``resolve_filter``, ``publication.try_publications``).
+(``resolve_filter``, ``publications.try_publications``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asked: what a batch was read by, told in its commit, so that what the slot holds of it is
+"""What a batch was read by, told in its commit, so that what the slot holds of it is
 compared by the same.
 
 Publications and options of the pipeline file may be others by the time that a run finds a slot

@@ -1,4 +1,4 @@
-"""Bites: how much WAL one call reads and how long it may take; both follow what the server manages,
+"""How much WAL one call reads and how long it may take; both follow what the server manages,
 from run to run.
 
 After a statement timeout the window is halved, down to a megabyte, and then the timeout doubled, up

@@ -1,1 +1,1 @@
-"""Verifies that what landed is what the slot holds, before the slot moves."""
+"""Verifies that what landed is what the slot holds or, where it has moved, what it gave."""

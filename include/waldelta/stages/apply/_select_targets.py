@@ -1,4 +1,4 @@
-"""Fed: which targets a run applies changes to; what has to be told, marked or recorded of each
+"""Which targets a run applies changes to; what has to be told, marked or recorded of each
 comes before that.
 """
 

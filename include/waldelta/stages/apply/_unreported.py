@@ -1,4 +1,4 @@
-"""Untold: what was committed to targets and told by no run, killed before it could or still
+"""What was committed to targets and told by no run, killed before it could or still
 landing: the run that finds it tells.
 """
 

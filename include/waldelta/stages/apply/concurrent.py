@@ -1,4 +1,4 @@
-"""Overlap: of a backlog of several steps, those that have landed are applied while the next ones
+"""Of a backlog of several steps, those that have landed are applied while the next ones
 land.
 
 Landing waits for the server's decoding, then for one core; merging for the others. The slot moves
@@ -146,7 +146,7 @@ class Overlap:
         if at_work is None or is_ended:
             return
         try:
-            at_work.result(self._lock_wait_s())
+            at_work.result(self._step_wait_s())
         except TimeoutError:
             log.warning(
                 "what is applied while more lands doesn't end: it is left, and the apply that"
@@ -155,7 +155,7 @@ class Overlap:
         finally:
             self._is_over = True
 
-    def _lock_wait_s(self) -> float:
+    def _step_wait_s(self) -> float:
         """How long the step under way is still waited for."""
         if self._deadline is None:
             return self._limit_s

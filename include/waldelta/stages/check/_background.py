@@ -1,4 +1,4 @@
-"""Asked ahead: what a check needs besides Great Expectations' own questions, on its way while that
+"""What a check needs besides Great Expectations' own questions, on its way while that
 is imported and prepared.
 """
 

@@ -15,7 +15,7 @@ from waldelta.lake.ledger.expectation_results import (
     append_expectation_results,
     newest_versions,
 )
-from waldelta.lake.ledger.passed_suites import JudgedSuites, PassedSuite
+from waldelta.lake.ledger.passed_suites import PassedSuite, PassedSuites
 from waldelta.lake.ledger.profiles import Profile, Profiles
 from waldelta.lake.ledger.records import now
 from waldelta.lake.ledger.table import Newest, again_when_late
@@ -111,7 +111,7 @@ def _keep_suites(
     before: tuple[Known, Mapping[str, TableState]],
 ) -> None:
     known, states = before
-    JudgedSuites(ledger.root, ledger.storage_options).append([
+    PassedSuites(ledger.root, ledger.storage_options).append([
         PassedSuite(
             at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
             known.end_of(states[v.table], v.version),

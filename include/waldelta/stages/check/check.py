@@ -28,7 +28,7 @@ from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaLog, target_uri
 from waldelta.lake.ledger import BatchCut, Ledger, Quarantine, TableState
-from waldelta.lake.ledger.passed_suites import JudgedSuites
+from waldelta.lake.ledger.passed_suites import PassedSuites
 from waldelta.lake.ledger.profiles import KEPT_PER_TABLE, Profiles
 from waldelta.lake.ledger.records import SYNCED, now
 from waldelta.permissions import OWNER_ONLY, private_files
@@ -155,7 +155,7 @@ def check(
     if not wanted:
         return QualityReport(run_id, (), notes=tuple(own.unused))
     known = Known(
-        JudgedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut()
+        PassedSuites(ledger.root, ledger.storage_options).latest(wanted), ledger.last_cut()
     )
     quick = frozenset(wanted) if outcome.is_upkeep else outcome.quick
     unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts(
@@ -437,7 +437,7 @@ def _run(
 ) -> list[TableVerdict]:
     from waldelta.stages.check.great_expectations import SuiteCheck
     from waldelta.stages.check.great_expectations.build import build_known
-    from waldelta.stages.check.great_expectations.validate import measured, outcomes
+    from waldelta.stages.check.great_expectations.run_suite import measured, outcomes
 
     run_id, at = begun
     context = open_context(folder)

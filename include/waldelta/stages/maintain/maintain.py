@@ -24,8 +24,8 @@ from waldelta.errors import LockHeld
 from waldelta.failpoints import fault_point
 from waldelta.lake import files_of
 from waldelta.lake.ledger import Quarantine, TableState
+from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
-from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
 from waldelta.lake.storage import NO_HOOKS, has_deletion_vectors, remove_folder, sync_behind
 from waldelta.pgoutput.transactions import Prepared

@@ -1,5 +1,5 @@
 """Resync, the PostgreSQL side: a pipeline whose slot is broken for good gets a new one;
-spark_jobs.resync mends the targets then.
+waldelta.jobs.resync mends the targets then.
 
 Order of effects: the gap is recorded, the slot's life ends (the slot is dropped, where it is ours),
 publications and slot are set up anew, which begins another life. Killed anywhere in between, the

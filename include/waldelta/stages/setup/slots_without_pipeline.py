@@ -1,4 +1,4 @@
-"""Orphans: slots on the source that no pipeline file names. Each holds back WAL until somebody
+"""Slots on the source that no pipeline file names. Each holds back WAL until somebody
 drops it.
 
 A slot has no comment; the publications that setup made have one, which names their slot. So the

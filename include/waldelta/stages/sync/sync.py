@@ -64,7 +64,7 @@ from waldelta.snapshot.publication_version import (
     wait_for_version_again,
 )
 from waldelta.snapshot.read_table import read_chunks
-from waldelta.stages.sync._copy_snapshot import CopySnapshot
+from waldelta.stages.sync._held_snapshot import CopySnapshot
 from waldelta.stages.sync._progress import progress
 from waldelta.stages.sync._snapshot_diff import Former, RowDiff
 from waldelta.stages.sync._write import CopyRows, keep_target, write_copy

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i4, i8
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions, i4, i8
 from waldelta.types.wire._values import Converter, digits, joined, masked, refuse, sized
 
 _SECOND_US, _DAY_US = 1_000_000, 86_400_000_000

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, copy_out, i4, u1
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions, copy_out, i4, u1
 from waldelta.types.base import utf8
 from waldelta.types.wire._values import joined, masked, refuse
 

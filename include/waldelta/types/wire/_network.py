@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, u1
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, u1
 from waldelta.types.wire._values import HEX, Converter, fixed, joined, masked, refuse, sized
 
 _IPV4, _IPV6 = 2, 3

@@ -6,7 +6,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, i2, i4, i8, u1, u2, u4
+from waldelta.pgoutput.byte_readers import (
+    ArrowArray,
+    Mask,
+    Messages,
+    Positions,
+    i2,
+    i4,
+    i8,
+    u1,
+    u2,
+    u4,
+)
 from waldelta.types.wire._values import Converter, digits, fixed, joined, masked, refuse, sized
 
 _NEGATIVE, _NAN, _INFINITY, _MINUS_INFINITY = 0x4000, 0xC000, 0xD000, 0xF000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, u1, u4
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, u1, u4
 from waldelta.types.wire._values import HEX, Converter, cut, refuse, sized, strings
 
 _UUID_DASHES = (8, 12, 16, 20)

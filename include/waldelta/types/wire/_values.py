@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages, Positions, arrow_buffer
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, Positions, arrow_buffer
 from waldelta.types.base import validity
 
 # Values of one type, some null: their texts, as string or binary, null where they are.

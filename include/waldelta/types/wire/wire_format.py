@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.wire import ArrowArray, Mask, Messages
+from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages
 from waldelta.postgres import PgType
 from waldelta.types.wire import _datetime as moment
 from waldelta.types.wire import _geometry as geometry

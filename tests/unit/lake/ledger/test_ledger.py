@@ -24,6 +24,13 @@ from waldelta.lake.ledger import BatchCut, ColumnState, Ledger, TableState, Targ
 from waldelta.lake.ledger import _file_cache as ledger_files
 from waldelta.lake.ledger import table as ledger_table
 from waldelta.lake.ledger._file_cache import read_sorted
+from waldelta.lake.ledger.prune_ledger import (
+    keep_cuts,
+    keep_gaps,
+    keep_moves,
+    keep_states,
+    prune_ledger,
+)
 from waldelta.lake.ledger.records import (
     AttributeState,
     ConsumedBatch,
@@ -34,13 +41,6 @@ from waldelta.lake.ledger.records import (
     SlotMove,
     StorageState,
     now,
-)
-from waldelta.lake.ledger.retention import (
-    keep_cuts,
-    keep_gaps,
-    keep_moves,
-    keep_states,
-    prune_ledger,
 )
 from waldelta.lake.storage import local_path
 from waldelta.slot.gaps import CLOSED, OPEN, open_gaps

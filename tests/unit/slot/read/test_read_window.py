@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from tests.support.pipelines import pipeline_file
+from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.ledger.records import now
-from waldelta.lake.ledger.retention import prune_ledger
 from waldelta.pipeline import Job
 from waldelta.slot.read.read_window import ReadWindow, ReadWindows
 

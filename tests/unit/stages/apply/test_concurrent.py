@@ -200,7 +200,7 @@ def test_each_step_has_its_own_time():
         wait_until(lambda: ended == [1], WAIT_S)
         overlap.landed(batch(2))
         assert second.wait(WAIT_S)
-        assert overlap._lock_wait_s() == 0.05
+        assert overlap._step_wait_s() == 0.05
         may_end.set()
     assert ended == [1, 2]
 

@@ -15,7 +15,7 @@ from tests.unit.stages.check.suite.test_plan import state
 from waldelta.errors import ConfigError
 from waldelta.lake import DeltaLog
 from waldelta.lake.ledger import BatchCut, TargetCut
-from waldelta.lake.ledger.passed_suites import JudgedSuites, PassedSuite
+from waldelta.lake.ledger.passed_suites import PassedSuite, PassedSuites
 from waldelta.lake.ledger.records import now
 from waldelta.stages.check._incremental import (
     At,
@@ -195,7 +195,7 @@ def test_the_position_is_of_the_newest_cut_alone(tmp_path):
 
 def test_kept_rows(tmp_path):
     """The latest of each table, and the latest of a whole target, outlive maintenance."""
-    suites = JudgedSuites(f"file://{tmp_path}")
+    suites = PassedSuites(f"file://{tmp_path}")
     assert suites.latest(["t"]) == {}
     for version, whole in enumerate([True, True, False, False]):
         suites.append(

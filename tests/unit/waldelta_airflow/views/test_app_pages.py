@@ -67,7 +67,7 @@ def schedules(monkeypatch):
     """What Airflow's database says, by pipeline; a unit test has none."""
     known: dict[str, Schedule] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.views._page_data.read_schedules",
+        "waldelta_airflow.views._pages.read_schedules",
         lambda names: {n: known[n] for n in names if n in known},
     )
     return known
@@ -350,7 +350,7 @@ def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
     def break_off(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("waldelta_airflow.views._page_data.runs_page", break_off)
+    monkeypatch.setattr("waldelta_airflow.views._pages.runs_page", break_off)
     client = TestClient(plugin_app("viewer"), raise_server_exceptions=False, follow_redirects=False)
     answer = client.get(path)
     assert answer.status_code == status
@@ -485,7 +485,7 @@ def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(
     ]
     schedules["shop"] = Schedule(dags=tuple(states))
     monkeypatch.setattr(
-        "waldelta_airflow.views._page_data.read_dag_run",
+        "waldelta_airflow.views._pages.read_dag_run",
         lambda *_: DagRunState("success", frozenset({"land"})),
     )
     pages = ("/", f"/p/shop/run/consume/{RUN_ID}", "/p/shop/run/resync/r")
@@ -684,7 +684,7 @@ def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
     """The link "expectations not met" leads to a page that has the table, with what was found and
     when.
     """
-    monkeypatch.setattr("waldelta_airflow.views._page_data._HEAT_MAP_RUNS", 1)
+    monkeypatch.setattr("waldelta_airflow.views._pages._HEAT_MAP_RUNS", 1)
     later = ExpectationResult(
         now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3
     )
@@ -1132,7 +1132,7 @@ def test_a_paused_dag_is_told_beside_the_button_that_releases(shop, open_pages, 
 def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
     """And leads to where it is released."""
     found = [stopped("public.orders"), stopped("public.other")]
-    monkeypatch.setattr("waldelta_airflow.views._page_data.read_stopped", lambda *_: found)
+    monkeypatch.setattr("waldelta_airflow.views._pages.read_stopped", lambda *_: found)
     text = open_pages("viewer").get("/p/shop/table/public.orders").text
     assert "public.orders: stopped by a gate (amount is positive), 7 changes wait" in text
     assert "/p/shop/quarantine#stopped" in text

@@ -193,7 +193,7 @@ def shop(write_pipeline, monkeypatch):
         DagState("maintenance", "shop_maintenance", False),
         DagState("resync", "shop_resync", False),
     )
-    pages, app = "waldelta_airflow.views._page_data", "waldelta_airflow.views._app"
+    pages, app = "waldelta_airflow.views._pages", "waldelta_airflow.views._app"
     monkeypatch.setattr(f"{pages}.read_schedules", lambda names: {"shop": Schedule(dags=states)})
     monkeypatch.setattr(
         f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"}))
@@ -261,7 +261,7 @@ def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatc
         assert "script-src" not in answer.headers["content-security-policy"]
     assert "reconcile running" in client.get("/").text
     monkeypatch.setattr(
-        "waldelta_airflow.views._page_data.read_schedules", lambda names: {"shop": Schedule()}
+        "waldelta_airflow.views._pages.read_schedules", lambda names: {"shop": Schedule()}
     )
     assert REFRESH not in client.get("/p/shop").text
 

@@ -511,7 +511,7 @@ def _judge_as_a_whole(
     import great_expectations as gx
 
     from waldelta.stages.check.great_expectations import SuiteCheck, build_suite
-    from waldelta.stages.check.great_expectations.validate import outcomes
+    from waldelta.stages.check.great_expectations.run_suite import outcomes
     from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 
     for number, verdict in enumerate(verdicts):

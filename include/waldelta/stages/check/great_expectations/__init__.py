@@ -7,9 +7,9 @@ from waldelta.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from waldelta.stages.check.great_expectations.build import build_suite
     from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-    from waldelta.stages.check.great_expectations.validate import SuiteCheck
+    from waldelta.stages.check.great_expectations.run_suite import SuiteCheck
 
 __all__ = ["SuiteCheck", "build_suite", "import_great_expectations"]
 __getattr__ = lazy_exports(
-    __name__, build="build_suite", lazy_import="import_great_expectations", validate="SuiteCheck"
+    __name__, build="build_suite", lazy_import="import_great_expectations", run_suite="SuiteCheck"
 )

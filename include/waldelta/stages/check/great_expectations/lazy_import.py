@@ -70,7 +70,7 @@ def import_everything() -> None:
     import_great_expectations(_NEEDS_ALL)
     for name in (
         "waldelta.stages.check.great_expectations.build",
-        "waldelta.stages.check.great_expectations.validate",
+        "waldelta.stages.check.great_expectations.run_suite",
         "waldelta.stages.check.reports.data_docs",
     ):
         importlib.import_module(name)

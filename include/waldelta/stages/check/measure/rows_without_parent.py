@@ -1,4 +1,4 @@
-"""Orphans: rows of a target whose foreign key finds no row in the target that it refers to, found
+"""Rows of a target whose foreign key finds no row in the target that it refers to, found
 by Spark or, of small targets, here.
 """
 

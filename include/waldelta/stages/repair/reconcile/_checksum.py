@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.stages.repair.reconcile._checksum_text import Marks, hex_text, lake_rows
 from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
 from waldelta.types import TargetType

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from waldelta.arrow import storage
-from waldelta.pgoutput.wire import ArrowArray, arrow_buffer
+from waldelta.pgoutput.byte_readers import ArrowArray, arrow_buffer
 from waldelta.types import TargetType
 from waldelta.types.array import Array
 from waldelta.types.base import printed, validity

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.types.scan import packed
 
 Words: TypeAlias = NDArray[np.uint32]

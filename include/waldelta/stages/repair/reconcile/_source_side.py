@@ -26,7 +26,7 @@ from waldelta.errors import (
     SourceUnreachable,
     TableBusy,
 )
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, connect, describe
 from waldelta.snapshot import Choice, TableCopy
 from waldelta.snapshot.chunks import Chunk

@@ -46,7 +46,7 @@ from waldelta.lake.ledger.reconciliations import (
 from waldelta.lake.ledger.records import now
 from waldelta.lake.staging_leftovers import staging_folder
 from waldelta.lake.storage import open_parquet, remove_folder
-from waldelta.pgoutput.wire import ArrowArray
+from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.drift.repair_plan import is_dear, within_leaves

@@ -1,4 +1,4 @@
-"""Settle: the states of the keys that a range of batches touched, as of a target's watermark, as
+"""The states of the keys that a range of batches touched, as of a target's watermark, as
 files.
 
 Of a replay, where apply has stage; the whole log from the range on is decoded, and of it only the

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from waldelta.lake.ledger.expectation_results import prune_expectation_results
 from waldelta.lake.ledger.ledger import OF_BATCHES, Ledger
-from waldelta.lake.ledger.passed_suites import JudgedSuites
+from waldelta.lake.ledger.passed_suites import PassedSuites
 from waldelta.lake.ledger.profiles import Profiles
 from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
@@ -47,7 +47,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + Reconciliations(ledger.root, ledger.storage_options).prune(oldest)
         + prune_expectation_results(ledger.root, oldest, ledger.storage_options)
         + Profiles(ledger.root, ledger.storage_options).prune()
-        + JudgedSuites(ledger.root, ledger.storage_options).prune()
+        + PassedSuites(ledger.root, ledger.storage_options).prune()
     )
 
 

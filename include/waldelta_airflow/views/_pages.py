@@ -28,7 +28,7 @@ from waldelta.monitoring.overview import REACH
 from waldelta.monitoring.run_details import verbs_of
 from waldelta.monitoring.run_history import LagPoint, lag_points
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
-from waldelta.monitoring.table_freshness import read_changed, read_states, replicated_tables
+from waldelta.monitoring.table_list import read_changed, read_states, replicated_tables
 from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow.views._access import Reader
