@@ -197,6 +197,7 @@ def test_what_a_killed_run_committed_is_in_the_cut_of_the_step_that_follows(
     assert difference(spark, job).rows == 0
 
 
+@pytest.mark.soak
 def test_a_target_that_only_a_new_copy_makes_exact_is_copied_by_the_same_run(
     spark, database, job, monkeypatch
 ):
@@ -417,6 +418,7 @@ def test_columns_that_come_and_go_while_it_lands(spark, database, job, monkeypat
     assert (result.tables["public.t"].inserted, difference(spark, job).rows) == (3 * PER_BATCH, 0)
 
 
+@pytest.mark.soak
 def test_drift_that_is_noticed_meanwhile_is_mended_by_the_same_run(
     spark, database, lake, monkeypatch
 ):

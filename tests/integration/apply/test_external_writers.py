@@ -228,6 +228,7 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     assert pipeline.consume(spark).warnings == []
 
 
+@pytest.mark.soak
 def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     spark, database, pipeline, add, change
 ):

@@ -673,6 +673,7 @@ def test_a_table_renamed_for_a_while_stays_the_same(spark, database, job):
 SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 rename to t2"
 
 
+@pytest.mark.soak
 def test_two_tables_that_swap_their_names(spark, database, lake):
     """A target holds the rows of the table of its name: both are copied again, and changes since
     then find them.

@@ -144,6 +144,7 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(spark, database
     }
 
 
+@pytest.mark.soak
 def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
     """Where the other target lacks rows by a filter, or is a batch behind, nothing is said, and why
     is.
@@ -172,6 +173,7 @@ def test_what_may_be_as_it_should_be_is_not_judged(spark, database, lake):
     assert told.endswith("public.person has got a batch that not all targets have got")
 
 
+@pytest.mark.soak
 def test_partitioned_tables(spark, database, lake):
     """From a root and to a root, and the rows that each partition has in the catalogs for that are
     no keys of their own.

@@ -513,6 +513,7 @@ WHOLE = [
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.soak
 def test_any_expectation_can_stop(gated, database):
     """By row or of all rows together, Great Expectations' or ours; each alone, of the same rows."""
     made = gated()

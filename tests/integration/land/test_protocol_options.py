@@ -107,6 +107,7 @@ def test_messages_by_two_runs_at_once(spark, database, lake, monkeypatch):
     assert_same(spark, job, database)
 
 
+@pytest.mark.soak
 def test_messages_within_streamed_transactions(spark, database, lake):
     """Those of savepoints rolled back, at any level, and of transactions rolled back, don't count,
     though they are streamed.

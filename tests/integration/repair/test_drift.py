@@ -214,6 +214,7 @@ def test_a_publication_that_setup_makes_another(spark, database, lake):
     assert (result.warnings, result.needs_sync) == ([], [])
 
 
+@pytest.mark.soak
 def test_a_column_that_enters_a_column_list(spark, database, lake):
     """Its values for rows that are there aren't sent: a new copy brings them, even before any
     change of the table.
@@ -254,6 +255,7 @@ create publication p for table t with (publish_via_partition_root = true);
 
 
 @pytest.mark.parametrize("drift", [pytest.param(None, marks=pytest.mark.soak), "repair"])
+@pytest.mark.soak
 def test_partitions_that_change_under_a_published_root(spark, database, lake, drift):
     """Nothing of it is sent. What came, went, was truncated or away for a while is told once, or
     mended when asked for.

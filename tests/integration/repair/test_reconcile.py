@@ -162,6 +162,7 @@ def test_small_tables_need_no_jvm(spark, database, pipeline, tmp_path):
     ]
 
 
+@pytest.mark.soak
 def test_no_table_is_to_be_copied_because_there_is_no_java(
     spark, database, pipeline, tmp_path, monkeypatch
 ):
@@ -334,6 +335,7 @@ def run_warnings(pipeline, run_id):
     return json.loads(pipeline.job().ledger.run_result(run_id, "reconcile").result)["warnings"]
 
 
+@pytest.mark.soak
 def test_keys_that_spark_has_staged_are_read_again_beside_others(
     spark, database, lake, monkeypatch
 ):
@@ -431,6 +433,7 @@ def test_nothing_is_found_while_a_writer_writes(spark, database, pipeline):
     assert reconcile(spark, pipeline, "after")["t"].status == "equal"
 
 
+@pytest.mark.soak
 def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(spark, database, pipeline):
     """One that waits for a synchronous standby is decoded, and merged, while every snapshot still
     shows the row of before.
@@ -666,6 +669,7 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
         assert here == there, name
 
 
+@pytest.mark.soak
 def test_a_source_in_another_encoding_differs_in_nothing_else(spark, postgres, monkeypatch, lake):
     """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and
     as they were streamed.

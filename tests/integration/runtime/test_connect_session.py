@@ -111,6 +111,7 @@ def test_a_second_run_started_by_mistake_leaves_the_first_alone(client):
     assert (first.returncode, output) == (0, "done 1\n"), error
 
 
+@pytest.mark.soak
 def test_what_a_killed_run_left_behind_is_ended(client):
     """Its lock went with it, its work on the server did not; the next run interrupts that, and
     works.

@@ -70,6 +70,7 @@ def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     assert "accept_unsafe_store" not in str(failure.value)
 
 
+@pytest.mark.soak
 def test_kill_ends_the_jvm_and_its_driver(land, make_context):
     """Nothing of the application is left when the task was killed while the JVM was starting."""
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.oracles.compare import compare_target
-from tests.support.fixtures.postgres import new_database
+from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SlotUnreadable, SyncFailed
 from waldelta.jobs.consume import consume
@@ -90,6 +90,12 @@ def failed(run):
     return type(caught.value.__cause__), caught.value.result
 
 
+@pytest.mark.parametrize(
+    "any_postgres",
+    [max(AT_HAND), pytest.param(min(AT_HAND), marks=pytest.mark.soak)],
+    indirect=True,
+    ids="PostgreSQL {}".format,
+)
 def test_a_row_filter_that_raises(spark, any_database, lake):
     """Other tables get what was committed before, also between the row and its commit; every run,
     look and page names it.

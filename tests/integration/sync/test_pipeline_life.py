@@ -217,6 +217,7 @@ def test_another_replica_identity_is_another_key(spark, database, lake):
     assert_equal(spark, pipeline)
 
 
+@pytest.mark.soak
 def test_maintenance_runs(spark, database, lake):
     """Compaction, the change log's retention and pruned reports, without a schema or a file in the
     way.

@@ -557,6 +557,7 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
     "kind",
     ["files", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("diff", "kept")), "equal"],
 )
+@pytest.mark.soak
 def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     spark, database, lake_of, monkeypatch, kind
 ):
