@@ -30,6 +30,7 @@ PICTURES = {
     "ui-run": (f"/p/orders/run/consume/{run_id(TALES[3].runs()[-1])}", "light", 900),
     "ui-expectations": ("/p/orders/expectations", "light", 900),
     "ui-reconciliation": ("/p/orders/reconciliation", "dark", 900),
+    "data-docs-index": ("/docs/", "light", 420),
 }
 _PIPELINE = """\
 pipeline: {name}

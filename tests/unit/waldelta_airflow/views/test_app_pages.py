@@ -259,6 +259,19 @@ def test_all_links_lead_somewhere(shop, open_pages):
     assert any(link.startswith("/docs/shop/validations/") for link in seen)
 
 
+@pytest.mark.parametrize(
+    "page, counted",
+    [
+        ("/docs/", "1 run, newest first"),
+        ("/p/shop/runs", "3 runs of the last 30 days, newest first"),
+        ("/p/shop/runs?failed=true", "1 failed run of the last 30 days, newest first"),
+        ("/p/shop/quarantine", "1 row, by table"),
+    ],
+)
+def test_lists_count_what_they_show(shop, open_pages, page, counted):
+    assert f">{counted}, page 1 of 1<" in open_pages("admin").get(page).text
+
+
 def test_a_tables_page_says_how_to_read_it(shop, open_pages):
     """In Spark, DuckDB and delta-rs, as texts that a click selects whole."""
     uri = f"{shop.target.root}/public/orders"
