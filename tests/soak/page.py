@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.soak.results import RESULTS, all_kills, code, matrix
 from tests.soak.steps import FAULTS, STEPS, cells
+from waldelta.quantities import counted
 
 _CONSUME = ("run.", "land.", "consume.", "apply.")
 _DRAFT = Path(__file__).with_name("faults_page.md")
@@ -109,7 +110,7 @@ def _kills(told: dict[str, Any]) -> str:
     kills = sum(count for name, count in told["kills"].items() if name != "server")
     return (
         f"**{told['runs']} runs killed** by {kills} kills ({how}) under {told['transactions']}"
-        f" transactions, with {told['kills'].get('server', 0)} stops of the server;"
+        f" transactions, with {counted(told['kills'].get('server', 0), 'stop')} of the server;"
         f" {told['comparisons']} comparisons, **{len(told['problems'])} problems** (rows lost, rows"
         f" doubled, or a run that failed); PostgreSQL {told.get('postgres', 18)}, seed"
         f" {told['seed']}. The last step told before the kill: {where}. The run after the kills"
