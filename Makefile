@@ -73,8 +73,8 @@ else
 endif
 
 .PHONY: test-profile
-test-profile: setup ## where the time of make test goes, written to docs/test-profile.md
-	@$(RUN) $(PYTHON) -m tests.profiling docs/test-profile.md
+test-profile: setup ## where the time of make test goes, written to docs/development/test-profile.md
+	@$(RUN) $(PYTHON) -m tests.profiling docs/development/test-profile.md
 
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
@@ -100,7 +100,7 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  run tests.soak.fault_matrix; \
 	  run tests.soak.random_kills --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.random_kills --connect --kills $$((2 * $(ROUNDS))); \
-	  run tests.soak.page docs/faults.md; exit $$failed
+	  run tests.soak.page docs/explanation/guarantees.md; exit $$failed
 	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); failed=0; \
 	  ( $(PYTEST) tests/integration/oracle/test_native_subscriber.py tests/integration/oracle/test_random_workload.py tests/integration/repair/test_repair.py \
 	  tests/integration/setup/test_preflight_random.py tests/integration/row_filter/test_row_filter_engine.py tests/integration/apply/test_copies.py $(ARGS) ) || failed=1; \

@@ -1,4 +1,4 @@
-"""``python -m tests.profiling docs/test-profile.md``: where the time of ``make test`` goes.
+"""Where the time of ``make test`` goes: ``python -m tests.profiling PAGE.md``.
 
 Runs ``make test`` with this module as a pytest plugin, and samples the processes meanwhile. The
 page lists the seconds by file, by test and by fixture, and the CPU by kind of process.

@@ -1,6 +1,6 @@
 """PostgreSQL's logical replication into Delta Lake; ``Pipeline`` is its Python API.
 
-The packages stand in the order of the flow in docs/architecture.md.
+The packages stand in the order of the flow in docs/explanation/architecture.md.
 """
 
 from typing import TYPE_CHECKING

@@ -1,3 +1,4 @@
-"""Faults at every step, and random kills under load: what `make soak` runs and docs/faults.md is
-written from.
+"""Faults at every step, and random kills under load.
+
+`make soak` runs them and writes docs/explanation/guarantees.md from the results.
 """

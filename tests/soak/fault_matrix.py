@@ -4,8 +4,8 @@
         [--faults driver,server] [--minutes N] [--seed N]
 
 Cells go into the results as they are done, and aren't tried again with the same code;
-docs/faults.md is written from them (tests.soak.page). Several pipelines take turns, so that one
-driver's death can meet each of them at its own step.
+docs/explanation/guarantees.md is written from them (tests.soak.page). Several pipelines take
+turns, so that one driver's death can meet each of them at its own step.
 """
 
 from __future__ import annotations

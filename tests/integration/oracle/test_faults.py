@@ -1,5 +1,5 @@
 """A few cells of the fault matrix in every test run; all of it is `make soak`'s
-(docs/faults.md).
+(docs/explanation/guarantees.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The examples of docs/row-filters.md: what the page shows is what PostgreSQL, Spark and setup
-do.
-"""
+"""The examples of docs/explanation/row-filters.md are what PostgreSQL, Spark and setup do."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from waldelta.types.type_map import target_type
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
-PAGE = (Path(__file__).parents[3] / "docs/row-filters.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/explanation/row-filters.md").read_text()
 ORDERS = re.search(r"```sql\n(create table orders.*?)```", PAGE, re.DOTALL)[1]
 TABLE = TableId("public", "orders")
 
@@ -49,7 +47,11 @@ KEPT, REFUSED = (
     rows_of("filter", "the message says", "instead"),
 )
 UPDATES = rows_of("old row", "new row", "the target gets", "for example")
-ENTRIES = rows_of("the publication's entry", "setup says", "because")
+# Of a publication, with the words that setup has for each; the last one is no table's.
+ENTRIES = [
+    (f"tables: [{entry}]", " ".join(says.split()))
+    for entry, says in re.findall(r'^- `(\{.+\})`:\s+setup says "([^"]+)"', PAGE, re.M)
+] + [("all_tables: true", re.search(r"`(accept_future_tables: true)`", PAGE)[1])]
 
 
 @pytest.fixture
@@ -159,7 +161,8 @@ def test_what_setup_refuses(database, conn, lake):
         "create table parts (id int primary key) partition by range (id); create table parts_1"
         " partition of parts default"
     )
-    for entry, says, _ in ENTRIES:
+    assert len(ENTRIES) == 6
+    for entry, says in ENTRIES:
         plan = plan_setup(
             conn, job_for(database.conninfo, lake, {"name": "p", **yaml.safe_load(f"{{{entry}}}")})
         )

@@ -127,12 +127,12 @@ MOST_MODULES = 15
 
 
 def layers() -> list[str]:
-    """The packages of the library from the bottom to the top, as docs/architecture.md shows them;
-    "" holds the modules beside them.
+    """The packages of the library from the bottom to the top; "" holds the modules beside them.
+
+    As docs/explanation/architecture.md shows them.
     """
-    picture = (
-        (ROOT / "docs/architecture.md").read_text().split("```text\nwaldelta:")[1].split("```")[0]
-    )
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    picture = page.split("```text\nwaldelta:")[1].split("```")[0]
     return ["", *re.findall(r"^([a-z_.]+)  +\S", picture, re.MULTILINE)]
 
 

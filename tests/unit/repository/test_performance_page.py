@@ -1,4 +1,4 @@
-"""Figures of docs/performance.md are those of the stored reference, or say when they were taken."""
+"""docs/explanation/performance.md has the reference's figures, or says when they were taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from benchmarks.results import REFERENCE, Score, read
 from benchmarks.targets import target_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[3] / "docs/explanation/performance.md"
 REFERENCED = re.compile(r"<!-- (.+?) -->")
 EARLIER = re.compile(r"\((?:[^()]*; )?taken earlier, \d{4}-\d\d-\d\d\)")
 # What is meant is no figure; 1x is what others are multiples of.

@@ -1,10 +1,9 @@
 """Values in PostgreSQL's binary format, turned into the text that the output functions print; whole
 columns at once.
 
-Events carry text (docs/decisions/0004), and one reading of text serves both formats. Only where a
-value has no place in its type in the lake does its text have to be PostgreSQL's to the letter;
-elsewhere it has to read back as the same value. The families' readers are in
-``waldelta.types.wire``.
+Events carry text (docs/explanation/decisions/0004), and one reading of text serves both formats.
+A value that its Delta type can't hold needs exactly PostgreSQL's text; any other text only has to
+read back as the same value. The readers of type families are in ``waldelta.types.wire``.
 """
 
 from __future__ import annotations
