@@ -168,7 +168,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         ),
         "validate": ("check the expectations of every target", {}),
         "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
-        "status": ("print the slot, replication lag, data gaps and targets, as JSON", {}),
+        "status": (
+            "print slot, replication lag, data gaps and targets; fails for a missing or lost slot",
+            {"--json": _FLAG | {"help": "print JSON instead of a table"}},
+        ),
         "quarantine": (
             "list rows and messages that the targets lack, or decide on them",
             _TABLES

@@ -150,8 +150,13 @@ def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
 
 
 def _status(pipeline: Pipeline, options: argparse.Namespace) -> None:
-    text = json.dumps(pipeline.status(), indent=2)
-    sys.stdout.write(text + "\n")
+    from waldelta.cli._status_table import slot_error, status_table
+
+    status = pipeline.status()
+    text = json.dumps(status, indent=2)
+    sys.stdout.write(text + "\n" if options.json else status_table(status))
+    if (err := slot_error(status)) is not None:
+        raise err
     _write_simple(options, "status", text)
 
 

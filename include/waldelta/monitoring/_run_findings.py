@@ -51,7 +51,7 @@ def of_runs(
     if unused := [str(told).partition("\n")[0] for told in result.get("unused_suites") or ()]:
         yield Attention(
             "warning",
-            f"expectations that judge nothing: {names(unused)}",
+            f"expectation files without a table: {names(unused)}",
             ("run", run.verb, run.run_id),
         )
 
@@ -70,8 +70,8 @@ def _of_unpublished(
         found = names(sorted(lacking))
         yield Attention(
             "failed",
-            f"{found}: in the pipeline file, but not in its publication: what changes there is sent"
-            " to nobody",
+            f"{found}: in the pipeline file, but not in its publication: its changes are not"
+            " replicated",
         )
 
 
@@ -90,7 +90,7 @@ def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Atte
         found = names(sorted(written))
         yield Attention(
             "warning",
-            f"{found}: somebody else wrote to its target, which may differ from the source",
+            f"{found}: another program wrote to the target, which may differ from the source",
             ("reconciliation",),
         )
 

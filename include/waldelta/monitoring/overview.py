@@ -162,7 +162,7 @@ def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
     hours = duration((now - latest.at) / timedelta(hours=1))
     told = "it was killed, or a stage takes long"
     page = ("run", latest.verb, latest.run_id)
-    return [Attention("warning", f"the latest run has recorded nothing for {hours}: {told}", page)]
+    return [Attention("warning", f"no update from the latest run for {hours}: {told}", page)]
 
 
 def _attention(
@@ -202,15 +202,15 @@ def _attention(
         if line.status == "behind" and line.table_name not in held
     ]:
         yield Attention(
-            "failed", f"{names(behind)}: couldn't be brought up to date", anchor="tables"
+            "failed", f"{names(behind)}: not up to date; their changes wait", anchor="tables"
         )
     if failed := [line.table_name for line in tables if line.status == FAILED]:
-        yield Attention("failed", f"{names(failed)}: couldn't be copied", anchor="tables")
+        yield Attention("failed", f"{names(failed)}: the copy failed", anchor="tables")
     if waiting := [line.table_name for line in tables if line.status == NEEDS_SYNC]:
-        yield Attention("warning", f"{names(waiting)}: to be copied again", anchor="tables")
+        yield Attention("warning", f"{names(waiting)}: waiting for a new copy", anchor="tables")
     if copying := [line.table_name for line in tables if line.status == COPYING]:
         yield Attention(
-            "warning", f"{names(copying)}: being copied, or the copy was killed", anchor="tables"
+            "warning", f"{names(copying)}: copy in progress, or killed", anchor="tables"
         )
     yield from _of_checks(tables)
     of_slot = list(_slot_attention(pipeline, latest))
@@ -227,12 +227,12 @@ def _unread(lake: Bookkeeping, pipeline: PipelineFile) -> Iterator[Attention]:
     """
     messages = open_messages(lake.ledger, pipeline.source.slot)
     if waiting := [message.row.id for message in messages if not message.is_skipped]:
-        yield Attention("failed", f"messages that can't be read: {names(waiting)}", ("quarantine",))
+        yield Attention("failed", f"unreadable messages: {names(waiting)}", ("quarantine",))
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
         lacking = "any table" if ANY_TABLE in tables else names(tables)
         yield Attention(
-            "warning", f"{lacking} may lack what skipped messages said", ("quarantine",)
+            "warning", f"{lacking} may miss changes of skipped messages", ("quarantine",)
         )
 
 
@@ -240,14 +240,16 @@ def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
     if failed := [
         line.table_name for line in tables if line.check is not None and line.check.failed
     ]:
-        yield Attention("failed", f"{names(failed)}: expectations not met", ("expectations",))
+        yield Attention(
+            "failed", f"{names(failed)}: critical expectations failed", ("expectations",)
+        )
     if warned := [
         line.table_name
         for line in tables
         if line.check is not None and line.check.verdict == "warning"
     ]:
         yield Attention(
-            "warning", f"{names(warned)}: expectations not met that only warn", ("expectations",)
+            "warning", f"{names(warned)}: expectations failed (warning only)", ("expectations",)
         )
     if unknown := [
         line.table_name
@@ -255,7 +257,7 @@ def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
         if line.check is not None and line.check.verdict == "unknown"
     ]:
         yield Attention(
-            "warning", f"{names(unknown)}: expectations couldn't be evaluated", ("expectations",)
+            "warning", f"{names(unknown)}: expectations not evaluated", ("expectations",)
         )
 
 
@@ -265,7 +267,7 @@ def _unchecked(tables: list[TableLine]) -> Iterator[Attention]:
     """
     if found := [line.table_name for line in tables if _is_unchecked(line)]:
         yield Attention(
-            "warning", f"{names(found)}: not checked since it was last changed", ("expectations",)
+            "warning", f"{names(found)}: not checked since the last change", ("expectations",)
         )
 
 
@@ -321,15 +323,17 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
     if latest is None:
         return
     if latest.wal_status not in (None, "reserved", "extended"):
-        yield Attention("failed", f"the WAL of slot {pipeline.source.slot} is {latest.wal_status}")
+        yield Attention(
+            "failed", f"slot {pipeline.source.slot}: its wal_status is {latest.wal_status}"
+        )
     limits, held = pipeline.slot_limits, latest.retained_bytes or 0
     if held > limits.critical_mb << 20:
         yield Attention(
-            "failed", f"the slot held back {size(held)} of WAL (critical_mb {limits.critical_mb:,})"
+            "failed", f"the slot keeps {size(held)} of WAL (critical_mb {limits.critical_mb:,})"
         )
     elif held > limits.warn_mb << 20:
         yield Attention(
-            "warning", f"the slot held back {size(held)} of WAL (warn_mb {limits.warn_mb:,})"
+            "warning", f"the slot keeps {size(held)} of WAL (warn_mb {limits.warn_mb:,})"
         )
 
 
@@ -345,5 +349,5 @@ def _slot_began(
         return
     for told in results(latest).get("slot_critical") or ():
         yield Attention(
-            "failed", f"when the latest run began, {told}", ("run", latest.verb, latest.run_id)
+            "failed", f"at the start of the latest run: {told}", ("run", latest.verb, latest.run_id)
         )

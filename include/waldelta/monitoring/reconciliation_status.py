@@ -18,6 +18,7 @@ from waldelta.monitoring.attention import Attention, names
 from waldelta.monitoring.check_results import Verdict
 from waldelta.monitoring.lake_tables import Bookkeeping, last_rows
 from waldelta.monitoring.table_list import copied_at
+from waldelta.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +142,18 @@ def of_compared(found: Compared) -> Iterator[Attention]:
             of = "" if len(again) == len(found.different) else f"at {names(again)} "
             since = f"; the latest attempt {of}couldn't compare them again"
         yield Attention(
-            "failed", f"{names(found.different)}: other rows than the source has{since}", page
+            "failed",
+            f"{counted(len(found.different), 'table differs', 'tables differ')} from the source:"
+            f" {names(found.different)}{since}",
+            page,
         )
     if found.copied:
         yield Attention(
-            "warning", f"{names(found.copied)}: differed, and was copied since: compare again", page
+            "warning",
+            f"{names(found.copied)}: differed and was copied since then: compare again",
+            page,
         )
     if found.broken:
-        yield Attention("warning", f"{names(found.broken)}: comparing with the source failed", page)
+        yield Attention(
+            "warning", f"{names(found.broken)}: the comparison with the source failed", page
+        )

@@ -27,7 +27,10 @@ from waldelta.slot.standby import standby_warnings
 
 
 def read_status(job: Job) -> dict[str, Any]:
-    """What an engineer asks first; JSON-ready. Raises the errors of an unreachable source."""
+    """Slot, data gaps, targets, last cut and last run, as values for JSON.
+
+    Raises SourceUnreachable and the other errors of a source that cannot be read.
+    """
     slot_name = job.pipeline.source.slot
     with job.connect("status") as connection:
         with job.connect_slot("status", connection) as slot_connection:
@@ -58,12 +61,12 @@ def read_status(job: Job) -> dict[str, Any]:
 
 
 def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
-    """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it;
-    None: nothing yet.
+    """``action`` is what the table needs next and ``reason`` why; ``status`` is the ledger's, None
+    before the first copy.
     """
     state = lifecycle.state
     return {
-        "due": str(lifecycle.action),
+        "action": str(lifecycle.action),
         "status": state.status if state is not None else None,
         "mode": state.kept_as if state is not None else None,
         "copy_skipped": state is not None and bool(state.copy_skipped),
@@ -71,10 +74,10 @@ def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
         "rows_copied": state.rows if state is not None else 0,
         "reason": lifecycle.why or (state.reason if state is not None else None),
         "quarantined": quarantined,
-        "foreign_commits": (
+        "external_commits": (
             [describe(commit) for commit in state.foreign_commits] if state is not None else []
         ),
-        "drift_told": _recorded_drift(state) if state is not None else [],
+        "drift": _recorded_drift(state) if state is not None else [],
     }
 
 

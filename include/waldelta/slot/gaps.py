@@ -41,7 +41,7 @@ OPEN, CLOSED = "open", "closed"
 # What a slot can be found in that it doesn't come back from.
 BREAKS = (SlotMissing, SlotLost, SlotGap, SlotUnreadable, SourceChanged)
 
-_REMEDY = "resync: makes the slot anew and mends the targets by the rows that differ"
+_REMEDY = "run resync: it recreates the slot and repairs the targets"
 _OTHER_SERVER = "point the connection back, if it leads to the wrong server; else "
 
 

@@ -1,6 +1,4 @@
-"""The DAGs' pages in the UI (doc_md): what each does, what it needs, and what to do when it
-fails.
-"""
+"""The DAGs' documentation in Airflow's UI (``doc_md``): purpose, params, what to do on failure."""
 
 from __future__ import annotations
 
@@ -12,126 +10,90 @@ if TYPE_CHECKING:
     from waldelta.config import PipelineFile, Publication
 
 _KINDS = {
-    "setup": (
-        """\
-Checks the source, then creates or alters what the pipeline needs there: publications first,
-  then the slot.
-Everything that would break the source is refused before anything is changed. Running it again
-changes nothing.
-It runs as the role of the pipeline's connection: publications that this may not make are made
-before, by hand (docs/privileges.md).
+    "setup": """\
+Checks the source, then creates or alters publications and the slot. It refuses anything that would
+break the source before it changes anything. A second run changes nothing.
+It runs as the role of the pipeline's connection. If that role may not create publications, a DBA
+creates them first (docs/reference/privileges.md).
 
-- **dry_run**: only show the plan and its SQL, in the log of `set_up`.
+- **dry_run**: show the plan and its SQL in the log of `set_up`, and change nothing.
 - *If it fails*: `preflight` lists every problem with its remedy.
-- Next: trigger `{name}_initial_sync` and unpause `{name}_cdc`; until
-  then the slot holds the source's WAL.
-"""
-    ),
-    "initial_sync": (
-        """\
-Copies tables into the lake, through the
-  publication's filter and columns. The stream goes on meanwhile:
-`{name}_cdc` lands changes from the
-  slot's creation on and applies them to a table once its copy is complete.
+- Next: trigger `{name}_initial_sync` and unpause `{name}_cdc`. Until then the slot keeps the
+  source's WAL.
+""",
+    "initial_sync": """\
+Copies tables into the lake, through the publication's filter and columns, while the application
+writes. `{name}_cdc` applies changes to a table as soon as its copy is complete.
 
-- **tables**: which ones to copy, as `schema.table`; empty: all that were never copied completely.
-- **reason**: kept in the ledger beside the copy.
+- **tables**: the tables to copy, as `schema.table`. Empty: all tables without a complete copy.
+- **reason**: stored in the ledger with the copy.
 - **due**: of these, only tables that get no changes until they are copied.
-- Runs named `copy_again__…` were triggered by `{name}_cdc`, for tables that have to be copied
-  again. Keep this DAG unpaused.
-- *If it fails*: a table whose copy broke starts again with the next attempt, finished ones don't.
-"""
-    ),
-    "cdc": (
-        """\
-Brings the source's changes into the lake. `slot_has_changes` ends the run there when there are
-none (it still
-moves the slot, so that an idle table holds no WAL); otherwise land → apply → check → report.
+- `{name}_cdc` triggers runs named `copy_again__…` for tables that need a new copy. Keep this DAG
+  unpaused.
+- *If it fails*: the next attempt copies the failed tables again, not the finished ones.
+""",
+    "cdc": """\
+Brings the source's changes into the lake. `slot_has_changes` ends the run when there are none; it
+still moves the slot, so that an idle table keeps no WAL. Otherwise: land → apply → check → report.
 
-- **land**: changes become durable in the lake, then the slot moves.
-- **apply**: one commit per target and batch; a failing table doesn't hold up the others.
-- **check**: expectations over the changed targets. *If it fails*, the changes are applied
-  and safe; its log names
-  the failed expectations and the report.
-- **report**: an asset event, with counts and LSN range in `extra`,
-  per changed target that is applied completely and
-  met its critical expectations.
-- **copy_again**: triggers `{name}_initial_sync` for large tables whose source changed in a way
-  that the stream doesn't tell. *If
-  it fails*, that DAG is paused.
-- **fail_the_run**: turns the run red when a stage failed, since check and report
-  then run for the other tables.
-- *If a run fails*, the next one carries on; clear a task to try its stage again. An error that
-  can't go away by
-  itself isn't retried.
-- **A backfill**, or a run that is cleared after it ended well, *replays*:
-  from the change log it derives anew what the runs of its
-  interval changed, and mends rows that differ. It leaves the slot alone
-    and can be repeated; an interval without runs ends green at once.
-"""
-    ),
-    "resync": (
-        """\
-Goes on after the stream broke: the slot was lost, dropped or moved by somebody else, the source
-was restored or is another
-server, or PostgreSQL can't decode a change (`SlotLost`, `SlotMissing`, `SlotGap`, `SourceChanged`,
-`SlotUnreadable` in
-`{name}_cdc`). Makes the slot anew, compares each table with its target by
-key, and writes only the rows that differ; what has no key, or other columns, is copied as a whole.
+- **land**: makes changes durable in the lake, then moves the slot.
+- **apply**: one commit per target and batch. A failing table does not delay the others.
+- **check**: runs the expectations of changed targets. *If it fails*, the changes are applied; the
+  log names the failed expectations and the report.
+- **report**: emits one asset event per changed target that passed its critical expectations.
+- **copy_again**: triggers `{name}_initial_sync` for large tables that need a new copy. *If it
+  fails*, that DAG is paused.
+- **fail_the_run**: fails the run when a stage failed, because check and report still run for the
+  other tables.
+- *If a run fails*, the next one continues. Clear a task to repeat its stage. Airflow does not retry
+  errors that need an operator.
+- **A backfill**, or a cleared run that had succeeded, *replays*: it derives the rows of its interval
+  again from the change log and corrects rows that differ. It does not touch the slot and can be
+  repeated.
+""",
+    "resync": """\
+Continues after the stream broke: the slot was lost, dropped or moved by another program, the source
+was restored or replaced, or PostgreSQL cannot decode a change (`SlotLost`, `SlotMissing`,
+`SlotGap`, `SourceChanged`, `SlotUnreadable`). It recreates the slot, compares each table with its
+target by key, and writes only the rows that differ. It copies tables without a key completely.
 
-- **tables**: which ones to mend, as `schema.table`; empty: all that the new slot has no copy of.
-- **reason**: kept in the ledger beside the copy.
-- With a slot that is fine, nothing is made anew: then it only mends the tables that are named,
-  or waiting.
-- *If it fails*: run it again; finished tables aren't compared again.
-"""
-    ),
-    "quarantine": (
-        """\
-Decides on what a gate or the source kept out of the targets: rows in quarantine,
-  and tables that an expectation with `gate: stop` holds
-back. Who triggered the run is recorded with it.
+- **tables**: the tables to repair, as `schema.table`. Empty: all that the new slot has no copy of.
+- **reason**: stored in the ledger with the copy.
+- With a healthy slot it only repairs the named or waiting tables.
+- *If it fails*: run it again. It skips finished tables.
+""",
+    "quarantine": """\
+Decides about rows in quarantine and about tables that an expectation with `gate: stop` stopped.
+The user who triggered the run is recorded.
 
-- **action**: `retry` reads quarantined rows from the source again
-  and judges them again: those that are fine now are written, the others
-  stay, with the values that they have now. `accept` writes them whatever their gates say.
-  `discard` leaves them out (or as
-  they were) for good; `release` lets everything that has landed for the tables pass their `stop`
-  gates, with the next run of `{name}_cdc`.
-- **tables**: which ones; `release` needs them.
-- **rows**: ids of single rows, for `accept` and `discard`; with another action the run fails at
-  once, and nothing is tried again.
-- **reason**: kept with who; `accept` and `release` need it.
-- *If it fails*: nothing was decided, or the tables that are named couldn't be read: run it again.
-  After a `retry` or an `accept` the tables
-  are checked as a run's are: by `QualityFailed` the rows were put right, and an expectation isn't
-    met.
-"""
-    ),
-    "reconcile": (
-        """\
-Compares whole targets with the source, while writers and `{name}_cdc` go
-  on: PostgreSQL sums up hashes of its rows as a snapshot
-sees them, Spark those of a version of the target, and what was changed between the two is left out
-  on both sides.
+- **action**:
+  `retry` reads quarantined rows from the source and evaluates their gates again;
+  `accept` writes them whatever their gates say;
+  `discard` leaves them out permanently;
+  `release` merges everything landed so far for the tables, with the next run of `{name}_cdc`;
+  `skip` continues without unreadable messages.
+- **tables**: the tables; `release` needs them.
+- **rows**: ids of single rows, for `accept`, `discard` and `skip`.
+- **reason**: stored with the user; every action but `retry` needs it.
+- *If it fails*: nothing was decided, or the named tables could not be read; run it again.
+  `QualityFailed` means that the rows were written and an expectation failed.
+""",
+    "reconcile": """\
+Compares targets with the source, while the application writes and `{name}_cdc` runs. It compares
+checksums of one snapshot with one version of the target. Rows that changed during the comparison
+are skipped.
 
-- **tables**: which ones to compare, as `schema.table`; empty: all that get changes.
-- **repair**: read the rows that differ again, and put them right in the target.
-- **reason**: kept in the ledger beside the repair.
-- *If it fails* with `TargetDiffers`: the page "reconciliation" of the pipeline shows which rows,
-  which columns, and both values;
-  find out who wrote to the target, then trigger this DAG with **repair**,
-    or press the page's button.
-- A table that couldn't be compared doesn't fail the run: its warnings say why.
-"""
-    ),
-    "maintenance": (
-        """\
-Compacts and cleans the targets and the
-  pipeline's own tables, and removes old reports. It never goes below the
-promised retention: the change log reaches back {days} days, time travel {hours} hours.
-"""
-    ),
+- **tables**: the tables to compare, as `schema.table`. Empty: all replicated tables.
+- **repair**: read the rows that differ again and correct them in the target.
+- **reason**: stored in the ledger with the repair.
+- *If it fails* with `TargetDiffers`: the page "reconciliation" shows the rows, columns and both
+  values. Find out who wrote to the target, then trigger this DAG with **repair**.
+- A table that cannot be compared does not fail the run; a warning says why.
+""",
+    "maintenance": """\
+Compacts and vacuums the targets and the pipeline's own tables, and removes old reports. The change
+log keeps {days} days, time travel {hours} hours.
+""",
 }
 
 
@@ -160,7 +122,7 @@ def _facts(pipeline: PipelineFile, path: str) -> Iterator[str]:
     )
     yield f"| target | `{pipeline.target.written_root}` |"
     yield f"| Spark | connection `{pipeline.spark_conn_id}` |"
-    yield f"| pool | `{pipeline.pool}` (one slot; tasks wait for ever when it doesn't exist) |"
+    yield f"| pool | `{pipeline.pool}` (one slot; without the pool, tasks wait forever) |"
     for publication in pipeline.source.publications:
         yield f"| publication `{publication.name}` | {'<br>'.join(_published(publication))} |"
 

@@ -60,16 +60,15 @@ _COMPARED = _listed("tables to compare, as schema.table; empty: all that get cha
 _REPAIR = Param(
     False,
     type="boolean",
-    description="read the rows that differ again, and put them right in the target",
+    description="read the rows that differ again and correct them in the target",
 )
-_REASON = _text("why; kept in the ledger")
+_REASON = _text("stored in the ledger")
 _ACCEPT_SERVER = Param(
     None,
     type=["null", "string"],
     pattern=r"^\d+/\d+$",
     description=(
-        "system identifier/timeline of a source that isn't the one of before, as the refused run"
-        " names it"
+        "system identifier/timeline of the new source server, as the refused run names it"
     ),
 )
 # Whatever failed afterwards; its upstream includes the run's first stage.
@@ -82,9 +81,9 @@ _ACTION = Param(
     type="string",
     enum=list(DECISIONS),
     description=(
-        "retry: read the rows from the source again and judge them again; accept: write them"
-        " whatever their gates say; discard: leave them as they are; release: let what a gate"
-        " stopped pass; skip: go on without messages that can't be read"
+        "retry: read the rows from the source and evaluate their gates again; accept: write them"
+        " whatever their gates say; discard: leave them out; release: apply the changes that a gate"
+        " stopped; skip: continue without unreadable messages"
     ),
 )
 _QUARANTINED = _listed(
@@ -95,7 +94,7 @@ _ROWS = _listed(
     " them",
     r"^[0-9a-f]{16}$",
 )
-_WHY = _text("why; kept with who; every action but retry needs it")
+_WHY = _text("stored with the user; every action but retry needs it")
 _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 

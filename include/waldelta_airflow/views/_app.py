@@ -400,7 +400,7 @@ def _page(text: str, status: int = 200) -> HTMLResponse:
 def _failed(request: Request, err: Any) -> Response:
     base = str(request.scope.get("root_path", ""))
     return _page(
-        render("error.html", base, now(), status=err.status_code, told=err.detail), err.status_code
+        render("error.html", base, now(), status=err.status_code, text=err.detail), err.status_code
     )
 
 

@@ -50,6 +50,13 @@ _CLASSES = {
     "success": "passed",
     "queued": "running",
 }
+_RUN_KINDS = {
+    "consume": "CDC",
+    "sync": "initial sync",
+    "reconcile": "reconciliation",
+    "maintain": "maintenance",
+    "validate": "validation",
+}
 _SLOT_STATES = {
     "reserved": ("ok", "healthy"),
     "extended": ("ok", "healthy"),
@@ -89,6 +96,11 @@ def ago(at: datetime | None, now: datetime) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         at.isoformat(), moment(at), told
     )
+
+
+def run_kind(verb: str) -> str:
+    """What a job's runs are called on the pages."""
+    return _RUN_KINDS.get(verb, verb)
 
 
 def moment(at: datetime | None) -> str:
@@ -165,6 +177,7 @@ FILTERS = {
     "counted": counted,
     "lsn": lsn,
     "mark": mark,
+    "run_kind": run_kind,
     "slot_state": slot_state,
     "python_text": python_text,
     "sql_text": sql_text,

@@ -192,7 +192,7 @@ def _of_schedule(
     if schedule.is_paused and glance.is_set_up:
         found.append(
             Attention(
-                "failed", "the CDC DAG is paused: nothing is read, and the slot holds back WAL"
+                "failed", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
             )
         )
     elif schedule.next_run_at is not None and at - schedule.next_run_at > _LATE:
@@ -200,8 +200,8 @@ def _of_schedule(
         found.append(
             Attention(
                 "warning",
-                f"the next run is overdue by {late}: an earlier one still runs, or the scheduler"
-                " doesn't",
+                f"the next run is overdue by {late}: an earlier run is still active, or the"
+                " scheduler is down",
             )
         )
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
@@ -209,7 +209,7 @@ def _of_schedule(
         found.append(
             Attention(
                 "failed",
-                f"the latest DAG run failed ({schedule.failed}): its log in Airflow says why",
+                f"the latest DAG run failed ({schedule.failed}): see its log in Airflow",
             )
         )
     if (
@@ -220,7 +220,7 @@ def _of_schedule(
         found.append(
             Attention(
                 "warning",
-                "the maintenance DAG is paused: nothing is compacted, dropped or checked in full",
+                "the maintenance DAG is paused: no compaction, no pruning, no full checks",
             )
         )
     if (
@@ -230,7 +230,7 @@ def _of_schedule(
     ):
         found.append(
             Attention(
-                "warning", "the reconcile DAG is paused: nobody compares the lake with its source"
+                "warning", "the reconcile DAG is paused: the lake is not compared with its source"
             )
         )
     return tuple(found)

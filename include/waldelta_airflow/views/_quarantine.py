@@ -108,7 +108,7 @@ def quarantine_page(
         chosen=chosen,
         kept="".join(f"&{kind}={quote(value)}" for kind, value in chosen.kinds.items()),
         count=keys.num_rows,
-        choices=(("table", "table", tables), ("reason", "why", reasons)),
+        choices=(("table", "table", tables), ("reason", "reason", reasons)),
         decided=decided[:_DECISIONS_SHOWN],
         more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
         button=button,

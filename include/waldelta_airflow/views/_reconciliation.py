@@ -69,5 +69,5 @@ def repair_of(tables: Sequence[str]) -> dict[str, Any]:
     return {
         "tables": list(tables),
         "repair": True,
-        "reason": "asked for on the page of what differs",
+        "reason": "requested on the reconciliation page",
     }

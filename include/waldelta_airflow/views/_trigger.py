@@ -45,7 +45,7 @@ def check_origin(request: Request) -> None:
     site = request.headers.get("sec-fetch-site")
     if site == "same-origin":
         return
-    refused = "This was not asked for from waldelta's own page."
+    refused = "This request did not come from waldelta's own page."
     if site is not None:
         raise HTTPException(403, refused)
     origin, host = request.headers.get("origin"), request.headers.get("host", "")

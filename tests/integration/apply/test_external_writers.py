@@ -248,7 +248,7 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
             rf"version {before[name] + 1} \({BETWEEN[name].told}.*_reconcile with tables", told
         ), told
     recorded = {
-        name: len(pipeline.status()["targets"][f"public.{name}"]["foreign_commits"])
+        name: len(pipeline.status()["targets"][f"public.{name}"]["external_commits"])
         for name in TABLES
     }
     assert sorted(name for name, count in recorded.items() if count) == names(BETWEEN)
@@ -260,8 +260,8 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     targets = pipeline.status()["targets"]
     for name in ("t_append", "t_other"):
         assert rows_of(pipeline, name) == database.execute(f"select * from {name} order by id")
-        assert targets[f"public.{name}"]["foreign_commits"] == []
-    assert len(targets["public.t_update"]["foreign_commits"]) == recorded["t_update"]
+        assert targets[f"public.{name}"]["external_commits"] == []
+    assert len(targets["public.t_update"]["external_commits"]) == recorded["t_update"]
     change(33)
     assert pipeline.consume(spark).warnings == []
 

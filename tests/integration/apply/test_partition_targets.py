@@ -248,7 +248,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
             ).rows
             == 0
         )
-    assert {found["due"] for found in made.status()["targets"].values()} == {"feed"}
+    assert {found["action"] for found in made.status()["targets"].values()} == {"apply"}
 
 
 # --- one table in several targets
@@ -389,7 +389,7 @@ def test_one_table_in_several_targets(spark, database, lake):
             source_rows(database, table, "id", "v"),
             table,
         )
-    assert fewer.status()["targets"]["public.l_2"]["due"] == "removed"
+    assert fewer.status()["targets"]["public.l_2"]["action"] == "removed"
 
 
 # --- leaves that come with rows, or go

@@ -257,7 +257,7 @@ def test_the_page(spark, shop):
     paid = set(range(1, 22, 2))
     assert held(spark, mended, "sales.orders") == paid
     assert held(spark, mended, "sales.customers") == {3, 4, 5}
-    assert mended.status()["targets"]["sales.orders"]["due"] == "feed"
+    assert mended.status()["targets"]["sales.orders"]["action"] == "apply"
     assert mended.validate(spark).status == "succeeded"
     assert mended.replay(spark, YEARS[0], YEARS[1]).status == "succeeded"
     assert run_retry(spark, mended.job()).status == "succeeded"

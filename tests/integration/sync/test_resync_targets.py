@@ -286,9 +286,9 @@ def test_tables_that_were_never_copied_are_named(spark, database, job):
     )
     assert f"{job.pipeline.pipeline}_initial_sync" in told
     targets = read_status(job)["targets"]
-    assert {name: (t["due"], t["status"]) for name, t in targets.items()} == {
+    assert {name: (t["action"], t["status"]) for name, t in targets.items()} == {
         "public.late": ("first copy", None), "public.later": ("first copy", None),
-        "public.t": ("feed", "synced"), "public.u": ("feed", "synced"),
+        "public.t": ("apply", "synced"), "public.u": ("apply", "synced"),
     }  # fmt: skip
     assert sorted(run_sync(spark, job).tables) == ["public.late", "public.later"]
     assert consume(spark, job).never_copied == []

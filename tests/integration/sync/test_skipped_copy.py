@@ -143,7 +143,7 @@ def test_nothing_brings_the_missing_rows(spark, database, lake):
         False,
         False,
     ]
-    assert targets["public.t"]["due"] == "feed"
+    assert targets["public.t"]["action"] == "apply"
     assert "taken without a copy: it gets the changes since" in targets["public.t"]["reason"]
 
     # A copied target would be repaired, compared, or copied again for these.

@@ -47,7 +47,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
 class RequiredAction(StrEnum):
     """What a table is due."""
 
-    APPLY = "feed"  # its landed changes are applied
+    APPLY = "apply"  # its landed changes are applied
     # by the initial sync, which nobody has begun; until then it has no target that counts
     FIRST = "first copy"
     # by a run, or a sync after it: only a new copy is exact, or a first one didn't come to its end

@@ -96,7 +96,7 @@ def summary_of(row: Reconciliation) -> str:
             (row.missing, "missing"),
             (row.extra, "extra"),
             (row.different, "different"),
-            (row.doubled, "with a key twice"),
+            (row.doubled, "with duplicate keys"),
         )
         if count
     )
@@ -121,7 +121,7 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
     yield "run", row.run_id
     yield "at", f"{row.at:%Y-%m-%d %H:%M:%S} UTC"
     if row.by:
-        yield "asked for by", row.by
+        yield "requested by", row.by
     if row.position is not None:
         yield (
             "source",
@@ -138,20 +138,17 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
             ),
         )
         yield (
-            "in flight",
-            f"{counted(row.in_flight, 'key')} changed between the two, left out on both sides",
+            "skipped (changing)",
+            f"{counted(row.in_flight, 'key')} changed during the comparison",
         )
         yield (
-            "lacking",
-            (
-                f"{counted(row.lacking, 'row')} that the target is known to lack (quarantine),"
-                " left out"
-            ),
+            "in quarantine",
+            f"{counted(row.lacking, 'row')}, not compared",
         )
         yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
-        yield "took", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
+        yield "duration", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
     if row.left_out:
-        yield "columns left out", ", ".join(row.left_out)
+        yield "columns not compared", ", ".join(row.left_out)
     if row.repaired:
         yield "repaired", counted(row.repaired, "row")
     if row.reason:

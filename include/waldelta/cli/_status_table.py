@@ -1,0 +1,110 @@
+"""The output of ``status`` for people: slot, last run and targets as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from waldelta.errors import SlotError, SlotLost, SlotMissing
+from waldelta.quantities import counted, size
+
+_WIDTH = 100
+
+
+def slot_error(status: Mapping[str, Any]) -> SlotError | None:
+    """The error of a slot that is missing or lost; None for any other slot."""
+    slot = status["slot"]
+    if slot["wal_status"] == "missing":
+        return SlotMissing(
+            f"slot {slot['name']!r} does not exist: run setup the first time, else resync"
+        )
+    if slot["wal_status"] == "lost":
+        return SlotLost(f"slot {slot['name']!r} lost required WAL (wal_status=lost): run resync")
+    return None
+
+
+def status_table(status: Mapping[str, Any], *, width: int | None = None) -> str:
+    """The status of a pipeline, as ``read_status`` returns it, laid out for a terminal."""
+    console = Console(width=width or max(Console().width, _WIDTH), highlight=False)
+    with console.capture() as captured:
+        console.print(Group(_facts(status), Text(), _targets(status["targets"])))
+        for heading, lines in _findings(status):
+            console.print(Text(f"\n{heading}", style="bold"))
+            for line in lines:
+                console.print(Text(f"  {line}"))
+    return captured.get().rstrip() + "\n"
+
+
+def _facts(status: Mapping[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("Pipeline", status["pipeline"])
+    table.add_row("Slot", _slot(status["slot"]))
+    run, cut = status["last_run"], status["last_cut"]
+    table.add_row(
+        "Last run",
+        f"{run['run_id']} ({run['verb']}): {run['status']}, {run['at']}" if run else "none yet",
+    )
+    table.add_row("Last cut", _cut(cut))
+    return table
+
+
+def _slot(slot: Mapping[str, Any]) -> str:
+    if "lag_bytes" not in slot:
+        return f"{slot['name']}: {slot['wal_status']}"
+    parts = [
+        f"{slot['name']}: {slot['wal_status']}",
+        f"unread WAL {size(slot['lag_bytes'])}",
+        f"keeps {size(slot['retained_bytes'] or 0)} of WAL",
+    ]
+    if slot["safe_wal_size"] is not None:
+        parts.append(f"{size(slot['safe_wal_size'])} left before PostgreSQL may drop it")
+    return ", ".join(parts)
+
+
+def _cut(cut: Mapping[str, Any] | None) -> str:
+    if cut is None:
+        return "none yet"
+    return cut.get("problem") or f"batch {cut['batch']}, {cut['at']}"
+
+
+def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(title=counted(len(targets), "target"), title_justify="left")
+    for name in ("table", "status", "next", "mode"):
+        table.add_column(name, overflow="fold")
+    for name in ("rows copied", "in quarantine"):
+        table.add_column(name, justify="right")
+    table.add_column("reason", overflow="fold")
+    for name, target in sorted(targets.items()):
+        table.add_row(
+            name, target["status"] or "not copied", target["action"], target["mode"] or "",
+            f"{target['rows_copied']:,}", f"{target['quarantined']:,}", target["reason"] or "",
+        )  # fmt: skip
+    return table
+
+
+def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """What needs attention, by heading; nothing of a pipeline that is healthy."""
+    targets = sorted(status["targets"].items())
+    found = {
+        "Data gaps": [
+            f"{gap['from_lsn']}..{gap['to_lsn'] or '?'}: {gap['cause']}: {gap['remedy']}"
+            for gap in status["gaps"]
+        ],
+        "Slot": list(status["slot"]["warnings"]),
+        "In the pipeline file, but not published": list(status["unpublished"]),
+        "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
+        "Unreadable messages": [str(one["id"]) for one in status["unread_messages"]],
+        "Commits of other programs": [
+            f"{name}: {commit}" for name, one in targets for commit in one["external_commits"]
+        ],
+        "Publication drift": [
+            f"{name}: {drift}" for name, one in targets for drift in one["drift"]
+        ],
+    }
+    return ((heading, lines) for heading, lines in found.items() if lines)
