@@ -34,7 +34,7 @@ def matrix_table(results: dict[str, Any]) -> str:
             for fault in FAULTS
         ]
         lines.append(
-            f"| `{step.point}`{f' ({step.group})' if step.group else ''} | {' | '.join(marks)} |"
+            f"| `{step.point}{f' ({step.group})' if step.group else ''}` | {' | '.join(marks)} |"
         )
     return "\n".join(lines)
 
