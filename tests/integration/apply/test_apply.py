@@ -19,6 +19,7 @@ import waldelta.stages.apply._unreported as untold_module
 import waldelta.stages.apply.apply as apply_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.changes.stage import stage_tasks
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
@@ -48,13 +49,9 @@ BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
 
 
 def target_rows(
-    spark, job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
+    job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
 ):
-    frame = spark.read.format("delta").load(uri_of(job, table)).select(*columns)
-    rows = [
-        tuple(bytes(x) if isinstance(x, bytearray) else x for x in row) for row in frame.collect()
-    ]
-    return sorted(rows, key=repr)
+    return sorted(map(tuple, read_target(uri_of(job, table), *columns)), key=repr)
 
 
 def source_rows(database, table="t", where="true"):
@@ -112,11 +109,11 @@ def test_every_kind_of_change_one_run_each(spark, database, job):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])
     sync(spark, job)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
     for statement in STATEMENTS[1:]:
         database.execute(statement)
         run(spark, job)
-        assert target_rows(spark, job) == source_rows(database), statement
+        assert target_rows(job) == source_rows(database), statement
 
 
 @pytest.mark.usefixtures("compiled")
@@ -128,7 +125,7 @@ def test_every_kind_of_change_in_one_run(spark, database, job, where_decoded):
     for statement in STATEMENTS:
         database.execute(statement)
     applied = run(spark, job)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
     (step,) = applied.steps
     assert step.targets[0].truncated
     version = last_cut(job).targets[0].version
@@ -148,7 +145,7 @@ def test_changes_before_the_copy_are_not_applied_twice(spark, database, job):
     sync(spark, job)
     database.execute("update t set v = 'z' where id = 2")
     run(spark, job)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
 
 
 def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, database, job):
@@ -158,7 +155,7 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(spark, datab
     spark.sql(f"delete from delta.`{uri_of(job, 'public.t')}` where id = 1")
     database.execute("update t set v = 'x'")
     applied = run(spark, job)
-    assert [row[:2] for row in target_rows(spark, job)] == [(2, "x")]
+    assert [row[:2] for row in target_rows(job)] == [(2, "x")]
     assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
 
 
@@ -182,11 +179,11 @@ def test_a_failing_table_does_not_hold_up_the_others(spark, database, lake):
     applied = apply(spark, job)
     assert isinstance(applied.failures["public.t"], SchemaChanged)
     assert "added: extra" in str(applied.failures["public.t"])
-    assert target_rows(spark, job, "public.u", ("id", "v")) == [(1, "u")]
+    assert target_rows(job, "public.u", ("id", "v")) == [(1, "u")]
     sync(spark, job, ["public.t"], "column added")
     database.execute("insert into t values (2, 'b', 2)")
     run(spark, job)
-    assert target_rows(spark, job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
+    assert target_rows(job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
 
 
 @pytest.mark.soak
@@ -227,10 +224,10 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(spark, database,
         assert {name: str(err) for name, err in failures.items()} == {
             "public.t": "public.t: KeyError: 'c1'"
         }
-        assert target_rows(spark, job, "public.u", ("id",))[number:] == [(number,)]
+        assert target_rows(job, "public.u", ("id",))[number:] == [(number,)]
         monkeypatch.setattr(module, where, real)
     run(spark, job)
-    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+    assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
 @pytest.mark.parametrize("moment", ["count_statement", "tagged"])
@@ -267,9 +264,9 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
 
     monkeypatch.setattr(merge_module, moment, taken_over)
     assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
-    assert target_rows(spark, job, columns=("id",)) == [(0,), (1,)]
+    assert target_rows(job, columns=("id",)) == [(0,), (1,)]
     run(spark, job)
-    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+    assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
 def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, database, lake, tmp_path):
@@ -282,7 +279,7 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(spark, databa
     with insert_that_goes_on(spark, uri_of(job, "public.t"), tmp_path):
         run(spark, job)
     assert staged_for(lake, "public.t") == []
-    assert target_rows(spark, job, columns=("id",)) == source_rows(database)
+    assert target_rows(job, columns=("id",)) == source_rows(database)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -315,11 +312,11 @@ def test_many_rows_are_collapsed_by_several_tasks(spark, database, job, monkeypa
             failure = apply(spark, job).failures["public.t"]
         assert isinstance(failure, StagedLost), (damage, files)
         assert failure.retryable
-        assert (last_cut(job), target_rows(spark, job)) == (before, [])
+        assert (last_cut(job), target_rows(job)) == (before, [])
     with monkeypatch.context() as repeated:
         repeated.setattr(stage_tasks, "run_tasks", _doing_all_twice)
         run(spark, job)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
 
 
 def _damaging_one_file(damage, lake, files):
@@ -367,7 +364,7 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(spark, database, job, monke
     database.execute(f"insert into t(id, big) select g, {BIG} from generate_series(2, 30) g")
     run(spark, job)
     assert staged == [1]
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -439,10 +436,10 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
 
     monkeypatch.setattr(fed, "end_killed_repairs", synced_again)
     assert isinstance(apply(spark, job).failures["public.t"], LateWriter)
-    assert [row[:2] for row in target_rows(spark, job)] == [(1, "c")]
+    assert [row[:2] for row in target_rows(job)] == [(1, "c")]
     monkeypatch.undo()
     run(spark, job)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
 
 
 @pytest.mark.parametrize("policy", ["fail", "ignore"])

@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.changes.merge.snapshot_rows import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
@@ -94,13 +95,8 @@ def job(database, lake):
     return made(database, lake)
 
 
-def target_rows(spark, job, table="t"):
-    frame = (
-        spark.read.format("delta")
-        .load(uri_of(job, f"public.{table}"))
-        .select("id", "a", "big", "m")
-    )
-    return sorted(tuple(row) for row in frame.collect())
+def target_rows(job, table="t"):
+    return sorted(map(tuple, read_target(uri_of(job, f"public.{table}"), "id", "a", "big", "m")))
 
 
 def source_rows(database, table="t"):
@@ -150,7 +146,7 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
         )
     done = consume(spark, replace(job, run_id="one")).tables
     for table, identity in tables.items():
-        assert target_rows(spark, job, table) == source_rows(database, table)
+        assert target_rows(job, table) == source_rows(database, table)
         counts = done[f"public.{table}"]
         if identity == "full":
             assert (counts.reread, told(job, table)) == (0, [])  # the old row came too
@@ -165,7 +161,7 @@ def test_a_row_that_moves_into_the_filter(spark, database, lake, where_decoded):
         )
     consume(spark, replace(job, run_id="two"))
     for table in tables:
-        assert target_rows(spark, job, table) == source_rows(database, table)
+        assert target_rows(job, table) == source_rows(database, table)
 
 
 def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monkeypatch):
@@ -178,7 +174,7 @@ def test_many_rows_are_read_in_pieces(spark, database, job, where_decoded, monke
     )
     done = run(spark, job)
     assert (done.inserted, done.reread) == (35, 34)
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
 
 
 def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded):
@@ -192,7 +188,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     from waldelta.stages.apply.apply import apply
 
     cut = apply(spark, drained).steps[0].targets[0]
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
     (row,) = [
@@ -208,7 +204,7 @@ def test_a_row_that_the_source_no_longer_has(spark, database, job, where_decoded
     run(spark, job, "second")
     assert told(job)[-1][:2] == (RESOLVED, "1")
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 0
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
 
 
 @pytest.mark.soak
@@ -224,9 +220,9 @@ def test_a_quarantined_row_whose_key_moved_comes_back(spark, database, job):
     from waldelta.stages.apply.apply import apply
 
     assert apply(spark, replace(job, run_id="first")).failures == {}
-    assert target_rows(spark, job) == []
+    assert target_rows(job) == []
     done = run(spark, job, "second")
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
     assert done.skipped == 0
     assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (COMPLETED, "5")]
 
@@ -345,7 +341,7 @@ def test_a_discarded_row(spark, database, job):
     database.execute("update t set id = 21 where id = 1")
     counts = run(spark, job, "second")
     assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
-    assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 21]
+    assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
     state = job.table_states()["public.t"]
     quarantine = Quarantine(job.pipeline.target.root)
@@ -410,7 +406,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
         state = job.table_states()["public.t"]
         # A look at the source may have recorded how it stores the table now.
         assert state == replace(before, at=state.at, run_id=state.run_id, storage=state.storage)
-        assert (target_rows(spark, job), len(list_quarantined(job))) == ([], 4)
+        assert (target_rows(job), len(list_quarantined(job))) == ([], 4)
         assert (lacking(1), lacking(2), lacking(3)) == (["1", "2", "3", "4", "5"], [], [])
 
     def lacking(generation):
@@ -456,7 +452,7 @@ def test_a_retry_that_is_killed_or_fails(spark, database, job, monkeypatch, merg
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
     shown = read_changed(Bookkeeping(job.pipeline.target.root), None)["public.t"].operations
     assert (shown.inserted, shown.updated) == (3, 1)
-    assert target_rows(spark, job) == [row for row in source_rows(database) if row[0] != 5]
+    assert target_rows(job) == [row for row in source_rows(database) if row[0] != 5]
     assert lacking(4) == ["5"]
     last = Quarantine(job.pipeline.target.root).rows("public.t", 1)[-1]
     assert (last.status, last.run_id) == (RESOLVED, "killed after")
@@ -510,8 +506,8 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
     assert last.reason.endswith("quarantine --retry by Ann: back")
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
-    assert target_rows(spark, job) == source_rows(database)
-    assert len(target_rows(spark, job)) == 3
+    assert target_rows(job) == source_rows(database)
+    assert len(target_rows(job)) == 3
     assert (list_quarantined(job), read_status(job)["targets"]["public.t"]["quarantined"]) == (
         [],
         0,
@@ -525,7 +521,7 @@ def test_quarantined_rows_are_listed_and_read_again(spark, database, job):
         " id = 2"
     )
     run(spark, job, "later")
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
     # Where only a copy would be exact, the table stays as it is, and it is said why.
     before = job.table_states()["public.t"]
     held = IncompleteRow(
@@ -567,7 +563,7 @@ def test_a_stale_row_at_the_key_goes(spark, database, job):
     from waldelta.stages.apply.apply import apply
 
     assert apply(spark, job).failures == {}
-    assert target_rows(spark, job) == []
+    assert target_rows(job) == []
     assert told(job) == [(QUARANTINED, "1", ["big"])]
 
 
@@ -632,7 +628,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
     else:
         monkeypatch.setattr(ledger_table, "write_deltalake", slept)
         assert isinstance(apply(spark, job).failures["public.t"], LockHeld)
-    assert (told(job), target_rows(spark, job)) == ([], [])
+    assert (told(job), target_rows(job)) == ([], [])
 
 
 def test_a_key_change_whose_base_row_is_missing_is_skipped(spark, database, job):
@@ -643,7 +639,7 @@ def test_a_key_change_whose_base_row_is_missing_is_skipped(spark, database, job)
     database.execute("update t set id = id + 10")
     done = run(spark, job)
     assert (done.updated, done.skipped) == (1, 1)
-    assert target_rows(spark, job) == source_rows(database)[1:]
+    assert target_rows(job) == source_rows(database)[1:]
 
 
 def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
@@ -673,7 +669,7 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
     wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
     waiting.close()
     assert apply(spark, job).failures == {}
-    assert target_rows(spark, job) == source_rows(database)
+    assert target_rows(job) == source_rows(database)
     assert told(job) == [(COMPLETED, "1", ["big"])]
 
 

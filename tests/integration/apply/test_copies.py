@@ -13,6 +13,7 @@ from psycopg import sql
 
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import TableResult
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -49,10 +50,10 @@ def source_rows(connection) -> Counter:
     return Counter(connection.execute(sql.SQL("select {} from t").format(columns)).fetchall())
 
 
-def target_rows(spark, job) -> Counter:
+def target_rows(job) -> Counter:
     """The target's rows, each value as PostgreSQL prints it."""
-    frame = spark.read.format("delta").load(uri_of(job, "public.t")).select(*COLUMNS, "_wd_raw")
-    return Counter(tuple(_text(row, name) for name in COLUMNS) for row in frame.collect())
+    rows = read_target(uri_of(job, "public.t"), *COLUMNS, "_wd_raw")
+    return Counter(tuple(_text(row, name) for name in COLUMNS) for row in rows)
 
 
 def _text(row, name):
@@ -101,7 +102,7 @@ def test_each_change_touches_one_copy(spark, database, job, where_decoded):
     ]:
         database.execute(statement)
         told = run(spark, job)
-        assert target_rows(spark, job) == source_rows(database.connection), statement
+        assert target_rows(job) == source_rows(database.connection), statement
         assert told == done, statement
 
 
@@ -112,7 +113,7 @@ def test_rows_that_differ_only_where_the_type_fails(spark, database, job):
     sync(spark, job)
     database.execute("delete from t where m is null; update t set a = 'y' where ctid = '(0,1)'")
     run(spark, job)
-    assert target_rows(spark, job) == source_rows(database.connection)
+    assert target_rows(job) == source_rows(database.connection)
 
 
 @pytest.mark.soak
@@ -127,8 +128,8 @@ def test_equal_rows_written_differently(spark, database, job, one, other):
     sync(spark, job)
     database.execute("delete from t where ctid = '(0,2)'")
     run(spark, job)
-    assert target_rows(spark, job) == source_rows(database.connection)
-    assert sum(target_rows(spark, job).values()) == 1
+    assert target_rows(job) == source_rows(database.connection)
+    assert sum(target_rows(job).values()) == 1
 
 
 @pytest.mark.soak
@@ -139,7 +140,7 @@ def test_an_equal_row_is_taken_where_the_very_same_is_missing(spark, database, j
     spark.sql(f"update delta.`{uri_of(job, 'public.t')}` set n = '1.0', f = 0.0D")
     database.execute("update t set a = 'found'")
     assert run(spark, job) == (0, 1, 0, 0)
-    assert target_rows(spark, job) == source_rows(database.connection)
+    assert target_rows(job) == source_rows(database.connection)
 
 
 def test_missing_rows_are_skipped_and_counted(spark, database, job):
@@ -153,7 +154,7 @@ def test_missing_rows_are_skipped_and_counted(spark, database, job):
         "update t set b = 3 where a = 'y'; delete from t; insert into t(a) values ('new')"
     )
     assert run(spark, job) == (1, 0, 2, 1)
-    assert target_rows(spark, job) == source_rows(database.connection)
+    assert target_rows(job) == source_rows(database.connection)
 
 
 @pytest.mark.soak
@@ -191,7 +192,7 @@ def test_a_column_added_between_changes(spark, database, job):
     )
     database.execute("update t set extra = 8 where a = 'y'; delete from t where ctid = '(0,2)'")
     run(spark, job)
-    assert target_rows(spark, job) == source_rows(database.connection)
+    assert target_rows(job) == source_rows(database.connection)
     extra = (
         spark.read.format("delta").load(uri_of(job, "public.t")).groupBy("extra").count().collect()
     )
@@ -219,7 +220,7 @@ def test_a_change_without_its_whole_old_row_copies_again(spark, database, job):
     database.execute("delete from t where b = 3")
     assert consume(spark, job).warnings == []
     assert job.table_states()["public.t"].key_columns == ["b"]
-    assert target_rows(spark, job) == source_rows(database.connection)
+    assert target_rows(job) == source_rows(database.connection)
 
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
@@ -283,6 +284,6 @@ def test_random_changes_of_copies(spark, database, postgres, job):
                 database.execute(random_statement(rng))
             run(spark, job)
             expected = source_rows(database.connection)
-            assert target_rows(spark, job) == expected, seed
+            assert target_rows(job) == expected, seed
         wait_until_caught_up(database, slot)
         assert equal_rows(source_rows(subscriber)) == equal_rows(expected), seed

@@ -11,6 +11,7 @@ import re
 import pytest
 
 from tests.oracles.compare import compare_target
+from tests.support.target_rows import read_target
 from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
@@ -41,9 +42,9 @@ def mending(made) -> Pipeline:
     return Pipeline(made.file.model_copy(update={"target": target}))
 
 
-def target_rows(spark, made, table, *columns):
-    frame = spark.read.format("delta").load(made.target_path(f"public.{table}")).select(*columns)
-    return sorted((tuple(row) for row in frame.collect()), key=repr)
+def target_rows(made, table, *columns):
+    rows = read_target(made.target_path(f"public.{table}"), *columns)
+    return sorted(map(tuple, rows), key=repr)
 
 
 def source_rows(database, table, *columns, where="true"):
@@ -214,7 +215,7 @@ def test_gathered_leaves(spark, database, lake, monkeypatch):
     def compare(*what):
         for root in KINDS:
             theirs = source_rows(database, root, *["tableoid::bigint", *columns[1:]])
-            assert_equal(target_rows(spark, made, root, *columns), theirs, root, what)
+            assert_equal(target_rows(made, root, *columns), theirs, root, what)
 
     compare("copied")
     keys = {name: state.key_columns for name, state in made.job().table_states().items()}
@@ -350,7 +351,7 @@ def test_one_table_in_several_targets(spark, database, lake):
             state = made.job().table_states()[f"public.{table}"]
             names = [c.name for c in state.columns if c.name != "at"]
             assert_equal(
-                target_rows(spark, made, table, *names),
+                target_rows(made, table, *names),
                 source_rows(database, source, *names, where=where),
                 what,
             )
@@ -380,12 +381,10 @@ def test_one_table_in_several_targets(spark, database, lake):
     ]
     assert [text.split(":")[0] for text in told] == ["public.f_big", "public.r_2"]
     assert all("it was repaired" in text for text in told), told
-    assert target_rows(spark, fewer, "f_big", "id") == source_rows(
-        database, "f", "id", where="id > 200"
-    )
+    assert target_rows(fewer, "f_big", "id") == source_rows(database, "f", "id", where="id > 200")
     for table in ("r_1", "r_2"):
         assert_equal(
-            target_rows(spark, fewer, table, "id", "v"),
+            target_rows(fewer, table, "id", "v"),
             source_rows(database, table, "id", "v"),
             table,
         )
@@ -421,7 +420,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
     assert any("late" in text for text in warnings)
     assert any("went" in text or "detached" in text for text in warnings)
     held = [(1, "v"), (2, "v"), (3, "v"), (12, "w"), (22, "new")]
-    ours = target_rows(spark, made, "p", "id", "v")
+    ours = target_rows(made, "p", "id", "v")
     assert set(held) <= set(ours)
     assert (21, "had") not in ours
     assert made.consume(spark, "two").warnings == []
@@ -429,7 +428,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
     (told,) = mending(made).consume(spark, "mended").warnings
     assert "it was repaired" in told
     assert "2 rows entered, 9 left" in told, told
-    assert target_rows(spark, made, "p", "_wd_relid", "id", "v") == source_rows(
+    assert target_rows(made, "p", "_wd_relid", "id", "v") == source_rows(
         database, "p", "tableoid::bigint", "id", "v"
     )
     database.execute(
@@ -437,7 +436,7 @@ def test_attached_and_detached_leaves(spark, database, lake):
         " insert into p values (11, 'y')"
     )
     made.consume(spark, "three")
-    assert target_rows(spark, made, "p", "id", "v") == [
+    assert target_rows(made, "p", "id", "v") == [
         (11, "y"),
         (21, "had"),
         (22, "new"),
@@ -463,13 +462,13 @@ def test_a_leaf_that_is_published_later(spark, database, lake):
     assert "drifted" in check_idle(both.job("look")).reason
     database.execute("insert into p values (12, 'new')")
     assert any("partition public.p_2 came" in text for text in both.consume(spark, "one").warnings)
-    assert set(target_rows(spark, both, "p", "id")) == {(8,), (9,), (12,)}
+    assert set(target_rows(both, "p", "id")) == {(8,), (9,), (12,)}
     assert both.consume(spark, "two").warnings == []
     database.execute("create table p_3 partition of p for values from (20) to (30)")
     three = pipeline(database, lake, ["p_1", "p_2", "p_3"], gathered, checked=False)
     three.setup()
     three.sync(spark, ["public.p"])
-    assert target_rows(spark, three, "p", "id") == source_rows(database, "p", "id")
+    assert target_rows(three, "p", "id") == source_rows(database, "p", "id")
 
 
 @pytest.mark.soak
@@ -502,7 +501,7 @@ def test_a_quiet_source_hides_no_drift(spark, database, lake):
     )
     assert check_idle(changed.job("look")).reason == "drifted from their source: public.big"
     changed.consume(spark, "two")
-    assert target_rows(spark, changed, "big", "id") == [(n,) for n in range(4, 10)]
+    assert target_rows(changed, "big", "id") == [(n,) for n in range(4, 10)]
     assert not check_idle(changed.job("look")).has_work
 
 

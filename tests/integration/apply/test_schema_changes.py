@@ -12,6 +12,7 @@ import pytest
 from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger.records import now
@@ -594,13 +595,7 @@ def test_fail_stops_the_table(spark, database, lake):
     sync(spark, job, ["public.t"])
     consume(spark, job)
     assert source_rows(database) == [
-        tuple(r)
-        for r in (
-            spark.read.format("delta")
-            .load(uri_of(job, "public.t"))
-            .select("id", "v", "x")
-            .collect()
-        )
+        tuple(r) for r in (read_target(uri_of(job, "public.t"), "id", "v", "x"))
     ]
 
 
@@ -616,8 +611,8 @@ def test_ignore_keeps_the_columns(spark, database, lake):
         " 'c', 3)"
     )
     consume(spark, job)
-    frame = spark.read.format("delta").load(uri_of(job, "public.t")).select("id", "v", "w")
-    assert sorted(map(tuple, frame.collect())) == [(1, "a", "b"), (2, "c", None)]
+    rows = read_target(uri_of(job, "public.t"), "id", "v", "w")
+    assert sorted(map(tuple, rows)) == [(1, "a", "b"), (2, "c", None)]
 
 
 def test_a_renamed_table_is_named(spark, database, job):

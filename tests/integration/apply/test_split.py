@@ -6,6 +6,7 @@ import pytest
 
 import waldelta.changes.stage.split as split_module
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.jobs.consume import consume
 from waldelta.lake.storage import local_path
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -65,12 +66,7 @@ def test_many_tables_mixed(spark, database, job, monkeypatch):
     assert len(made) == 1
     assert all(result.tables[f"public.{table}"].changed for table in TABLES)
     for table in TABLES:
-        found = (
-            spark.read.format("delta")
-            .load(uri_of(job, f"public.{table}"))
-            .select("id", "v")
-            .collect()
-        )
+        found = read_target(uri_of(job, f"public.{table}"), "id", "v")
         expected = database.execute(f"select id, v from {table}")
         assert sorted(map(tuple, found)) == sorted(map(tuple, expected)), table
     assert list((local_path(job.pipeline.target.root) / "_waldelta" / "staging").glob("*")) == []

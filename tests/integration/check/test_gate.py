@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 import waldelta.stages.repair.replay.replay as replay_module
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.errors import LockHeld
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import run_reconcile
@@ -79,12 +80,8 @@ class Gated:
         return failed.value.result
 
     def rows(self, *columns, table="t"):
-        frame = (
-            self.spark.read.format("delta")
-            .load(uri_of(self.job, f"public.{table}"))
-            .select(*columns or ("id", "v"))
-        )
-        return sorted(tuple(row) for row in frame.collect())
+        rows = read_target(uri_of(self.job, f"public.{table}"), *columns or ("id", "v"))
+        return sorted(map(tuple, rows))
 
     def source(self, columns="id, v", where="true"):
         return sorted(self.database.execute(f"select {columns} from t where {where}"))

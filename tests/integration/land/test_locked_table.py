@@ -10,6 +10,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume
@@ -61,8 +62,8 @@ def locked(database, *tables):
         locker.rollback()
 
 
-def held(spark, job, table):
-    return {r["id"] for r in spark.read.format("delta").load(uri_of(job, table)).collect()}
+def held(job, table):
+    return {r["id"] for r in read_target(uri_of(job, table))}
 
 
 def test_only_the_locked_table_waits(spark, database, job):
@@ -75,8 +76,8 @@ def test_only_the_locked_table_waits(spark, database, job):
     with locked(database, "public.t"):
         with pytest.raises(RunFailed, match=r"pid \d+ \(vacuum\) on .*t") as failed:
             consume(spark, job)
-        assert held(spark, job, "public.free") == {1, 2}
-        assert held(spark, job, "public.t") == set()
+        assert held(job, "public.free") == {1, 2}
+        assert held(job, "public.t") == set()
     result = failed.value.result
     assert (result.changes, result.not_applied, result.tables["public.free"].inserted) == (
         4,
@@ -85,7 +86,7 @@ def test_only_the_locked_table_waits(spark, database, job):
     )
     assert job.ledger.batches() == []  # of both tables together there is none
     consume(spark, job)
-    assert held(spark, job, "public.t") == {1, 2}
+    assert held(job, "public.t") == {1, 2}
     assert [target.table_name for target in job.ledger.batches()[-1].targets] == sorted(TABLES)
 
 
@@ -96,7 +97,7 @@ def test_a_table_without_a_filter_needs_no_lock(spark, database, job):
     drain(spark, job)
     with locked(database, "public.free"):
         assert apply(spark, job).failures == {}
-    assert held(spark, job, "public.free") == {1}
+    assert held(job, "public.free") == {1}
 
 
 def test_a_prepared_transaction_may_hold_the_lock(spark, database, job):
@@ -181,9 +182,9 @@ def test_a_row_to_be_completed_waits_for_its_table_alone(spark, database, job, l
         assert failures.keys() == {"public.t"}
         assert isinstance(failures["public.t"], TableBusy)
         assert "complete its rows" in str(failures["public.t"])
-        assert held(spark, job, "public.free") == {1}
+        assert held(job, "public.free") == {1}
     assert apply(spark, job).failures == {}
-    assert held(spark, job, "public.t") == {1}
+    assert held(job, "public.t") == {1}
 
 
 @pytest.mark.soak
@@ -197,7 +198,7 @@ def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(spark, datab
     with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
         consume(spark, job)
     assert failed.value.result.not_applied == ["public.free"]
-    assert held(spark, job, "public.t") == {2}
+    assert held(job, "public.t") == {2}
     assert consume(spark, job).tables["public.free"].rows == 2
 
 
@@ -281,13 +282,13 @@ def test_a_table_whose_copy_meets_a_lock_is_told(spark, database, job, monkeypat
         pytest.raises(SyncFailed, match=r"public\.t.* can't be read(.|\n)*\(vacuum\) on .*t"),
     ):
         sync(spark, job)
-    assert held(spark, job, "public.free") == {1}
+    assert held(job, "public.free") == {1}
     assert {name: state.status for name, state in job.table_states().items()} == {
         "public.free": "synced",
         "public.t": "failed",
     }
     sync(spark, job, ["public.t"])
-    assert held(spark, job, "public.t") == {1}
+    assert held(job, "public.t") == {1}
 
 
 @pytest.mark.usefixtures("compiled")

@@ -24,6 +24,7 @@ from tests.integration.land.test_protocol import (
     run,
 )
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -207,7 +208,7 @@ def test_only_what_did_not_arrive_by_replication(spark, database, lake):
             a.commit()
         database.execute("select pg_replication_origin_drop(%s)", (name,))
         run(spark, job)
-        found = spark.read.format("delta").load(uri_of(job, "public.t")).select("id").collect()
+        found = read_target(uri_of(job, "public.t"), "id")
         assert sorted(map(tuple, found)) == expected
         database.execute("select pg_drop_replication_slot(%s)", (name,))
         database.execute(f"drop publication {name}_pub")
@@ -316,7 +317,7 @@ def test_batches_of_both_formats_are_applied_together(spark, database, lake):
             ),
         )
     assert apply(spark, job).failures == {}
-    found = [spark.read.format("delta").load(uri_of(job, table)).collect() for table in TABLES]
+    found = [read_target(uri_of(job, table)) for table in TABLES]
     assert sorted((row.id, row.v) for row in found[0]) == database.execute(
         "select * from t order by id"
     )

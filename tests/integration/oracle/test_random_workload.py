@@ -13,6 +13,7 @@ from tests.oracles.native_subscriber import native_subscriber, wait_until_caught
 from tests.oracles.random_workload import FOLLOWED, Workload, create_tables
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
+from tests.support.target_rows import read_target
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of
 from waldelta.stages.sync.sync import sync
@@ -105,8 +106,8 @@ def test_targets_equal_a_native_subscriber_that_follows_the_ddl(spark, database,
                 wait_until_caught_up(database, slot)
                 for table in workload.tables:
                     names = ["id", "part", "big", *table.columns]
-                    frame = spark.read.format("delta").load(uri_of(job, f"public.{table.name}"))
-                    found = sorted((tuple(row) for row in frame.select(*names).collect()), key=repr)
+                    rows = read_target(uri_of(job, f"public.{table.name}"), *names)
+                    found = sorted(map(tuple, rows), key=repr)
                     what = (f"WALDELTA_SEED={seed}", run, table.name, done, result.warnings)
                     assert (what, found) == (what, rows_of(native, table.name, names))
                     assert found == rows_of(connection, table.name, names), what

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.target_rows import read_target
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import load_job
@@ -44,9 +45,8 @@ def started(spark, database, lake, **options) -> Pipeline:
     return made
 
 
-def ids(spark, made):
-    frame = spark.read.format("delta").load(made.target_path("public.t")).select("id")
-    return sorted(row[0] for row in frame.collect())
+def ids(made):
+    return sorted(row[0] for row in read_target(made.target_path("public.t"), "id"))
 
 
 WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
@@ -77,7 +77,7 @@ def test_a_changed_filter_of_the_target_is_mended(spark, database, lake, before,
     assert any(
         "target.tables.public.t.where" in text for text in changed.consume(spark, "one").warnings
     )
-    assert ids(spark, changed) == expected
+    assert ids(changed) == expected
     assert changed.consume(spark, "two").warnings == []
 
 
@@ -90,10 +90,10 @@ def test_report_keeps_the_filter_of_the_copy(spark, database, lake):
     for run in ("one", "two"):
         (told,) = changed.consume(spark, run).warnings
         assert "python -m spark_jobs sync FILE --tables public.t" in told
-        assert ids(spark, changed) == [6, 7, 7, 8, 9, 10]
+        assert ids(changed) == [6, 7, 7, 8, 9, 10]
     changed.sync(spark, ["public.t"])
     assert changed.consume(spark, "three").warnings == []
-    assert ids(spark, changed) == [7, 9, 10]
+    assert ids(changed) == [7, 9, 10]
 
 
 def test_a_changed_filter_of_our_publication_is_mended(spark, database, lake):
@@ -105,7 +105,7 @@ def test_a_changed_filter_of_our_publication_is_mended(spark, database, lake):
     changed = pipeline(database, lake, entry={"where": "a > 7 or a < 3"})
     changed.setup()
     changed.consume(spark, "one")
-    assert ids(spark, changed) == [1, 2, 8, 9, 10]
+    assert ids(changed) == [1, 2, 8, 9, 10]
     assert changed.consume(spark, "two").warnings == []
 
 
@@ -121,11 +121,11 @@ def test_a_dbas_publication_is_told(spark, database, lake):
     for run in ("one", "two"):
         (told,) = made.consume(spark, run).warnings
         assert "filter is (a < 3), its copy was made by (a > 5)" in told
-    assert ids(spark, made) == [1, 6, 7, 8, 9, 10]
+    assert ids(made) == [1, 6, 7, 8, 9, 10]
     made.validate(spark)
     mending = pipeline(database, lake, manage=False, drift="repair")
     mending.consume(spark, "three")
-    assert ids(spark, mending) == [1, 1, 2]
+    assert ids(mending) == [1, 1, 2]
     assert mending.consume(spark, "four").warnings == []
 
 
@@ -140,7 +140,7 @@ def test_a_renamed_column_of_a_filter_is_no_drift(spark, database, lake):
     database.execute("insert into t values (30, 30), (31, 1)")
     made.consume(spark, "two")
     assert made.consume(spark, "three").warnings == []
-    assert ids(spark, made) == [6, 7, 8, 9, 10, 30]
+    assert ids(made) == [6, 7, 8, 9, 10, 30]
 
 
 AWAY = """
@@ -163,10 +163,7 @@ def test_what_publishes_tables_changes_in_many_ways(spark, database, lake):
     made = started(spark, database, lake, manage=False, publications=["p", "q", "r"])
 
     def held(name):
-        return sorted(
-            row[0]
-            for row in spark.read.format("delta").load(made.target_path(f"public.{name}")).collect()
-        )
+        return sorted(row[0] for row in read_target(made.target_path(f"public.{name}")))
 
     database.execute(
         "alter publication p drop table away; alter publication r set (publish = 'insert')"
@@ -267,7 +264,7 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
         warnings = made.consume(spark, name).warnings
         assert all(any(text in warning for warning in warnings) for text in told), warnings
         assert any(counts in warning for warning in warnings) == (drift == "repair"), warnings
-        assert ids(spark, made) == (report if drift is None else repair)
+        assert ids(made) == (report if drift is None else repair)
         return warnings
 
     database.execute(
@@ -306,4 +303,4 @@ def test_partitions_that_change_under_a_published_root(spark, database, lake, dr
         assert made.consume(spark, "all").warnings == []
         assert not check_idle(made.job()).has_work
     assert made.consume(spark, "later").warnings == []
-    assert ids(spark, made) == [24]
+    assert ids(made) == [24]

@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.errors import LockHeld, StateError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay
@@ -99,13 +100,13 @@ def job(spark, database, lake):
     return job
 
 
-def rows(spark, job, name):
-    frame = spark.read.format("delta").load(uri_of(job, f"public.{name}"))
-    return sorted((repr(tuple(row)) for row in frame.collect()), key=repr)
+def rows(job, name):
+    rows = read_target(uri_of(job, f"public.{name}"))
+    return sorted((repr(tuple(row)) for row in rows), key=repr)
 
 
 def state(spark, job):
-    return {name: rows(spark, job, name) for name in NAMES}
+    return {name: rows(job, name) for name in NAMES}
 
 
 def versions(job):
@@ -176,7 +177,7 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
     sync(spark, job)
     database.execute("update t set v = 'b'")
     consume(spark, job)
-    right, target = rows(spark, job, "t"), DeltaTable(uri_of(job, "public.t"))
+    right, target = rows(job, "t"), DeltaTable(uri_of(job, "public.t"))
     target.update(updates={"v": "'damaged'"}, predicate="id = 1")
     span, ended = read_span(job), []
 
@@ -193,7 +194,7 @@ def test_a_replay_that_lost_its_target_commits_nothing(spark, database, lake, mo
     monkeypatch.setattr(replay_module, "TARGET_LOCK_TIMEOUT_S", 0.0)
     late = replay_module.replay(spark, replace(job, run_id="slept"), span).failures
     assert (ended, [type(err) for err in late.values()]) == ([{}], [LockHeld])
-    assert rows(spark, job, "t") == right
+    assert rows(job, "t") == right
     after = [
         commit["operation"]
         for commit in DeltaTable(uri_of(job, "public.t")).history()
@@ -256,7 +257,7 @@ def test_replays_mend_what_their_runs_changed(spark, database, job, monkeypatch)
         ("20", ["late"])
     ]
     assert len(told) == 4
-    assert sum("'touched'" in row for row in rows(spark, job, "t")) == 1
+    assert sum("'touched'" in row for row in rows(job, "t")) == 1
     assert stands(database) == slot
 
     never = replace(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.pipelines import pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.pipeline.run_result import RunFailed
@@ -81,17 +82,12 @@ def shop(database, lake, monkeypatch):
     database.execute(f"drop role {names['owner']}, {names['reader']}")
 
 
-def held(spark, pipeline, table):
-    return {
-        row["id"]
-        for row in (
-            spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()
-        )
-    }
+def held(pipeline, table):
+    return {row["id"] for row in (read_target(pipeline.target_path(table), "id"))}
 
 
-def targets(spark, pipeline, *tables):
-    return {table: held(spark, pipeline, table) for table in tables}
+def targets(pipeline, *tables):
+    return {table: held(pipeline, table) for table in tables}
 
 
 def grants(text):
@@ -115,7 +111,7 @@ def test_select_on_the_root_alone(spark, database, shop):
     pipeline.setup()
     assert pipeline.sync(spark).status == "succeeded"
     r, low, high = set(range(6, 151)), set(range(1, 100)), set(range(100, 151))
-    assert targets(spark, pipeline, "sales.r", "parts.l1", "parts.l2", "sales.g") == {
+    assert targets(pipeline, "sales.r", "parts.l1", "parts.l2", "sales.g") == {
         "sales.r": r, "parts.l1": low, "parts.l2": high - {101}, "sales.g": low | high,
     }  # fmt: skip
 
@@ -124,8 +120,8 @@ def test_select_on_the_root_alone(spark, database, shop):
     for table in ("sales.r", "sales.l", "sales.g"):
         database.execute(f"update {table} set v = {BIG.format('id')} where id in (20, 101, 210)")
     assert pipeline.consume(spark).status == "succeeded"
-    assert held(spark, pipeline, "sales.r") == r | set(range(200, 221))
-    assert held(spark, pipeline, "sales.g") == low | high | set(range(200, 221))
+    assert held(pipeline, "sales.r") == r | set(range(200, 221))
+    assert held(pipeline, "sales.g") == low | high | set(range(200, 221))
     pipeline.sync(spark)  # of the partition that is a target of its own
     database.execute(
         "update sales.r set k = 'moved' where id in (20, 101, 210); update sales.l set id = 151"
@@ -133,7 +129,7 @@ def test_select_on_the_root_alone(spark, database, shop):
     )
     result = pipeline.consume(spark)
     assert (result.status, result.tables["parts.l2"].reread) == ("succeeded", 1)
-    assert held(spark, pipeline, "parts.l2") == high - {101} | {151}
+    assert held(pipeline, "parts.l2") == high - {101} | {151}
 
     # A filter that lets more rows in is mended by the rows that enter.
     repairing = pipeline.file.model_copy(
@@ -144,7 +140,7 @@ def test_select_on_the_root_alone(spark, database, shop):
     result = pipeline.consume(spark)
     assert result.status == "succeeded"
     r = set(range(3, 151)) | set(range(200, 221))
-    assert held(spark, pipeline, "sales.r") == r
+    assert held(pipeline, "sales.r") == r
     assert run_retry(spark, pipeline.job()).status == "succeeded"
     assert pipeline.reconcile(spark).status == "succeeded"
     spark.sql(f"delete from delta.`{pipeline.target_path('sales.r')}` where id in (10, 110)")
@@ -152,10 +148,10 @@ def test_select_on_the_root_alone(spark, database, shop):
     with pytest.raises(RunFailed, match=r"sales\.r"):
         pipeline.reconcile(spark)
     assert pipeline.reconcile(spark, repair=True).status == "succeeded"
-    assert held(spark, pipeline, "sales.r") == r
+    assert held(pipeline, "sales.r") == r
     lose_slot(database, pipeline)
     result = pipeline.resync(spark)
-    assert (result.status, held(spark, pipeline, "sales.r")) == ("succeeded", r)
+    assert (result.status, held(pipeline, "sales.r")) == ("succeeded", r)
 
     # Reported with what can be pasted; once it is, nothing is left to report, of partitions to come
     # either.

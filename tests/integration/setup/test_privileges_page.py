@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pipelines import pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
 from waldelta.jobs.retry_quarantined import run_retry
@@ -202,12 +203,7 @@ def missing(shop, role, where="state = 'open'"):
 
 
 def held(spark, pipeline, table):
-    return {
-        row["id"]
-        for row in (
-            spark.read.format("delta").load(pipeline.target_path(table)).select("id").collect()
-        )
-    }
+    return {row["id"] for row in (read_target(pipeline.target_path(table), "id"))}
 
 
 def set_up(shop):

@@ -14,6 +14,7 @@ from tests.integration.setup.test_privileges_page import lose
 from tests.integration.setup.test_setup import job_for
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
@@ -198,10 +199,7 @@ def test_a_dropped_slot(spark, database, lake, monkeypatch):
         "bag": (None, 0, 0, 0, None, 3),
     }
     assert "public.bag was copied as a whole: it has no key" in result.warnings
-    rows = {
-        row["id"]: row["_wd_lsn"]
-        for row in spark.read.format("delta").load(uri_of(job, "public.kept")).collect()
-    }
+    rows = {row["id"]: row["_wd_lsn"] for row in read_target(uri_of(job, "public.kept"))}
     assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
     life = job.slot_identity()
     assert life.incarnation != former.incarnation

@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 import waldelta.stages.sync.sync as sync_module
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
@@ -52,9 +53,8 @@ def job(database, lake):
     return replace(made, hand_over=True)
 
 
-def rows(spark, job, table):
-    frame = spark.read.format("delta").load(uri_of(job, f"public.{table}"))
-    return sorted((row["id"], row["v"]) for row in frame.collect())
+def rows(job, table):
+    return sorted(map(tuple, read_target(uri_of(job, f"public.{table}"), "id", "v")))
 
 
 def source(database, table):
@@ -91,8 +91,8 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
         ]
         assert status(job) == ("needs_sync", 1)
         insert(database, number)
-    assert rows(spark, job, "t") == [(1, "a")]
-    assert rows(spark, job, "u") == [(1, "a"), (2, "n"), (3, "n")]
+    assert rows(job, "t") == [(1, "a")]
+    assert rows(job, "u") == [(1, "a"), (2, "n"), (3, "n")]
     assert job.ledger.last_cut().targets[0].table_name == "public.u"
     real, copied = sync_module.wait_for_version, []
 
@@ -116,7 +116,7 @@ def test_a_large_table_is_left_to_a_sync(spark, database, job, monkeypatch):
     result = consume(spark, job)
     assert (result.needs_sync, result.not_applied, result.warnings) == ([], [], [])
     for table in "tu":
-        assert rows(spark, job, table) == source(database, table)
+        assert rows(job, table) == source(database, table)
     assert len(job.ledger.last_cut().targets) == 2
 
 
@@ -154,7 +154,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
         assert result.not_applied == ["public.t"]
         assert result.needs_sync == (["public.t"] if hand_over else [])
         assert status(job) == ("failed", 2 if hand_over else attempt)
-        assert rows(spark, job, "u") == source(database, "u")
+        assert rows(job, "u") == source(database, "u")
         assert check_idle(job).reason == "to be copied again: public.t"
     # However often: nothing is committed to a target that no copy comes to write.
     assert DeltaTable(uri_of(job, "public.t")).version() == version
@@ -170,7 +170,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(spark, database, job, monk
             )
         ]
     for table in "tu":
-        assert rows(spark, job, table) == source(database, table)
+        assert rows(job, table) == source(database, table)
 
 
 @pytest.mark.spark
@@ -182,7 +182,7 @@ def test_a_small_table_is_copied_by_the_run(spark, database, job):
     database.execute(f"{RETYPE}; insert into u values (2, 'b')")
     result = consume(spark, job)
     assert (result.needs_sync, result.warnings) == ([], [f"{REASON}: it was copied again, 1 row"])
-    assert rows(spark, job, "t") == source(database, "t")
+    assert rows(job, "t") == source(database, "t")
     # Without a cut, the pages show what the run did to the other table.
     shown = read_changed(Bookkeeping(job.pipeline.target.root), None)
     assert {name: of.operations for name, of in shown.items()} == {
@@ -209,7 +209,7 @@ def test_a_table_that_left_the_publication_is_named(spark, database, job):
     assert status(job) == ("removed", 1)
     insert(database, 2)
     assert consume(spark, job).warnings == [told]
-    assert rows(spark, job, "u") == source(database, "u")
+    assert rows(job, "u") == source(database, "u")
 
 
 @pytest.mark.spark
@@ -236,7 +236,7 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(spark, data
     insert(database, 4)
     assert consume(spark, job).warnings == []
     for table in "tu":
-        assert rows(spark, job, table) == source(database, table)
+        assert rows(job, table) == source(database, table)
 
 
 @pytest.mark.spark
@@ -261,7 +261,7 @@ def test_a_first_copy_that_did_not_end_is_taken_up(spark, database, job, ended):
     )
     result = consume(spark, replace(job, hand_over=False))
     assert result.never_copied == ["public.u"]
-    assert rows(spark, job, "t") == source(database, "t")
+    assert rows(job, "t") == source(database, "t")
 
 
 @pytest.mark.spark

@@ -7,6 +7,7 @@ import pytest
 import waldelta.stages.sync.sync as sync_module
 from tests.support.interrupted_copy import before_rows
 from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.target_rows import read_target
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets.watermarks import uri_of
@@ -23,10 +24,8 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
 
 
-def ids(spark, job):
-    return sorted(
-        row["id"] for row in spark.read.format("delta").load(uri_of(job, "public.t")).collect()
-    )
+def ids(job):
+    return sorted(row["id"] for row in read_target(uri_of(job, "public.t")))
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_a_filter_widened_between_the_wait_and_a_snapshot(
     writer.close()
     consume(spark, job)
     assert len(waited) == 2
-    assert ids(spark, job) == [1, 20]
+    assert ids(job) == [1, 20]
 
 
 def test_a_transaction_that_stays_open_then_is_named(spark, database, job, narrowed, monkeypatch):
@@ -99,7 +98,7 @@ def test_a_table_that_leaves_and_returns_during_its_copy(spark, database, job, m
     assert (len(copies), copied.attempts, copied.generation) == (2, 2, 1)
     database.execute("insert into t values (3, 'sent')")
     consume(spark, job)
-    assert ids(spark, job) == [1, 2, 3]
+    assert ids(job) == [1, 2, 3]
 
 
 def test_other_tables_come_and_go_without_a_second_copy(spark, database, job, monkeypatch):
