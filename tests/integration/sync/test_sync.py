@@ -16,7 +16,6 @@ import waldelta.stages.sync
 import waldelta.stages.sync.sync as sync_module
 from tests.support.connect_operations import insert_that_goes_on
 from tests.support.interrupted_copy import before_rows
-from tests.support.target_rows import read_target
 from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile
 from waldelta.errors import (
@@ -92,11 +91,9 @@ class Lake:
         )
 
     def rows(self, name, schema="public"):
-        rows = read_target(target_uri(self.job.pipeline.target.root, schema, name))
-        return sorted(
-            tuple(value for column, value in row.asDict().items() if column not in COPIED_COLUMNS)
-            for row in rows
-        )
+        frame = self.frame(schema, name)
+        frame = frame.drop(*COPIED_COLUMNS)
+        return sorted(tuple(row) for row in frame.collect())
 
     def states(self):
         return {
