@@ -63,12 +63,11 @@ class DeclaredType:
 def read_declared_types(
     connection: psycopg.Connection[Any], states: Sequence[TableState], landed_as_of: int
 ) -> dict[str, tuple[DeclaredType, ...]]:
-    """What the types of these targets' columns make sure of, by target; columns of which there is
-    nothing to say are left out.
+    """Returns by target what the declared types of its columns guarantee; other columns are left
+    out.
 
-    Of constraints those of transactions that have landed (all below this xid8 have), and that were
-    validated; of a limit that was changed, the wider one, since the target follows with the next
-    change.
+    Only validated constraints of transactions that have landed count (all below this xid8 have). Of
+    a changed length limit the wider one counts, because the target follows with the next change.
     """
     sources = {
         state.table_name: state.root_id or next(iter(state.relation_ids), 0) for state in states
@@ -91,8 +90,8 @@ def read_declared_types(
 
 
 def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:
-    # By number and type too: a name may be another column's by now, and a type is followed with the
-    # next change.
+    # Number and type are compared too: another column may have the name by now, and the target
+    # follows a change of type with the next change.
     column = next((c for c in state.columns if c.name == row.name), None)
     if column is None or column.attnum not in (0, row.attnum) or column.type_oid != row.type_oid:
         return None
@@ -113,14 +112,14 @@ def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | 
 def _wider(column: ColumnState, row: Any) -> int:
     if column.typmod < 0 or row.typmod < 0:
         return -1
-    if row.base_oid in (NUMERIC_OID, BIT_OID):  # other digits are other values
+    if row.base_oid in (NUMERIC_OID, BIT_OID):  # Another scale or length changes the values.
         return column.typmod if column.typmod == row.typmod else -1
     return max(column.typmod, int(row.typmod))
 
 
 def base_columns(state: TableState, declared: Collection[DeclaredType]) -> list[ColumnState]:
-    """The target's columns, those of domains with the name of the type below, as expressions on
-    their values see them.
+    """Returns the target's columns with the base type's name for domains, as expressions see
+    them.
     """
     bases = {one.column: one.base_type for one in declared}
     return [
@@ -129,7 +128,7 @@ def base_columns(state: TableState, declared: Collection[DeclaredType]) -> list[
     ]
 
 
-# Domains may be of domains; only the innermost can have a modifier.
+# A domain may be based on another domain; only the innermost can have a type modifier.
 _TYPES = """
 with recursive part (relation_id, attnum, attname, type_oid, oid, typmod, kind, below,
                      below_typmod, depth) as (
