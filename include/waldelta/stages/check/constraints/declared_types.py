@@ -1,8 +1,7 @@
-"""Declared types: what the types of source columns make sure of beyond what their type in the lake
-holds.
+"""Declared types: what the types of source columns guarantee beyond their types in the lake.
 
-A domain's constraints, and lengths and precisions: ``varchar(n)``, ``char(n)``, ``bit(n)``,
-``numeric(p,s)``.
+They are a domain's constraints, and lengths and precisions: ``varchar(n)``, ``char(n)``,
+``bit(n)``, ``numeric(p,s)``.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _LIMITED = (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID, NUMERIC_OID)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredType:
-    """What the type of a column makes sure of.
+    """What the type of a column guarantees.
 
-    ``base_type`` is as PostgreSQL prints it, of a domain the one below it, with ``base_oid`` and
-    the ``typmod`` that limits it (-1: nothing does). ``checks`` are the domains' CHECK constraints
-    on VALUE, ``not_null`` the domains that are NOT NULL.
+    ``base_type`` is as PostgreSQL prints it (of a domain, its base type), with ``base_oid`` and the
+    ``typmod`` that limits it (-1: no limit). ``checks`` are the domains' CHECK constraints on
+    VALUE, ``not_null`` the domains that are NOT NULL.
     """
 
     column: str
@@ -47,16 +46,16 @@ class DeclaredType:
 
     @property
     def length(self) -> int | None:
-        """How many characters, or bits, there are at most (of ``bit``: just so many)."""
+        """Returns the maximum number of characters or bits (of ``bit``: the exact number), or
+        None.
+        """
         if self.typmod < 0 or self.base_oid not in (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID):
             return None
         return self.typmod - (VARHDRSZ if self.base_oid in (BPCHAR_OID, VARCHAR_OID) else 0)
 
     @property
     def precision(self) -> tuple[int, int] | None:
-        """A numeric's digits, and how many of them are behind the point; that may be negative, or
-        more than there are.
-        """
+        """Returns a numeric's digits and its scale, which may be negative or exceed the digits."""
         return precision_and_scale(self.typmod) if self.base_oid == NUMERIC_OID else None
 
 

@@ -143,7 +143,7 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
 def judge_of(
     spark: SparkSession, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
 ) -> Callable[[Staged], JudgedChanges] | None:
-    """What judges the staged changes of a target; None when it has no gate."""
+    """Returns the function that judges the staged changes of a target; None when it has no gate."""
     gate = gates.get(plan.state.table_name)
     return None if gate is None else partial(judge, spark, job, plan, gate)
 
@@ -151,8 +151,9 @@ def judge_of(
 def judge(
     spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
 ) -> JudgedChanges:
-    """What is to be merged of the staged changes; raises QualityFailed when nothing may,
-    ConfigError for a gate that can't be.
+    """Returns the staged changes that may be merged.
+
+    Raises QualityFailed when none may, and ConfigError for a gate that can't be evaluated.
     """
     if gate.problem is not None:
         raise ConfigError(

@@ -95,7 +95,7 @@ def _in_driver(
     _: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
 ) -> Staged:
     net = staged.net
-    assert net is not None  # The caller selects this function only when ``net`` is present.
+    assert net is not None  # noqa: S101 - the caller selects this function only with net
     rest = pa.concat_tables([net.filter(pa.array(~_same(net, rows, plan))), gone])
     folder = f"{staged.folder}-let"
     write_parquet(folder, rest)

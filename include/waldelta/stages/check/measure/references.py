@@ -215,7 +215,7 @@ def _targets_of(states: Mapping[str, TableState], relation_id: int) -> list[Tabl
 def _referenced(
     states: Mapping[str, TableState], key: ForeignKey
 ) -> tuple[list[TableState], list[TableState]]:
-    """The targets that hold all rows of the referenced table, and those that hold some."""
+    """Returns the targets that have all rows of the referenced table, and those that have some."""
     whole = [s for s in _targets_of(states, key.referenced_id) if _why_partial(s, key) is None]
     some = {key.referenced_id, *key.leaves}
     partial = [
