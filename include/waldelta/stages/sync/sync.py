@@ -155,7 +155,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
             close_gaps(job)
             return []
         refused = _refused(job, wanted)
-        if insists and refused:  # before anything is changed
+        if insists and refused:  # Raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
         drained = wait_for_version(
@@ -367,10 +367,9 @@ def _sync_locked(
     ledger_lock: threading.Lock,
     drained: PublicationVersion,
 ) -> SyncResult | None:
-    """Copy a table as its next generation under its target's lock, starting again when its snapshot
-    is lost.
+    """Copy a table as its next generation under its target's lock; a lost snapshot starts it again.
 
-    None: another run has done that since it was chosen.
+    Returns None when another run has copied it since it was chosen.
     """
     name = str(order.table_id)
     # Read before the snapshot: a slot that is recreated during the copy has not seen what this copy
