@@ -1,6 +1,6 @@
-"""PostgreSQL's logical replication into Delta Lake; ``Pipeline`` is its Python API.
+"""PostgreSQL logical replication into Delta Lake; ``Pipeline`` is the Python API.
 
-The packages stand in the order of the flow in docs/architecture.md.
+docs/architecture.md lists the packages in the order of the data flow.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Job replay: derives the rows that a range of runs changed again, from the change log.
+"""Job replay: derives the rows that a range of runs changed from the change log again.
 
 ::
 
@@ -31,11 +31,10 @@ def replay(
     only: Collection[str] | None = None,
     tables: Collection[str] | None = None,
 ) -> RunResult:
-    """Run the stages of a replay, or some of them: of the job's interval, or of what its own run
-    consumed.
+    """Run the stages of a replay, or some of them, for the job's interval or its own run's range.
 
-    The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold
-    afterwards what the change log says of the keys changed in that range, as of each target's
+    The stages have the names of a CDC run's, whose Airflow tasks run them. Afterwards targets, or
+    ``tables``, agree with the change log on the keys changed in that range, at each target's
     watermark. Raises RunFailed.
     """
 

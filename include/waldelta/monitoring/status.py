@@ -27,7 +27,7 @@ from waldelta.slot.standby import standby_warnings
 
 
 def read_status(job: Job) -> dict[str, Any]:
-    """What an engineer asks first; JSON-ready. Raises the errors of an unreachable source."""
+    """Returns the status ready for JSON; raises the errors of an unreachable source."""
     slot_name = job.pipeline.source.slot
     with job.connect("status") as connection:
         with job.connect_slot("status", connection) as slot_connection:
@@ -58,8 +58,10 @@ def read_status(job: Job) -> dict[str, Any]:
 
 
 def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
-    """``due`` says what the table is due and ``reason`` why, ``status`` what the ledger says of it;
-    None: nothing yet.
+    """Returns a table's status.
+
+    ``due`` is the required action and ``reason`` why; ``status`` is the ledger's (None: nothing
+    yet).
     """
     state = lifecycle.state
     return {
@@ -79,7 +81,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
 
 
 def _cut(job: Job) -> dict[str, Any] | None:
-    """The newest cut that can be read; where there is none any more, ``problem`` says so."""
+    """Returns the newest readable cut; if none is readable any more, ``problem`` says so."""
     try:
         cut = readable_cut(job)
     except StateError as err:
@@ -92,9 +94,7 @@ def _cut(job: Job) -> dict[str, Any] | None:
 
 
 def _recorded_drift(state: TableState) -> list[str]:
-    """Drift that is on record as told, and was not mended; that of today's catalogs is looked for
-    by runs.
-    """
+    """Returns drift that was reported and not repaired; runs compare with the current catalogs."""
     leaves, filters = len(state.unmended_leaves), state.later_filters
     return [
         *([f"{counted(leaves, 'partition')} added, removed or truncated"] if leaves else []),

@@ -217,10 +217,9 @@ def _remaining_work(
     change_log: ChangeLog,
     oldest_xid: int,
 ) -> str | None:
-    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published
-    any more.
+    """Returns why a run is needed whatever the slot has; records tables that left the publications.
 
-    ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
+    ``oldest_xid`` is the oldest running transaction according to the slot's server.
     """
     # This is checked before removed tables are recorded, because a run then reports those.
     if _has_unreported(job):
