@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type
-# can't hold.
-# What the names of ours begin with.
+# Prefix of every metadata column.
 PREFIX = "_wd_"
+# Position and time of the commit a row comes from, and PostgreSQL's text of values that a type
+# can't store.
 OURS = LSN, COMMIT_TS, RAW = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 # Mode soft_delete: whether and when the source deleted the row.
 DELETED, DELETED_AT = "_wd_deleted", "_wd_deleted_at"

@@ -65,5 +65,5 @@ def replay(
     result = continued(job, REPLAY, fresh=only is None or "land" in only)
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
     if only is not None and "apply" in only and "land" not in result.stages:
-        only = ["land", *only]  # cleared without it
+        only = ["land", *only]  # The stage was cleared without land.
     return run_stages(spark, job, result, stages, only)

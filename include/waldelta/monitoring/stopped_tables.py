@@ -84,7 +84,7 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
     except (
         SlotMissing,
         StateError,
-    ):  # torn down, or dropped by a resync that was killed: no gate judges any more
+    ):  # The slot was torn down, or dropped by a killed resync: no gate judges any more.
         return []
     upto, log = landed_upto(job, identity), job.change_log(identity)
     watermarks, last = Watermarks(job, identity), log.last_batch() or 0

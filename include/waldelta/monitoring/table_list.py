@@ -264,11 +264,10 @@ def read_tables(
     idle_checked_at: datetime | None = None,
     latest: Iterable[CopyState] | None = None,
 ) -> list[TableLine]:
-    """Every table that was ever copied, those to look after first, then by name; ``runs`` are
-    newest first.
+    """Returns every table that was ever copied, those that need attention first, then by name.
 
-    ``idle_checked_at`` is when a run last found that there is nothing to do, which the ledger
-    doesn't keep. ``latest`` are the targets' states, where they have been read already.
+    ``runs`` are newest first. ``idle_checked_at`` is when a run last found nothing to do, which the
+    ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
     states = list(latest_states(lake) if latest is None else latest)
     lacking = count_open(lake, target_generations(lake.ledger))

@@ -1,6 +1,4 @@
-"""The DAGs' pages in the UI (doc_md): what each does, what it needs, and what to do when it
-fails.
-"""
+"""The DAGs' pages in the UI (doc_md): what each does and needs, and what to do when it fails."""
 
 from __future__ import annotations
 
@@ -136,7 +134,7 @@ promised retention: the change log reaches back {days} days, time travel {hours}
 
 
 def dag_page(pipeline: PipelineFile, kind: str, path: str) -> str:
-    """Markdown of one DAG's page."""
+    """Returns the Markdown of one DAG's page."""
     keep = pipeline.maintenance
     text = _KINDS[kind].format(
         name=pipeline.pipeline, days=keep.keep_changes_days, hours=keep.keep_versions_hours
