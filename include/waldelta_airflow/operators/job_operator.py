@@ -58,12 +58,10 @@ class WaldeltaJobOperator(BaseOperator):
     """Runs a verb of the job, or one stage of it, as the pipeline's Spark connection requires.
 
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server.
-      Each
-      stage is a separate client, except the report, which the check's client also makes.
+      Each stage is a separate client, except the report, which the check's client also makes.
     - ``spark``: spark-submit, one application per DAG run. The task of the first stage runs all
       stages, and the tasks of the others read their results from the pipeline's ledger. A stage
-      that
-      is retried or cleared is submitted alone.
+      that is retried or cleared is submitted alone.
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content

@@ -24,9 +24,7 @@ _PORT = 5432
 
 @attr.define
 class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
-    """The stretch of WAL that a run replicated, by which publications, and the filters of its
-    targets' tables.
-    """
+    """The WAL range that a run replicated, the publications, and the filters of its tables."""
 
     startLsn: str | None = attr.field(default=None)  # noqa: N815  as OpenLineage writes names
     endLsn: str | None = attr.field(default=None)  # noqa: N815

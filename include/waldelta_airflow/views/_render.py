@@ -36,7 +36,7 @@ REPORT_HEADERS = HEADERS | {
         "frame-ancestors 'self'; sandbox"
     )
 }
-# Of a page with a button: it leads back to these pages alone.
+# A page with a button may submit forms only to these pages.
 FORM_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         HEADERS["Content-Security-Policy"].replace("form-action 'none'", "form-action 'self'")

@@ -2,14 +2,15 @@
 copy.
 
 1. Land what waits, wait for old transactions of the publications, and take a snapshot, as for a
-copy. 2. Land until everything that the snapshot sees is in the change log. Each key that this
-changes
+   copy.
+2. Land until everything that the snapshot sees is in the change log. Each key that this changes
    after the target's position is read again, because such rows can't be judged by comparing
    filters. Each key in quarantine is read again too, because the target lacks it whatever its
-   filter. 3. Read from the source, as the snapshot sees it, the rows that enter (an index finds
-   them) and the
-   rows of touched keys. 4. Find the rows in the target that its filter no longer admits. 5. Record
-   a new generation with the snapshot in the ledger, commit, and record the end: the stream
+   filter.
+3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and
+   the rows of touched keys.
+4. Find the rows in the target that its filter no longer admits.
+5. Record a new generation with the snapshot in the ledger, commit, and record the end: the stream
    continues as after a copy. If the run is killed in between, the next run finds out whether it
    committed (waldelta.stages.sync.unfinished_repairs).
 

@@ -1,14 +1,15 @@
 """Reconciles one table: compares a snapshot of the source with one version of its target, without
 what is in flight between them.
 
-1. The target's version and its last applied batch are read; then the snapshot is taken. 2.
-Everything that the snapshot sees is landed. So each key in which both sides may rightly differ
+1. The target's version and its last applied batch are read; then the snapshot is taken.
+2. Everything that the snapshot sees is landed. So each key in which both sides may rightly differ
    is in the change log: after the target's batch, or before it, in a transaction that was decoded
    before the snapshot sees it. Such keys are set aside on both sides, and so are the rows that the
-   target is known to lack. 3. Both sides sum hashes by bucket: PostgreSQL its rows, this process
-   those of a small target, Spark
-   those of larger ones. 4. The rows of differing buckets are compared by their hashes, then
-   differing rows by their columns.
+   target is known to lack.
+3. Both sides sum hashes by bucket: PostgreSQL its rows, this process those of a small target,
+   Spark those of larger ones.
+4. The rows of differing buckets are compared by their hashes, then differing rows by their
+   columns.
 """
 
 from __future__ import annotations
