@@ -116,9 +116,9 @@ class ForkServer:
                 os.read(self._woken, 4096)
         elif source is self._listener:
             self._accept()
-        # The client sends nothing after the request, so the socket is readable only when the task
-        # has ended.
         else:
+            # The client sends nothing after the request, so the socket is readable only when the
+            # task has ended.
             self._selector.unregister(source)
             for job in self._jobs.values():
                 if job.asker is source:
@@ -231,10 +231,8 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            if (
-                job := self._jobs.pop(pid, None)
+            if (job := self._jobs.pop(pid, None)) is None:
                 # The child belonged to another process, where this one is process 1 of a container.
-            ) is None:
                 continue
             if job.deadline is not None:  # The job's own children may have ignored the signal.
                 _signal(pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
 """Target modes: what a target keeps of rows that the source changed or deleted, and the metadata
 columns for it.
 
-``mirror`` keeps nothing, ``soft_delete`` the last state of deleted rows, ``history`` every state at
-the end of a transaction (a slowly changing dimension of type 2), ``changelog`` every change. Pure.
+``mirror`` keeps nothing, ``soft_delete`` the last state of deleted rows. ``history`` keeps every
+state at the end of a transaction (a slowly changing dimension of type 2), ``changelog`` every
+change. Pure.
 """
 
 from __future__ import annotations

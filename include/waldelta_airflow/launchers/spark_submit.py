@@ -80,8 +80,8 @@ def spark_submit(
 
     ``folder`` must belong to this submit alone, because it has what executors are sent: a folder
     that exists longer could have been created by another user. In cluster mode the driver would
-    lack the source's connection, the pipeline file and a place for its result, and passing the
-    password would show it in an argument.
+    lack the source's connection, the pipeline file and a place for its result. Passing the password
+    would show it in an argument.
     """
     if connection.extra_dejson.get("deploy-mode") == "cluster":
         raise ConfigError(

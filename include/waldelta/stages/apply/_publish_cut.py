@@ -28,8 +28,8 @@ def finish_step(
         fault_point("apply.cutting")
         try:
             job.ledger.append_cut(cut, newest)
-        # Readers use the newest row, which must never be of an older batch.
         except LateWriter as err:
+            # Readers use the newest row, which must never be of an older batch.
             log.warning("no cut of batch %d: %s", batch, err)
         fault_point("apply.cut")
     return cut

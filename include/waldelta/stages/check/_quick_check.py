@@ -128,7 +128,7 @@ def quick_outcomes(
     run.
 
     ``since``: all rows that haven't changed from that position on are known to meet the suite
-    (``judged_before``).
+    (``changed_since``).
     """
     conditions = _conditions(plan)
     if conditions is None:

@@ -1,7 +1,7 @@
 """Quick targets: targets that are checked without Great Expectations, because the run changed them
 little or synced too many of them.
 
-They get a report page only when an expectation fails (``quick_check``).
+They get a report page only when an expectation fails (``_quick_check``).
 """
 
 from __future__ import annotations

@@ -166,10 +166,8 @@ def _reason_to_run(
         return too_much
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
-    except (
-        psycopg.Error
+    except psycopg.Error as err:
         # The error may be of the first transaction, or of one after messages that are discarded.
-    ) as err:
         check_next(job, err, PeekBound(span[1], 1, timeout_s, 0))
         return f"changes {between}"
     return f"changes {between}" if found is not None else None

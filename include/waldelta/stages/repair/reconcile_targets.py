@@ -333,8 +333,8 @@ def _compare_one(
     except NeedsSync as err:
         work.put(name, NOT_COMPARED, str(err))
         return feeding, None
-    # An error of one table's comparison, Spark's errors included, must not end the others.
     except Exception as err:
+        # An error of one table's comparison, Spark's errors included, must not end the others.
         log.exception("table=%s", name)
         work.fail(name, err)
         return feeding, None

@@ -90,9 +90,9 @@ def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator
 def _try(job: Job, names: Sequence[str]) -> Finding | None:
     """Returns the result of decoding with these publications as a finding, or None.
 
-    It uses a separate session. Setup retries on its own connections when a table was locked, and
-    before PostgreSQL 15.15, 16.11 and 17.7 a second decode in a session with a failed one may crash
-    the server.
+    It uses a separate session, because setup retries on its own connections when a table was
+    locked. Before PostgreSQL 15.15, 16.11 and 17.7 a second decode in a session with a failed one
+    may crash the server.
     """
     source = job.pipeline.source
     try:

@@ -1,8 +1,8 @@
 """Resync on PostgreSQL's side: recreates a pipeline's permanently broken slot; waldelta.jobs.resync
 repairs the targets afterwards.
 
-Order of effects: the gap is recorded, the slot incarnation ends (the slot is dropped if it is this
-pipeline's), and publications and slot are set up again, which begins another incarnation. If a
+First the gap is recorded. Then the slot incarnation ends, and the slot is dropped if it is this
+pipeline's. Last, publications and slot are set up again, which begins another incarnation. If a
 resync is killed in between, the next resync, or setup, continues.
 """
 

@@ -140,7 +140,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     ``only_waiting``: copies only tables that get no changes until they are copied, and that no
     other run is copying. ``by_diff``: tables with a copy from any slot incarnation are compared
     with the snapshot, and only rows that differ are written, where that is exact (see
-    snapshot_diff). The same applies to a table whose copy in the current incarnation was begun and
+    _snapshot_diff). The same applies to a table whose copy in the current incarnation was begun and
     didn't end, if an earlier incarnation has one: a killed resync is continued this way. A table
     that fails doesn't stop the others. Raises SyncFailed at the end with all failures. Raises
     ConfigError for a table that isn't published and ModeRefused for a named table whose mode

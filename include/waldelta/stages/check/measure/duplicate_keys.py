@@ -2,7 +2,7 @@
 so it starts first.
 
 Spark runs it while this process imports Great Expectations. This module doesn't need Great
-Expectations; ``lake_expectations`` makes an expectation of the result.
+Expectations; ``ExpectTargetKeyToBeUnique`` makes an expectation of the result.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class TableVerdict:
     seconds: float
     measured: Measured | None = None
     # The suite's digest, when all rows meet the expectations that depend on rows alone, and whether
-    # all rows were judged (``judged_before``).
+    # all rows were judged (``passed_suites``).
     suite: str | None = None
     whole: bool = False
 

@@ -207,10 +207,10 @@ def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | No
 def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) -> bool:
     """Returns whether the target may rightly lack a row that its source updates.
 
-    That is so when filters changed since the copy, inserts aren't published (of each merged
-    partition), a leaf partition was attached with its rows, or changes of other origins are hidden.
-    A PostgreSQL subscriber skips such updates too. ``first`` is the copy's own entry. For merged
-    partitions, doubtful_leaves() returns the attached ones.
+    That is so when filters changed since the copy, or inserts aren't published (of each merged
+    partition). It is also so when a leaf partition was attached with its rows, or changes of other
+    origins are hidden. A PostgreSQL subscriber skips such updates too. ``first`` is the copy's own
+    entry. For merged partitions, doubtful_leaves() returns the attached ones.
     """
     published = not state.publishes or "insert" in state.publishes
     members = from_texts(state.entries)

@@ -1,7 +1,7 @@
 """Publications: what the pipeline file wants, what the server has, and the SQL to get there.
 
 ``plan_publications`` is pure. ``try_publications`` has PostgreSQL check the wanted filters in
-transactions that are rolled back, and returns their text as PostgreSQL prints it, so that an
+transactions that are rolled back. It returns their text as PostgreSQL prints it, so that an
 unchanged pipeline file makes an empty plan.
 """
 
