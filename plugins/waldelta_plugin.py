@@ -1,4 +1,4 @@
-"""Airflow's plugin of waldelta: its pages. Airflow executes this file by itself, so nothing imports
+"""Airflow's plugin of waldelta: its pages. Airflow executes this file itself, so nothing imports
 it.
 """
 
@@ -13,8 +13,9 @@ from waldelta_airflow.views.deferred_app import DeferredApp
 
 
 def _view(view: str, destination: str) -> dict[str, str]:
-    """A page of the plugin in Airflow's own; without a leading slash, so that a path before
-    Airflow's is kept.
+    """Returns a page of the plugin in Airflow's UI.
+
+    The address has no leading slash, so that a path before Airflow's is kept.
     """
     path = URL_PREFIX.removeprefix("/")
     return {
@@ -32,8 +33,8 @@ class WaldeltaPlugin(AirflowPlugin):
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]  # it declares them per instance
         {"app": DeferredApp(), "url_prefix": URL_PREFIX, "name": "waldelta"}
     ]
-    # Each in the plugin's own frame, which its pages' links to DAGs and logs can leave. The tabs
-    # are shown on all DAGs.
+    # Each page is in the plugin's own frame, which links to DAGs and logs can leave. The tabs are
+    # shown on all DAGs.
     react_apps: ClassVar[list[dict[str, Any]]] = [  # type: ignore[misc]
         {
             "name": "Pipelines",

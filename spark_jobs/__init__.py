@@ -1,1 +1,1 @@
-"""What spark-submit runs: one launcher a job. The jobs themselves stand in ``waldelta.jobs``."""
+"""Launchers for spark-submit, one per job; the jobs themselves are in ``waldelta.jobs``."""

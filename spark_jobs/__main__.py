@@ -7,7 +7,7 @@ import signal
 
 # Until the verb begins, Ctrl-C ends the process without a stack trace of imports.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-# Half a million objects come with the imports, none of them garbage.
+# The imports create half a million objects, none of them garbage.
 gc.set_threshold(100_000, 50, 50)
 
 from waldelta.cli.command_line import run_and_exit  # noqa: E402

@@ -1,6 +1,6 @@
-"""Job check: says whether setup would succeed, and what it would do; changes nothing.
+"""Job check: reports whether setup would succeed, and what it would do; changes nothing.
 
-The checks stand in ``waldelta.stages.setup.preflight``.
+The checks are in ``waldelta.stages.setup.preflight``.
 
 ::
 

@@ -1,6 +1,6 @@
-"""Job consume: lands what the slot holds, applies it to the targets, checks them and reports.
+"""Job consume: lands the slot's changes, applies them to the targets, checks them and reports.
 
-Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.consume``.
+Stages, in order: land, apply, check, report. They are in ``waldelta.jobs.consume``.
 
 ::
 

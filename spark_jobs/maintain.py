@@ -1,7 +1,7 @@
 """Job maintain: compacts targets, drops what is older than the promised retention, prunes
 bookkeeping and reports.
 
-Stages, in order: targets, leftovers, change_log, ledger, check, reports. They stand in
+Stages, in order: targets, leftovers, change_log, ledger, check, reports. They are in
 ``waldelta.jobs.maintain``.
 
 ::

@@ -1,7 +1,7 @@
-"""Job quarantine: lists the rows that targets lack, or carries out what an operator decided on
+"""Job quarantine: lists the rows that targets lack, or carries out an operator's decisions on
 them.
 
-A decision's stages, in order: retry or accept, check. They stand in
+A decision's stages, in order: retry or accept, check. They are in
 ``waldelta.jobs.retry_quarantined``.
 
 ::

@@ -1,7 +1,7 @@
-"""Job reconcile: compares targets with a snapshot of the source; with --repair, puts right the rows
+"""Job reconcile: compares targets with a snapshot of the source; with --repair, corrects the rows
 that differ.
 
-Stages, in order: reconcile, report. They stand in ``waldelta.jobs.reconcile``.
+Stages, in order: reconcile, report. They are in ``waldelta.jobs.reconcile``.
 
 ::
 

@@ -1,6 +1,6 @@
-"""Job replay: derives the rows again that the runs of an interval changed, from the change log.
+"""Job replay: derives the rows that the runs of an interval changed from the change log again.
 
-Stages, in order: land, apply, check, report. They stand in ``waldelta.jobs.replay``.
+Stages, in order: land, apply, check, report. They are in ``waldelta.jobs.replay``.
 
 ::
 

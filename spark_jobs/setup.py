@@ -1,7 +1,6 @@
-"""Job setup: creates or alters the publications and the slot, once preflight found nothing against
-it.
+"""Job setup: creates or alters the publications and the slot, once preflight found no problem.
 
-The stage stands in ``waldelta.stages.setup``.
+The stage is in ``waldelta.stages.setup``.
 
 ::
 

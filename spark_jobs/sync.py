@@ -1,6 +1,6 @@
 """Job sync: copies the initial snapshot of tables.
 
-Stages, in order: sync, check, report. They stand in ``waldelta.jobs.sync``.
+Stages, in order: sync, check, report. They are in ``waldelta.jobs.sync``.
 
 ::
 

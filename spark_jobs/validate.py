@@ -1,6 +1,6 @@
 """Job validate: checks every target's expectations now.
 
-Stages, in order: check. They stand in ``waldelta.jobs.validate``.
+Stages, in order: check. They are in ``waldelta.jobs.validate``.
 
 ::
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's logical replication into Delta Lake; ``Pipeline`` is its Python API.
+"""PostgreSQL logical replication into Delta Lake; ``Pipeline`` is the Python API.
 
 The packages stand in the order of the flow in docs/explanation/architecture.md.
 """

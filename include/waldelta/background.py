@@ -1,4 +1,4 @@
-"""Work beside a block of code, in a thread of its own that ends with the block."""
+"""Runs work concurrently with a block of code, in a thread that ends with the block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def run_concurrently(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
-    """Run ``work`` while the block runs; it has to look at the event that it is given, and to
-    return once that is set.
+    """Run ``work`` while the block runs.
+
+    ``work`` gets an event, and must return once that is set.
     """
     ended = threading.Event()
     thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)

@@ -1,8 +1,7 @@
-"""What an operator can decide on rows in quarantine, stopped tables and messages that can't be
-read.
+"""An operator's decisions on quarantined rows, stopped tables and unreadable messages.
 
-The command line's options, the param of the ``_quarantine`` DAG and the forms of the pages have
-these names.
+The command line's options, the param of the ``_quarantine`` DAG and the pages' forms use these
+names.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class DecodeError(WaldeltaError):
 
     @classmethod
     def parse(cls, text: str) -> DecodeError | None:
-        """The error whose text this is, as a task of another process printed it."""
+        """Returns the error with this text, as a task of another process printed it."""
         found = re.fullmatch(
             r"malformed (.*?) message: (.*?) at byte (-?\d+)(?:: (.*))?", text, re.DOTALL
         )
@@ -309,7 +309,7 @@ class SyncFailed(WaldeltaError):
     ) -> None:
         self.failures, self.results = dict(failures), list(results)
         self.causes = tuple(self.failures.values())
-        # Trying again helps those for which it can; the others will be named again.
+        # A retry helps the retryable ones; the others are reported again.
         self.retryable = any(err.retryable for err in self.failures.values())
         lines = "\n".join(
             f"  - {name}: {type(err).__name__}: {err}"

@@ -1,10 +1,9 @@
-"""Fault points: between two effects, a place where a test may break something at exactly that
-moment.
+"""Fault points: places between two effects where a test can cause a failure at that exact moment.
 
-Only with ``WALDELTA_FAULT_SOCKET`` in the environment, which only tests set, does a point do
-anything: it tells the Unix socket of that name where it is, and goes on when it is answered.
-Whoever listens decides what breaks: this process, the JVM, the server, the disk, the network.
-Nothing is broken, executed or read from here.
+A point does something only if ``WALDELTA_FAULT_SOCKET`` is in the environment, which only tests
+set: it sends its name to the Unix socket of that path, and continues after a response. The
+listening test decides what fails: this process, the JVM, the server, the disk, the network. This
+module itself breaks, executes and reads nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ SOCKET = "WALDELTA_FAULT_SOCKET"
 
 
 def fault_point(step: str) -> None:
-    """Say that ``step`` was reached, as ``step pid``, and wait for the answer; nothing at all
-    outside of tests.
+    """Send ``step pid`` to the test's socket, and wait for the response; does nothing outside
+    tests.
     """
     path = os.environ.get(SOCKET)
     if path is None:

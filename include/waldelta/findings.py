@@ -1,4 +1,4 @@
-"""What preflight finds: problems refuse set-up, warnings come with figures."""
+"""Preflight's findings: problems refuse setup, warnings have figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Lack = Literal["privilege", "ownership"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing preflight found; a ``problem`` refuses set-up.
+    """One finding of preflight; a ``problem`` refuses setup.
 
-    ``lacks``: the role that asks lacks a privilege, for its own work, or what only the
-    publications' change needs (``ownership``), which a DBA who runs the plan's SQL has. ``needs``
-    are the statements that give it to the role; none where only a superuser has it.
+    ``lacks``: the role lacks a privilege for its own work (``privilege``), or one that only
+    changing publications needs (``ownership``), which a DBA who runs the plan's SQL has. ``needs``
+    are the statements that grant it to the role; none where only a superuser has it.
     """
 
     severity: Literal["problem", "warning"]
@@ -30,36 +30,36 @@ class Finding:
 
 
 def problem(text: str) -> Finding:
-    """A finding that refuses set-up."""
+    """Returns a finding that refuses setup."""
     return Finding("problem", text)
 
 
 def lacking(text: str, *needs: Need) -> Finding:
-    """A finding that refuses set-up by this role: it lacks privileges for the pipeline's own
+    """Returns a finding that refuses setup: the role lacks privileges for the pipeline's own
     work.
     """
     return Finding("problem", text, "privilege", needs)
 
 
 def owning(text: str, *needs: Need) -> Finding:
-    """A finding that refuses set-up by this role: what setup would do takes an owner, or a DBA."""
+    """Returns a finding that refuses setup by this role: the change needs an owner, or a DBA."""
     return Finding("problem", text, "ownership", needs)
 
 
 def warning(text: str) -> Finding:
-    """A finding that is a matter of policy."""
+    """Returns a finding that is a matter of policy."""
     return Finding("warning", text)
 
 
 def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> list[Finding]:
-    """The findings with one for all that the role lacks, which has one list of grants.
+    """Returns the findings with one, with a single list of grants, for all missing privileges.
 
-    ``for_dba``: without what the plan's SQL, run by a DBA, takes care of.
+    ``for_dba``: without findings that the plan's SQL, run by a DBA, resolves.
     """
     rest: list[Finding] = []
     lacks: dict[Lack, list[Finding]] = {"privilege": [], "ownership": []}
     for found in findings:
-        # A lake that can't be written is a lacking right, too, but none that statements give.
+        # A lake that can't be written is a missing permission too, but no SQL statement grants it.
         if found.lacks is None or (found.lacks == "privilege" and not found.needs):
             rest.append(found)
         else:
@@ -75,7 +75,7 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
         )
     if owners:
         what = "; ".join(dict.fromkeys(found.text for found in owners))
-        # Where a part can't be granted, the grants of the others don't let the role set up.
+        # If one part can't be granted, granting the others doesn't let the role run setup.
         own_it = (
             f"\nor, where this role is to set up by itself:\n{_listed(role, owners)}"
             if all(found.needs for found in owners)

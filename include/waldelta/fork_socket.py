@@ -1,5 +1,5 @@
-"""The socket between a task and the fork server: one request, with the file that takes the job's
-output, and who is at the other end.
+"""The socket between a task and the fork server: a request, with the file for the job's output, and
+the identity of the other side.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-# Arguments and environment of a process are shorter: Linux lets a stack's quarter have them, which
-# is 2 MB.
+# Arguments and environment of a process are shorter: Linux allows a quarter of the stack limit,
+# which is 2 MB.
 LONGEST_REQUEST = 8 << 20
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
 
 def send_request(server: socket.socket, request: Mapping[str, Any], output: int) -> None:
-    """Ask for a job; ``output`` is a file descriptor, of which the other side gets its own. Raises
-    ValueError for one too long.
+    """Request a job; ``output`` is a file descriptor that is duplicated to the other side.
+
+    Raises ValueError for a request that is too long.
     """
     document = json.dumps(request).encode()
     _check_length(len(document))
@@ -30,10 +31,10 @@ def send_request(server: socket.socket, request: Mapping[str, Any], output: int)
 
 
 def receive_request(asker: socket.socket, timeout_s: float) -> tuple[dict[str, Any], int]:
-    """The request, and the file descriptor that takes the job's output; raises ValueError for
-    anything else.
+    """Returns the request, and the file descriptor for the job's output; raises ValueError if
+    invalid.
 
-    All of it comes within the time, or TimeoutError is raised.
+    Raises TimeoutError if the request is not complete in time.
     """
     deadline = time.monotonic() + timeout_s
     asker.settimeout(timeout_s)
@@ -64,9 +65,10 @@ def _check_length(length: int) -> None:
 
 
 def other_end(connection: socket.socket) -> int | None:
-    """The process at the other end, by its number here; raises PermissionError for another user's.
+    """Returns the pid of the process at the other end; raises PermissionError for another user's.
 
-    None where the system doesn't tell (macOS): there the socket's own rights decide.
+    Returns None where the system doesn't provide it (macOS): there the socket's permissions protect
+    it.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return None

@@ -1,7 +1,7 @@
-"""Grants: the statements that give a role what it lacks, so that they can be pasted as they are.
+"""Grants: the SQL statements that give a role its missing privileges, ready to paste.
 
-Preflight and runs find what is missing one object at a time; here it becomes one statement a
-privilege.
+Preflight and runs find missing privileges one object at a time; this module makes one statement per
+privilege of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PLAIN_NAME = re.compile(r"\A[a-z_][a-z0-9_$]*\Z")
-# What SQL reserves, or takes for a function or type where a name stands alone (pg_get_keywords():
+# Names that SQL reserves, or takes for a function or type where a name is alone (pg_get_keywords():
 # R, T and C).
 _RESERVED = frozenset(
     """
@@ -36,8 +36,9 @@ _RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A privilege that a role lacks: ``what`` stands before the object, "" for a membership;
-    ``why`` becomes a comment.
+    """A privilege that a role lacks.
+
+    ``what`` precedes the object, and is "" for a membership; ``why`` becomes a comment.
 
     >>> tables = [Grant("select on", "public.t"), Grant("select on", "public.u")]
     >>> statements("r", [*tables, Grant("", "app", "owns them")])
@@ -63,8 +64,9 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class DefaultGrant:
-    """SELECT on tables that ``creator`` will make in a schema: a partition of tomorrow has the
-    grants of none of today.
+    """SELECT on tables that ``creator`` will create in a schema.
+
+    A partition created later doesn't inherit the grants of existing ones.
 
     >>> statements("r", [DefaultGrant("app", "sales")])
     ['alter default privileges for role app in schema sales grant select on tables to r;']
@@ -78,7 +80,7 @@ Need = Grant | Attribute | DefaultGrant
 
 
 def statements(role: str, needs: Iterable[Need]) -> list[str]:
-    """The SQL that gives ``role`` (as SQL writes it) all of this, one statement for each
+    """Returns the SQL that grants ``role`` (as SQL writes it) all of this, a statement per
     privilege.
     """
     names: dict[str, list[str]] = {}
@@ -104,7 +106,7 @@ def statements(role: str, needs: Iterable[Need]) -> list[str]:
 
 
 def sql_name(*parts: str) -> str:
-    """A name as SQL writes it, quoted only where it must be.
+    """Returns a name as SQL writes it, quoted only where necessary.
 
     >>> sql_name("public", "order"), sql_name("Odd")
     ('public."order"', '"Odd"')
@@ -115,7 +117,7 @@ def sql_name(*parts: str) -> str:
 
 
 def columns_of(names: Sequence[str]) -> str:
-    """Columns as GRANT lists them behind a privilege."""
+    """Returns columns as GRANT lists them after a privilege."""
     return f"({', '.join(map(sql_name, names))})"
 
 
@@ -128,5 +130,5 @@ def _before(what: str) -> str:
 
 
 def _comment(why: str) -> str:
-    # A line break would end the comment, and names may hold one.
+    # A line break would end the comment, and names may contain one.
     return f"  -- {''.join(char if char.isprintable() else ' ' for char in why)}" if why else ""

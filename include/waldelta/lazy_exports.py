@@ -1,8 +1,8 @@
-"""What a package exports, loaded by the first use of each name.
+"""Loads a package's exports at the first use of each name.
 
 Importing any module of a package runs the package's ``__init__`` first. DAG parsing, the fork
-server and the pages import single modules: they would load PySpark, Arrow and database drivers for
-names that they never use.
+server and the pages import single modules: without lazy exports they would load PySpark, Arrow and
+database drivers for names that they never use.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def lazy_exports(package: str, **names: str) -> Callable[[str], Any]:
-    """A package's ``__getattr__`` (PEP 562), for names that it exports: per module of the package
-    its names, separated by blanks.
+    """Returns a package's ``__getattr__`` (PEP 562) for the names that it exports.
 
-    A name is looked up in its module each time.
+    ``names`` has per module its names, separated by blanks. A name is looked up in its module each
+    time.
     """
     module_of = {name: module for module, listed in names.items() for name in listed.split()}
 

@@ -28,7 +28,7 @@ class Lsn:
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read PostgreSQL's text form; raises ValueError on anything else."""
+        """Parse PostgreSQL's text form; raises ValueError for anything else."""
         match = _TEXT.match(text)
         if match is None:
             raise ValueError(f"not a WAL position: {text!r}")
@@ -38,12 +38,12 @@ class Lsn:
         return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
 
     def of_record(self, segment_bytes: int) -> Lsn:
-        """Where the last record before this insert position ends, in WAL files of that size.
+        """Returns where the last record before this insert position ends, for a WAL file size.
 
-        The insert position is where the next record begins. When a page is full that is behind the
-        next one's header, which isn't written yet; the last record ends before it, and a reader
-        stops there. (XLogBytePosToRecPtr, which the insert position comes from, and
-        XLogBytePosToEndRecPtr in xlog.c.)
+        The insert position is where the next record begins. When a page is full, that is after the
+        next page's header, which isn't written yet. The last record ends before it, and a reader
+        stops there (XLogBytePosToRecPtr, which the insert position comes from, and
+        XLogBytePosToEndRecPtr in xlog.c).
 
         >>> texts = ["0/5000028", "0/5002018", "0/5002000", "0/5002020", "0/5002028", "0/5000030"]
         >>> [str(Lsn.parse(text).of_record(16 << 20)) for text in texts]
@@ -57,7 +57,7 @@ class Lsn:
         return Lsn(self.value - header) if self.value % _PAGE_BYTES == header else self
 
     def __sub__(self, other: Lsn) -> int:
-        """Bytes of WAL between two positions."""
+        """Returns the bytes of WAL between two positions."""
         return self.value - other.value
 
     def __add__(self, size_bytes: int) -> Lsn:
@@ -73,7 +73,7 @@ class LsnRange:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of WAL in the range."""
+        """Returns the bytes of WAL in the range."""
         return self.end - self.start
 
     def __str__(self) -> str:

@@ -1,8 +1,9 @@
-"""Who may read what waldelta makes on a disk: its owner alone, unless WALDELTA_UMASK grants more.
+"""File permissions: only the owner can read what waldelta writes to a disk, unless WALDELTA_UMASK
+grants more.
 
-Processes here and Spark's Python tasks go by their umask. Spark's JVM doesn't: Hadoop gives every
-file and folder the mode that its setting ``fs.permissions.umask-mode`` leaves, whatever the
-process's umask is.
+Python processes, including Spark's Python tasks, use their umask. Spark's JVM doesn't: Hadoop sets
+every file's and folder's mode by its setting ``fs.permissions.umask-mode``, whatever the process's
+umask is.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _OCTAL = re.compile(r"0?[0-7]{3}")
 
 
 def lake_umask() -> int:
-    """What files and folders of a lake don't grant; raises ConfigError when WALDELTA_UMASK isn't a
-    umask that leaves all to the owner.
+    """Returns the umask of a lake's files and folders.
+
+    Raises ConfigError when WALDELTA_UMASK isn't a umask that leaves all permissions to the owner.
     """
     text = os.environ.get(UMASK_VARIABLE) or f"{OWNER_ONLY:03o}"
     mask = int(text, 8) if _OCTAL.fullmatch(text) else None
@@ -37,19 +39,19 @@ def lake_umask() -> int:
 
 
 def hadoop_settings() -> dict[str, str]:
-    """The same for whatever Spark's JVM writes, driver and executors; raises ConfigError as
-    lake_umask() does.
+    """Returns the same for Spark's JVM, driver and executors; raises ConfigError as
+    lake_umask().
     """
     return {"spark.hadoop.fs.permissions.umask-mode": f"{lake_umask():03o}"}
 
 
 @contextmanager
 def private_files(mask: int | None = None) -> Iterator[None]:
-    """Files and folders made inside, by this process and those that it starts, have this umask;
-    default: lake_umask().
+    """Create files and folders in this block with this umask, also in child processes.
 
-    A umask is the whole process's. So while several of its threads are inside, what any of them
-    denies is denied, and whoever leaves last puts back what was there before.
+    The default is lake_umask(). A umask belongs to the whole process. So while several threads are
+    in such a block, what any of them denies is denied, and the last one to leave restores the
+    earlier umask.
     """
     mask = lake_umask() if mask is None else mask
     _process.enter(mask)
@@ -60,7 +62,7 @@ def private_files(mask: int | None = None) -> Iterator[None]:
 
 
 class _Process:
-    """This process's umask, by what those of its threads deny that are inside."""
+    """This process's umask, combined from the masks of the threads inside a block."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -1,4 +1,4 @@
-"""Quantities as messages and pages show them: a number and what it counts, bytes, a few of many
+"""Formats quantities for messages and pages: a number and what it counts, bytes, a few of many
 names.
 """
 
@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A message that names more is hard to read.
+# A message with more names is hard to read.
 MOST_NAMED = 5
 
 
 def counted(number: float, one: str, more: str | None = None) -> str:
-    """A number and what it counts, in the right grammatical number.
+    """Returns a number and what it counts, in the right grammatical number.
 
     >>> counted(1, "row"), counted(2500, "row"), counted(0, "batch", "batches")
     ('1 row', '2,500 rows', '0 batches')
@@ -20,7 +20,7 @@ def counted(number: float, one: str, more: str | None = None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes for a message.
+    """Returns bytes for a message.
 
     >>> size(8 << 30)
     '8 GB'
@@ -34,7 +34,7 @@ def size(size_bytes: int) -> str:
 
 
 def first_of(names: Sequence[str], most: int = MOST_NAMED, between: str = ", ") -> str:
-    """The first of these names, and how many more there are.
+    """Returns the first of these names, and how many more there are.
 
     >>> first_of(["a", "b"]), first_of(list("abcde"), 3)
     ('a, b', 'a, b, c and 2 more')

@@ -1,8 +1,8 @@
-"""Airflow connections, turned into what a job and the library take: environments and conninfos, at
-execute time.
+"""Converts Airflow connections at execute time into what a job and the library take: environments
+and conninfos.
 
-A password goes from Airflow into the environment of one child process, or into the memory of this
-one; it is registered for masking first, so that a log that repeats it shows asterisks.
+A password goes from Airflow into the environment of one child process, or into this process's
+memory. It is registered for masking first, so that a log that repeats it shows asterisks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Connection
 
-# What Airflow keeps in the environment is no business of the job: its database, keys and other
-# connections.
+# Airflow's own environment is not for the job: its database, keys and other connections.
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
 SPARK_CONNECTION_TYPES = ("spark_connect", "spark")
 
 
 def source_environment(*conn_ids: str) -> dict[str, str]:
-    """The source's connections, each as the one environment variable from which a job reads it."""
+    """Returns the source's connections, each as the environment variable that a job reads."""
     return {
         name: value for conn_id in conn_ids for name, value in _source_variable(conn_id).items()
     }
@@ -48,27 +47,25 @@ def _source_variable(conn_id: str) -> dict[str, str]:
     if connection.extra_dejson.get("iam"):
         connection.login, connection.password, connection.port = hook.get_iam_token(connection)
     _mask(connection.password)
-    # Its JSON form: a URI's host loses upper case, which a socket folder may have.
+    # The JSON form, because a URI's host loses upper case, which a socket folder may have.
     return {f"AIRFLOW_CONN_{conn_id.upper()}": connection.as_json()}
 
 
 def source_conninfo(conn_id: str) -> str:
-    """The source's libpq connection string, for what runs in the task itself."""
+    """Returns the source's libpq connection string, for code that runs in the task itself."""
     from waldelta.postgres.connection import conninfo_from_environment
 
     return conninfo_from_environment(conn_id, source_environment(conn_id))
 
 
 def source_place(conn_id: str) -> tuple[str, int | None, str]:
-    """The source's host, port and database."""
+    """Returns the source's host, port and database."""
     connection = BaseHook.get_connection(conn_id)
     return connection.host or "localhost", connection.port, connection.schema or ""
 
 
 def spark_connection(conn_id: str) -> Connection:
-    """The Spark connection; raises ConfigError when its type isn't one of the two that jobs
-    run on.
-    """
+    """Returns the Spark connection; raises ConfigError for a type that jobs can't use."""
     connection = BaseHook.get_connection(conn_id)
     if connection.conn_type not in SPARK_CONNECTION_TYPES:
         raise ConfigError(
@@ -80,8 +77,8 @@ def spark_connection(conn_id: str) -> Connection:
 
 
 def connect_environment(conn_id: str) -> dict[str, str]:
-    """The address of a Spark Connect server, with its token, as pyspark reads it from the
-    environment.
+    """Returns the environment from which pyspark reads a Spark Connect server's address and
+    token.
     """
     from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
@@ -91,10 +88,10 @@ def connect_environment(conn_id: str) -> dict[str, str]:
 
 
 def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without what belongs to Airflow, plus the given parts."""
+    """Returns this process's environment without Airflow's own variables, plus the given parts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)}
     kept.pop("SPARK_REMOTE", None)
-    # spark-submit and the workers' Python are those installed beside this interpreter.
+    # spark-submit and the workers' Python are those installed with this interpreter.
     kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
     kept.setdefault("PYSPARK_PYTHON", sys.executable)
     kept["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -1,6 +1,4 @@
-"""The folder of pipeline files: each file's pipeline, or why it is refused; the DAGs and the pages
-read it alike.
-"""
+"""The folder of pipeline files: each file's pipeline or error, read by both DAGs and pages."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from waldelta.errors import ConfigError
 
 
 def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:
-    """Every file (``*.yml``, ``*.yaml``) of a folder, by name; of several that can't be beside each
-    other the first counts.
+    """Yields every file (``*.yml``, ``*.yaml``) of a folder by name, with its pipeline or error.
+
+    Of several files that exclude each other, the first is valid.
     """
     taken: dict[str, Path] = {}
     for path in sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")]):
@@ -21,13 +20,15 @@ def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exc
             pipeline = load_pipeline_file(path)
             _refuse_doubles(path, pipeline, taken)
             yield path, pipeline
-        except Exception as err:  # a file that is refused takes no other down
+        except Exception as err:  # A rejected file doesn't affect the others.
             yield path, err
 
 
 def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
-    """Two pipelines with one name would share DAGs; with one slot, each would lose what the other
-    consumed; with one lake, each would apply the other's changes too.
+    """Raise ConfigError for a file that excludes an earlier one.
+
+    Two pipelines with one name would share DAGs. With one slot, each would lose what the other
+    consumed. With one lake, each would apply the other's changes too.
     """
     slot = f"slot {pipeline.source.slot!r} of connection {pipeline.source.conn_id!r}"
     alone = (

@@ -1,6 +1,4 @@
-"""Where things are and how long they may take: everything here that an installation may want to
-change.
-"""
+"""Settings that an installation may want to change: locations and time limits."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from waldelta.errors import ConfigError
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 PIPELINES_VARIABLE = "WALDELTA_PIPELINES"
-# Socket of a fork server on this machine (waldelta.cli.fork_server), by which jobs start at once.
+# Socket of a fork server on this machine (waldelta.cli.fork_server), which starts jobs at once.
 FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 # Seconds before the first retry of a task.
 RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"
@@ -30,16 +28,17 @@ SETUP_TIMEOUT = timedelta(minutes=15)
 STAGE_TIMEOUT = timedelta(hours=2)
 SYNC_TIMEOUT = timedelta(hours=24)
 
-# What is critical and stays so is told again after so long.
+# A critical state that lasts is reported again after this time.
 NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)
 
-# Airflow kills a task 5 s after it asked it to end, so the job gets a little less to end by itself.
+# Airflow kills a task 5 s after asking it to end, so the job gets a little less to end by itself.
 KILL_JOB_AFTER_S = 4.0
 
 
 def retry_delay() -> timedelta:
-    """How long a task's first retry waits: WALDELTA_RETRY_DELAY, in seconds, or 20 of them. Raises
-    ConfigError.
+    """Returns how long a task's first retry waits: WALDELTA_RETRY_DELAY in seconds, default 20.
+
+    Raises ConfigError.
     """
     given = os.environ.get(RETRY_DELAY_VARIABLE) or "20"
     try:
@@ -56,19 +55,22 @@ def retry_delay() -> timedelta:
 
 
 def land_timeout(longest_call_s: float) -> timedelta:
-    """How long landing may take: what was read is read once more to consume it, and neither may be
-    cut off every time.
+    """Returns how long landing may take.
+
+    What was read is read once more to consume it, and neither read may time out every time.
     """
     return 2 * timedelta(seconds=longest_call_s) + STAGE_TIMEOUT
 
 
 def pipelines_folder() -> Path:
-    """Where the pipeline files are: WALDELTA_PIPELINES, or include/pipelines of this repository."""
+    """Returns the folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of this
+    repository.
+    """
     return Path(os.environ.get(PIPELINES_VARIABLE) or REPOSITORY / "include" / "pipelines")
 
 
 def package_folder(name: str) -> Path:
-    """Folder of an installed package, without importing it."""
+    """Returns the folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise ConfigError(
@@ -78,5 +80,5 @@ def package_folder(name: str) -> Path:
 
 
 def application(verb: str) -> Path:
-    """The application that spark-submit runs for a verb."""
+    """Returns the application that spark-submit runs for a verb."""
     return package_folder("spark_jobs") / f"{verb}.py"

@@ -1,5 +1,5 @@
-"""The command line's grammar: each verb with the options that it knows, so that one meant for
-another is refused, not ignored.
+"""The command line's grammar: each verb with its options, so that an option of another verb is
+refused instead of ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
 from waldelta.stages.repair.replay.interval import REPLAY
 
-# A quoted name may have commas of its own.
+# A quoted name may contain commas.
 _LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')
 
 
@@ -31,7 +31,7 @@ def _moment(text: str) -> datetime:
 
 _Options = dict[str, dict[str, Any]]
 
-# Airflow's tasks give these to every verb.
+# Airflow's tasks pass these to every verb.
 _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "--run-id": {
@@ -250,13 +250,13 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     }
 )
 
-# For the tests that hold each verb against Airflow's options and against the documentation.
+# Used by the tests that compare each verb with Airflow's options and the documentation.
 VERBS: Final = tuple(_OWN)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The verb, the file and the verb's options by name; leaves the process with a usage message
-    for anything else.
+    """Returns the verb, the file and the verb's options by name; exits with a usage message on
+    errors.
     """
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs",
@@ -264,7 +264,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, (does, own) in _OWN.items():
-        # An abbreviation that is unique today is another option's tomorrow.
+        # An abbreviation that is unique today may match another option later.
         known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
         known.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
         of_run = known.add_argument_group("options that Airflow passes")
@@ -281,7 +281,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """An option that means nothing beside the others is refused here too."""
+    """Exit with a usage message for options that have no meaning together."""
     asked = [name for name in DECISIONS if getattr(options, name)]
     if len(asked) > 1:
         parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
@@ -292,8 +292,9 @@ def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespa
 
 
 def check_decision(options: argparse.Namespace) -> None:
-    """Raise ConfigError for a decision that can't be: Airflow's form lets people ask for it, and
-    what it meets has to be told there.
+    """Raise ConfigError for an invalid decision.
+
+    Airflow's form allows such decisions, so the error must be reported by the run.
     """
     if options.verb != "quarantine":
         return

@@ -1,4 +1,4 @@
-"""The command line: one verb on one pipeline file; run by people, by Airflow's tasks and by
+"""The command line: one verb on one pipeline file; started by people, Airflow's tasks and
 spark-submit.
 """
 
@@ -36,14 +36,13 @@ log = logging.getLogger("waldelta")
 
 
 def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run what the process was started for and end it at once, with its code, when everything is
-    written.
+    """Run the process's verb, and exit at once with its code when everything is written.
 
-    Arrow's threads call back into Python, since delta-rs gives it a file system written in Python.
-    One that wants the interpreter while that is being taken down is ended by pthread_exit inside
-    C++, which aborts the process: "terminate called without an active exception", after a correct
-    answer (apache/arrow#45017, delta-io/delta-rs#2184). By now sessions, locks and connections are
-    closed, so there is nothing to take down.
+    Arrow's threads call back into Python, because delta-rs gives it a file system written in
+    Python. If one needs the interpreter during shutdown, pthread_exit ends it inside C++, which
+    aborts the process after a correct result: "terminate called without an active exception"
+    (apache/arrow#45017, delta-io/delta-rs#2184). By now sessions, locks and connections are closed,
+    so skipping the shutdown is safe.
     """
     try:
         code = main(arguments)
@@ -54,15 +53,13 @@ def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
         code = 1
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # whoever read it has left
+        with suppress(OSError):  # The reader has closed the stream.
             stream.flush()
     os._exit(code)
 
 
 def run_submitted(verb: str) -> NoReturn:
-    """Run a verb as the application that spark-submit was given: the launchers in ``spark_jobs``
-    call it.
-    """
+    """Run a verb as the application of spark-submit; the launchers in ``spark_jobs`` call this."""
     os.environ.setdefault("WALDELTA_LAUNCHER", "SPARK_SUBMIT")
     run_and_exit([verb, *sys.argv[1:]])
 
@@ -75,14 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Airflow ends a task with SIGTERM: leave by the ordinary way out, so that locks and sessions
-    # are given back.
+    # Airflow ends a task with SIGTERM: exit normally, so that locks and sessions are released.
     signal.signal(signal.SIGTERM, _leave)
     try:
         logging.getLogger("waldelta").setLevel(log_level())
         if log_level() != "DEBUG":
-            # A JVM that is gone is a named error. Py4J logs a stack trace for each call that finds
-            # it so, some by the root logger.
+            # A lost JVM is a named error. Py4J logs a stack trace for each call that finds the JVM
+            # gone, some by the root logger.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)
             logging.getLogger().addFilter(_is_not_of_py4j)
         check_decision(options)
@@ -121,7 +117,7 @@ def _check(pipeline: Pipeline, options: argparse.Namespace) -> None:
     try:
         plan.require()
     except PreflightFailed as err:
-        # The plan has just listed them.
+        # The plan has just listed the problems.
         log.error("PreflightFailed: %s, listed above", counted(len(err.problems), "problem"))
         _write_failure(options, err)
         raise SystemExit(1) from None
@@ -140,7 +136,8 @@ def _show_plan(pipeline: Pipeline, options: argparse.Namespace) -> SetupPlan:
     plan = pipeline.check()
     if options.sql:
         plan.require_for_dba()
-        # Not what the SQL is for; what the pipeline's role itself lacks a DBA grants as well.
+        # Problems that the SQL solves are left out; a DBA also grants what the pipeline's own role
+        # lacks.
         for finding in plan.reported(for_dba=True):
             log.warning("%s", finding)
     text = plan.as_sql() if options.sql else plan.describe()
@@ -180,7 +177,7 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace) -> None:
 
 def _teardown(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.orphans or options.drop:
-        # A file that can't be read may name any slot: that is an error here.
+        # A file that can't be read may name any slot, so it is an error.
         files = sorted(
             path
             for path in options.file.absolute().parent.iterdir()
@@ -209,9 +206,9 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace) -> None:
     if options.verb == REPLAY:
         job = replace(job, run_type="backfill")
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
-    # The report reads PostgreSQL and the ledger; a session of its own would cost more than it does.
+    # The report reads PostgreSQL and the ledger; a session would cost more than the report does.
     key = _session_key(pipeline, options)
-    # Of small tables a reconciliation needs none either, nor does the repair of their rows.
+    # A reconciliation of small tables needs no session either, nor does the repair of their rows.
     opened = deferred_session if options.verb == "reconcile" else open_session
     with nullcontext(None) if options.stage == ["report"] else opened(name, job, key) as spark:
         cause: BaseException | None = None
@@ -254,7 +251,7 @@ def _runner(options: argparse.Namespace) -> Callable[..., RunResult]:
 
 
 def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
-    """Verbs of which the ledger keeps who asked for them."""
+    """Returns the job of a verb for which the ledger records the operator."""
     if options.verb == "quarantine":
         from waldelta.jobs.retry_quarantined import run_accept, run_retry
 
@@ -273,8 +270,9 @@ def _operator_job(options: argparse.Namespace) -> Callable[..., RunResult]:
 
 
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
-    """What one of whose sessions may run at a time: a stage of a verb on a slot; of replays,
-    several at once.
+    """Returns the key of a session that may exist only once: a stage of a verb on a slot.
+
+    Several replays may run at once.
     """
     stages = ",".join(options.stage or ["all"])
     replays = options.verb == REPLAY or (
@@ -308,8 +306,9 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def _log_last(err: BaseException) -> None:
-    """The error that ended the process, as the last line; its stack trace before that where
-    WALDELTA_LOG_LEVEL asks for it.
+    """Log the error that ends the process as the last line, with its stack trace at debug level.
+
+    WALDELTA_LOG_LEVEL sets the level.
     """
     log.debug("stack trace of the error:", exc_info=err)
     described = describe_error(err)

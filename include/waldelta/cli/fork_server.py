@@ -1,15 +1,15 @@
-"""Forks jobs from a process that has imported what they need: a job begins after 0.05 s instead of
-one or two seconds.
+"""Forks jobs from a process that has already imported their modules: a job starts in 0.05 s instead
+of one or two seconds.
 
-``python -m waldelta.cli.fork_server SOCKET``, on a machine that runs Airflow's tasks, beside a warm
-Spark Connect server: then Python's imports are most of what is left of a small run. The tasks find
-it by WALDELTA_FORK_SERVER (waldelta_airflow.launchers.forked_job is the other side) and start a
-process of their own where there is none. It is Python's own idea of a fork server
-(multiprocessing.forkserver) for whole jobs: each is a child in a group of its own, with the
-environment, folder and output of whoever asked.
+``python -m waldelta.cli.fork_server SOCKET`` runs on a machine with Airflow's tasks, together with
+a warm Spark Connect server: then Python's imports are most of what is left of a small run. The
+tasks find it by WALDELTA_FORK_SERVER (waldelta_airflow.launchers.forked_job is the client) and
+start their own process where there is none. It applies Python's idea of a fork server
+(multiprocessing.forkserver) to whole jobs: each is a child in its own process group, with the
+requesting task's environment, folder and output.
 
-The socket is the owner's alone, and the server answers no other user. A job ends with the task that
-asked for it. A server whose code was replaced on disk starts itself anew, so that no job runs old
+Only the owner can open the socket, and the server serves no other user. A job ends with the task
+that requested it. A server whose code was replaced on disk restarts itself, so that no job runs old
 code.
 """
 
@@ -40,9 +40,9 @@ from waldelta.fork_socket import other_end, receive_request
 log = logging.getLogger("waldelta.fork_server")
 
 KILL_CHILD_AFTER_S = 3.0
-# Shorter than the other side's patience: whoever has given up starts a process itself.
+# Shorter than the client's timeout, after which the client starts a process itself.
 _REQUEST_TIMEOUT_S = 2.0
-# What a job's first seconds go into.
+# The modules that a job's first seconds are spent on.
 _NEEDED = (
     "pyspark.sql.connect.session",
     "waldelta.cli.command_line",
@@ -59,7 +59,7 @@ _NEEDED = (
 
 @dataclass(slots=True)
 class _Job:
-    """A child, who asked for it, and until when it may end by itself."""
+    """A child, the socket of the requesting task, and the time by which it must have ended."""
 
     pid: int
     asker: socket.socket
@@ -81,8 +81,9 @@ class ForkServer:
         self._stale = False
 
     def serve(self) -> bool:
-        """Fork jobs until SIGTERM, with which they end too, or until the code on disk is another:
-        then it's True.
+        """Fork jobs until SIGTERM, which also ends them, or until the code on disk has changed.
+
+        Returns True if the code has changed.
         """
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._leave)
@@ -115,7 +116,9 @@ class ForkServer:
                 os.read(self._woken, 4096)
         elif source is self._listener:
             self._accept()
-        else:  # nobody says anything after the request: the task has ended
+        else:
+            # The client sends nothing after the request, so the socket is readable only when the
+            # task has ended.
             self._selector.unregister(source)
             for job in self._jobs.values():
                 if job.asker is source:
@@ -125,7 +128,7 @@ class ForkServer:
     def _accept(self) -> None:
         try:
             asker, _ = self._listener.accept()
-        except OSError as err:  # no descriptor is left: whoever waits there starts a process itself
+        except OSError as err:  # No descriptor is left: the waiting client starts a process itself.
             log.warning("nobody can be answered: %s", err)
             time.sleep(0.1)
             return
@@ -162,12 +165,13 @@ class ForkServer:
             return
         os.close(output)
         self._selector.register(asker, selectors.EVENT_READ)
-        with contextlib.suppress(OSError):  # gone already: the selector tells
+        # The client is gone already, and the selector reports it.
+        with contextlib.suppress(OSError):
             asker.sendall(f"started {pid} {os.getpid()}\n".encode())
 
     def _fork(self, asker: socket.socket, request: dict[str, Any], output: int) -> int | None:
-        # A signal in here would find no entry of the job, or in the child the handler that ends the
-        # others' jobs.
+        # A signal between fork and registration would miss the job, or in the child run the handler
+        # that ends other jobs.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             pid = os.fork()
@@ -210,7 +214,7 @@ class ForkServer:
                 os.umask(umask)
             sys.argv = ["spark_jobs", *request["arguments"]]
             logging.getLogger().handlers.clear()
-            gc.set_threshold(100_000, 50, 50)  # as in __main__; what was imported stays frozen
+            gc.set_threshold(100_000, 50, 50)  # As in __main__; what was imported stays frozen.
             gc.enable()
         except BaseException:
             traceback.print_exc()
@@ -227,11 +231,10 @@ class ForkServer:
                 return
             if pid == 0:
                 return
-            if (
-                job := self._jobs.pop(pid, None)
-            ) is None:  # an orphan's, where this is process 1 of a container
+            if (job := self._jobs.pop(pid, None)) is None:
+                # The child belonged to another process, where this one is process 1 of a container.
                 continue
-            if job.deadline is not None:  # what it started may not have listened
+            if job.deadline is not None:  # The job's own children may have ignored the signal.
                 _signal(pid, signal.SIGKILL)
             with contextlib.suppress(KeyError):
                 self._selector.unregister(job.asker)
@@ -250,7 +253,7 @@ class ForkServer:
                 _signal(job.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Take no more jobs; may be called again."""
+        """Accept no more jobs; may be called again."""
         if self._listener.fileno() < 0:
             return
         with contextlib.suppress(KeyError):
@@ -260,8 +263,8 @@ class ForkServer:
 
 
 def code_stamp() -> str:
-    """Changes with any of our modules, and whenever anything is installed beside them or
-    removed.
+    """Returns a digest that changes with any of our modules, and with any installation or
+    removal.
     """
     ours = Path(waldelta.__file__ or "").parent
     installed = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
@@ -276,13 +279,14 @@ def code_stamp() -> str:
 
 
 def code_place() -> str:
-    """Where the modules are that a job of this server runs."""
+    """Returns the folder of the modules that this server's jobs run."""
     return str(Path(waldelta.__file__ or "").resolve().parent)
 
 
 def _listen(path: Path) -> socket.socket:
-    """Appear at ``path`` once connections are taken, and not before: who finds it connects at
-    once.
+    """Create the socket at ``path`` only once connections are accepted.
+
+    A client that finds it connects at once.
     """
     if path.exists() and (not path.is_socket() or _answers(path)):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -294,7 +298,7 @@ def _listen(path: Path) -> socket.socket:
     finally:
         os.umask(before)
     listener.listen()
-    coming.replace(path)  # a killed server's is gone with it
+    coming.replace(path)  # This replaces the socket of a killed server.
     return listener
 
 
@@ -307,7 +311,7 @@ def _answers(path: Path) -> bool:
 
 
 def _has_hung_up(asker: socket.socket) -> bool:
-    """Whether who asked has given up meanwhile, and started a process itself."""
+    """Returns whether the client has given up, and started a process itself."""
     asker.setblocking(False)
     try:
         return not asker.recv(1, socket.MSG_PEEK)
@@ -321,17 +325,17 @@ def _signal(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         try:
             os.killpg(group, number)
-        except ProcessLookupError:  # forked, and not yet the leader of its group
+        except ProcessLookupError:  # The child was forked, and isn't the leader of its group yet.
             os.kill(group, number)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Import, then serve on the socket named."""
+    """Import the modules, then serve on the given socket."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
-    code = code_stamp()  # first: an upgrade while the modules are being imported must show
+    code = code_stamp()  # Computed first, so that an upgrade during the imports is detected.
     for name in _NEEDED:
         importlib.import_module(name)
     importlib.import_module(
@@ -342,7 +346,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     gc.collect()
     gc.disable()
-    gc.freeze()  # a collection would write to every page that the jobs share
+    gc.freeze()  # A collection would write to every page that the jobs share.
     try:
         server = ForkServer(Path(arguments[0]), code)
     except OSError as err:

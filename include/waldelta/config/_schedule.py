@@ -1,5 +1,5 @@
-"""Schedules in the pipeline file: cron expressions, taken as the DAGs' timetable takes them, where
-no Airflow is installed.
+"""Schedules in the pipeline file: cron expressions, validated without Airflow as the DAGs'
+timetable reads them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-# A name of Airflow's alone; the others are croniter's too.
+# A preset of Airflow's alone; croniter knows the others too.
 _PRESETS = {"@quarterly": "0 0 1 */3 *"}
-# croniter draws another time for it whenever the expression is read.
+# croniter draws a new random time whenever it reads the expression.
 _RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 _REMEDY = (
     "write five fields such as '*/10 * * * *', or @hourly, @daily, @weekly, @monthly, @quarterly,"
@@ -21,8 +21,9 @@ _REMEDY = (
 
 
 def check_schedule(text: str) -> str:
-    """The schedule as it is written; raises ValueError for one that the DAGs can't run by."""
-    # Its import takes as long as the rest of a pipeline file that has no schedule.
+    """Returns the schedule as written; raises ValueError for one that the DAGs can't use."""
+    # Imported only when needed: the import takes as long as the rest of a pipeline file without a
+    # schedule.
     from croniter import croniter
 
     try:
@@ -32,7 +33,7 @@ def check_schedule(text: str) -> str:
     if _RANDOM.search(text):
         raise ValueError(f"a random time, which changes whenever Airflow reads the file: {_REMEDY}")
     try:
-        # An interval needs both: Airflow runs at the end of one, which begins at the time before.
+        # An interval needs both: Airflow runs at its end, and it begins at the previous time.
         times.get_prev()
         times.get_next()
     except Exception as err:

@@ -1,4 +1,4 @@
-"""A refused file: each problem with its place, and what to write there."""
+"""Errors of a rejected file: each problem with its place and remedy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class StrictModel(BaseModel):
 
 
 def read_yaml(text: str) -> Any:
-    """The document of a YAML file; raises yaml.YAMLError, also for keys that are written twice, of
-    which YAML takes the last.
+    """Returns the document of a YAML file; raises yaml.YAMLError, also for duplicate keys.
+
+    YAML itself would take the last one.
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -34,8 +35,9 @@ def read_yaml(text: str) -> Any:
 
 
 def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) -> Iterator[str]:
-    """The place and the lines of each key that its mapping has twice; ``seen`` are nodes that
-    aliases name again.
+    """Yields the place and the lines of each duplicate key of a mapping.
+
+    ``seen`` are nodes that were visited, because aliases refer to them again.
     """
     if id(node) in seen:
         return
@@ -57,9 +59,9 @@ def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) ->
 
 
 def problems(err: ValidationError, model: type[BaseModel]) -> list[str]:
-    """The place of each problem that validation by the model found, and what to write there."""
+    """Returns the place and remedy of each problem that validation by the model found."""
     found: list[dict[str, Any]] = [dict(error) for error in err.errors()]
-    # Of a list whose only entry is refused pydantic says too that it is empty.
+    # For a list whose only entry is invalid, pydantic also reports that it is empty.
     found = [
         e
         for e in found
@@ -92,9 +94,7 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
 
 
 def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:
-    """What to do about an unknown key: where a key of that name belongs, else the nearest key of
-    its place.
-    """
+    """Returns the remedy for an unknown key: where that key belongs, else the nearest key there."""
     key, known = str(loc[-1]), _keys(model, loc[:-1])
     if places := [place for place in _places(model, key) if place != key]:
         return f"unknown key here: write it as {' or '.join(places)}"
@@ -104,7 +104,7 @@ def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:
 
 
 def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
-    """The keys that a place of the file may have."""
+    """Returns the keys that a place of the file may have."""
     kind: Any = model
     for part in loc:
         of = _model_of(kind)
@@ -113,7 +113,7 @@ def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
                 (f.annotation for name, f in of.model_fields.items() if part in (name, f.alias)),
                 None,
             )
-        else:  # an entry of a list or mapping
+        else:  # The part is an entry of a list or mapping.
             kind = next((a for a in reversed(get_args(kind)) if a is not Ellipsis), None)
     found = _model_of(kind)
     return (
@@ -122,7 +122,7 @@ def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
 
 
 def _places(model: type[BaseModel], key: str, above: str = "") -> Iterator[str]:
-    """Where in the file a key of this name belongs."""
+    """Yields where in the file a key of this name belongs."""
     for name, field in model.model_fields.items():
         written = f"{above}{field.alias or name}"
         if key == (field.alias or name):
@@ -136,7 +136,7 @@ def _places(model: type[BaseModel], key: str, above: str = "") -> Iterator[str]:
 
 
 def _model_of(kind: Any) -> type[BaseModel] | None:
-    """The model of a field, also of one that may be left out."""
+    """Returns the model of a field, also of an optional one."""
     if get_origin(kind) in (Union, UnionType):
         return next(
             (found for arg in get_args(kind) if (found := _model_of(arg)) is not None), None

@@ -1,7 +1,7 @@
-"""Environment variables in a pipeline file: which ones it may use, and their values in its texts.
+"""Environment variables in a pipeline file: which ones are allowed, and their replacement in texts.
 
-Airflow's API server and DAG processor read pipeline files too, and their environment holds keys and
-passwords.
+Airflow's API server and DAG processor read pipeline files too, and their environment contains keys
+and passwords.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 import re
 
 VARIABLE_PREFIX = "WALDELTA_"
-# Other variables that the operator lets pipeline files use, separated by commas.
+# Names other variables that the operator allows in pipeline files, separated by commas.
 ALLOWED_VARIABLES = "WALDELTA_ALLOWED_VARIABLES"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def expand(text: str) -> str:
-    """Replace each ``${NAME}`` by the variable's value; raises ValueError for one that isn't set,
-    or isn't for pipeline files.
+    """Replace each ``${NAME}`` by the variable's value.
+
+    Raises ValueError for a variable that isn't set, or isn't allowed in pipeline files.
     """
     return _VARIABLE.sub(_value, text)
 

@@ -34,12 +34,12 @@ Severity = Literal["critical", "warning"]
 Gate = Literal["warn", "quarantine", "stop"]
 _SYNCED = "that has been synced"
 _SUFFIXES = (".yml", ".yaml")
-# A file that ends so, whatever the case, was meant to be read as well.
+# A file with one of these suffixes, in any case, was meant to be read as well.
 _MEANT = (*_SUFFIXES, ".json")
 
 
 class OwnExpectation(StrictModel):
-    """One expectation by Great Expectations' name for it, with its arguments."""
+    """One expectation by its Great Expectations name, with its arguments."""
 
     type: str = Field(
         min_length=1,
@@ -56,8 +56,9 @@ class OwnExpectation(StrictModel):
     @field_validator("kwargs")
     @classmethod
     def _sets_of_values(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Without a null in ``value_set``: Spark would take no other value for certainly outside of
-        the set, and none would fail.
+        """Remove null from ``value_set``: with it, Spark treats no other value as outside the set.
+
+        The expectation would never fail.
         """
         values = kwargs.get("value_set")
         if not isinstance(values, (list, tuple, set)) or None not in values:
@@ -66,7 +67,7 @@ class OwnExpectation(StrictModel):
 
     @property
     def meaning(self) -> str:
-        """What it is called: its notes, else its type and the columns that it is about.
+        """Returns the expectation's name: its notes, else its type and columns.
 
         >>> kwargs = {"column_A": "a", "column_B": "b", "column_index": 1}
         >>> OwnExpectation(type="expect_x", kwargs=kwargs).meaning
@@ -88,19 +89,17 @@ class OwnSuite(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class OwnSuiteFile:
-    """A suite and the file it came from, so that problems found later can name their place."""
+    """A suite and its file, so that problems found later can name their place."""
 
     path: Path
     suite: OwnSuite
 
     def place(self, number: int) -> str:
-        """Where expectation ``number`` (from 0) stands."""
+        """Returns the place of expectation ``number`` (from 0)."""
         return f"{self.path}: expectations[{number}]"
 
     def meaning(self, number: int) -> str:
-        """What that expectation is called, as no other of the file is: its results are told from
-        theirs by it.
-        """
+        """Returns the expectation's name, unique in its file, which identifies its results."""
         meanings = [item.meaning for item in self.suite.expectations]
         is_alone = meanings.count(meanings[number]) == 1
         return meanings[number] if is_alone else f"{meanings[number]} (expectations[{number}])"
@@ -108,8 +107,8 @@ class OwnSuiteFile:
 
 @dataclass(frozen=True, slots=True)
 class OwnSuites:
-    """The suites of tables, why those of others are refused, and what is to be said of files that
-    fit no table.
+    """The suites of tables, the errors of rejected ones, and messages about files without a
+    table.
     """
 
     by_table: Mapping[str, OwnSuiteFile] = field(default_factory=dict)
@@ -118,10 +117,10 @@ class OwnSuites:
 
 
 def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = _SYNCED) -> OwnSuites:
-    """Read the suites of these tables, and say ``which`` they are of files that fit none; raises
-    ConfigError when there is no folder.
+    """Read the suites of these tables; raises ConfigError when there is no folder.
 
-    A file that is refused is that of its table alone.
+    ``which`` describes the tables in messages about files without a table. A rejected file affects
+    only its own table.
     """
     if folder is None:
         return OwnSuites()
@@ -133,7 +132,7 @@ def read_own_suites(folder: Path | None, tables: Iterable[str], which: str = _SY
 
 
 def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
-    """Each file of a folder, or why it is refused."""
+    """Returns each file of a folder, or the error that rejects it."""
     found: dict[Path, OwnSuiteFile | ConfigError] = {}
     for path in sorted(p for p in folder.glob("*") if p.suffix.lower() in _MEANT):
         try:
@@ -148,9 +147,9 @@ def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
 def assign_suites(
     files: Mapping[Path, OwnSuiteFile | ConfigError], tables: Iterable[str], which: str = _SYNCED
 ) -> OwnSuites:
-    """Give each table its suite, or why it is refused.
+    """Assign each table its suite, or the error that rejects it.
 
-    A stem is ``schema.table`` or, where only one schema has it, the table's name alone.
+    A file's stem is ``schema.table`` or, where only one schema has it, the table's name alone.
     """
     known = {name: split_table_name(name) for name in tables}
     fitting: dict[str, list[Path]] = {}

@@ -32,17 +32,16 @@ TableName = Annotated[
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
 _SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
-# URLs drop or encode these, Hadoop takes some for patterns: a lake in two folders, or in somebody
-# else's.
+# URLs drop or encode these characters, and Hadoop takes some for patterns: a lake could end up in
+# two folders, or in another one.
 _UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
-# What a slow server's statement timeout is raised to, unless the file says more.
+# The most that a slow server's statement timeout is raised to, unless the file sets more.
 LONGEST_TIMEOUT_S = 3 * 3600
 _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
 
 
 def split_table_name(name: str) -> tuple[str, str]:
-    """Split ``schema.table`` into its parts; parts with dots or upper case are double-quoted as in
-    SQL.
+    """Split ``schema.table``; parts with dots or upper case are double-quoted as in SQL.
 
     >>> split_table_name('public."odd.name"')
     ('public', 'odd.name')
@@ -78,7 +77,7 @@ class TableEntry(StrictModel):
 
 
 class Publication(StrictModel):
-    """A publication the slot reads: tables, schemas or everything, and what of them."""
+    """A publication that the slot reads: tables, schemas or all tables, and the operations."""
 
     name: str = Field(min_length=1, max_length=63)
     publish: tuple[Operation, ...] = ("insert", "update", "delete", "truncate")
@@ -196,19 +195,19 @@ class Source(StrictModel):
 
     @property
     def conn_ids(self) -> list[str]:
-        """The connections that a run needs: the primary's, and that of the standby it reads from,
-        if any.
+        """Returns the connections that a run needs: the primary's, and its standby's if
+        configured.
         """
         return [self.conn_id, *([self.read_from] if self.read_from is not None else [])]
 
     @property
     def publication_names(self) -> list[str]:
-        """The publications' names, as listed."""
+        """Returns the publications' names, as listed."""
         return [publication.name for publication in self.publications]
 
 
 class TargetTable(StrictModel):
-    """What feeds one target, and how it is kept."""
+    """The source mapping of one target, and its mode and types."""
 
     source: TableName | None = Field(
         None,
@@ -344,9 +343,7 @@ class Target(StrictModel):
 
     @property
     def written_root(self) -> str:
-        """The root as the file has it: variables of the environment are not replaced by their
-        values.
-        """
+        """Returns the root as the file has it, with environment variables not replaced."""
         return self._written_root
 
     @field_validator("root")
@@ -393,12 +390,12 @@ class Target(StrictModel):
         return self
 
     def types_of(self, table_name: str) -> TypeOptions:
-        """The type options of one table, named as PostgreSQL prints it."""
+        """Returns the type options of one table, named as PostgreSQL prints it."""
         own = self.tables.get(table_name)
         return own.types.over(self.types) if own else self.types
 
     def deletion_vectors_of(self, table: str) -> bool:
-        """Whether this table's commits mark rows as gone."""
+        """Returns whether this table's commits write deletion vectors."""
         own = self.tables.get(table)
         return (
             self.deletion_vectors
@@ -407,32 +404,32 @@ class Target(StrictModel):
         )
 
     def mode_of(self, table: str) -> TargetMode:
-        """What this table's target keeps of rows that are changed or deleted."""
+        """Returns the mode of this table's target."""
         own = self.tables.get(table)
         return own.mode if own else "mirror"
 
     def where_of(self, table: str) -> str | None:
-        """The filter of this table's target, as it is written."""
+        """Returns the filter of this table's target, as written."""
         own = self.tables.get(table)
         return own.where if own else None
 
     def copies(self, table: str) -> bool:
-        """Whether syncs copy this table's rows."""
+        """Returns whether syncs copy this table's rows."""
         own = self.tables.get(table)
         return own is None or own.copied
 
     def recopies(self, table: str) -> bool:
-        """Whether runs copy this table again without being asked where only a copy is exact."""
+        """Returns whether runs copy this table again by themselves where only a copy is exact."""
         return self.policy_of(table) == "evolve" and self.copies(table)
 
     def policy_of(self, table: str) -> SchemaPolicy:
-        """What to do when this table's columns change."""
+        """Returns what to do when this table's columns change."""
         own = self.tables.get(table)
         return (own.schema_changes if own else None) or self.schema_changes
 
 
 class Batch(StrictModel):
-    """Bounds of one bite of the slot, and of its application."""
+    """Limits of one read window of the slot, and of its apply."""
 
     max_changes: int = Field(1_000_000, ge=1)
     wal_window_mb: int = Field(512, ge=16, description="WAL decoded by one call at the most")
@@ -445,7 +442,7 @@ class Batch(StrictModel):
 
     @property
     def longest_timeout_s(self) -> int:
-        """How long one call may take at the most, once the timeout was raised."""
+        """Returns the longest timeout of one call, once the timeout was raised."""
         return max(LONGEST_TIMEOUT_S, self.statement_timeout_s)
 
 
@@ -464,16 +461,14 @@ class Maintenance(StrictModel):
 
     @property
     def keeps_rows(self) -> timedelta:
-        """How far back the ledger's rows reach."""
+        """Returns how far back the ledger's rows go."""
         return max(
             timedelta(days=self.keep_changes_days), timedelta(hours=self.keep_versions_hours)
         )
 
 
 class SlotLimits(StrictModel):
-    """When the slot's backlog is worth a warning: by the WAL it holds back, and by the time until
-    its limit is reached.
-    """
+    """When the slot's backlog is reported: by the WAL it keeps, and by the time until its limit."""
 
     warn_mb: int = Field(5_000, ge=1)
     critical_mb: int = Field(50_000, ge=1)
@@ -493,7 +488,7 @@ class SlotLimits(StrictModel):
 
 
 class Notification(StrictModel):
-    """Who is told of failures of some classes."""
+    """A notifier for failures of some error classes."""
 
     # Not "on", which YAML reads as true.
     errors: tuple[str, ...] = Field(
@@ -561,13 +556,12 @@ class PipelineFile(StrictModel):
 
     @property
     def pool(self) -> str:
-        """The Airflow pool in which this slot's runs are scheduled."""
+        """Returns the Airflow pool in which this slot's runs are scheduled."""
         return f"waldelta_{self.source.slot}"
 
 
 def load_pipeline_file(path: str | Path) -> PipelineFile:
-    """Read and validate a pipeline file; raises ConfigError that lists every problem with its
-    place.
+    """Read and validate a pipeline file; raises ConfigError with every problem and its place.
 
     Folders in it are absolute afterwards.
     """
@@ -597,9 +591,7 @@ def load_pipeline_file(path: str | Path) -> PipelineFile:
 
 
 def _placed(pipeline: PipelineFile, folder: Path) -> Quality:
-    """With absolute folders: who reads the file stands elsewhere, Airflow's tasks in a folder of
-    Airflow's.
-    """
+    """Returns the quality settings with absolute folders, because Airflow's tasks run elsewhere."""
     quality = pipeline.quality
     default = folder.parent / "expectations" / pipeline.pipeline
     suites = folder / quality.suites if quality.suites else default if default.is_dir() else None
@@ -615,6 +607,6 @@ def _placed(pipeline: PipelineFile, folder: Path) -> Quality:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the pipeline file, for editors."""
+    """Returns the JSON Schema of the pipeline file, for editors."""
     schema = PipelineFile.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

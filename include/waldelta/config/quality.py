@@ -1,4 +1,4 @@
-"""The pipeline file's ``quality``: what is checked after each run, and from when on it is worth a
+"""The pipeline file's ``quality``: what is checked after each run, and when a result is a
 warning.
 """
 
@@ -19,16 +19,16 @@ _FILE_URI = re.compile(r"file:///[^/~]")
 
 # Stores whose URIs begin with a bucket or container, perhaps of an account.
 _IN_BUCKETS = frozenset({"s3", "s3a", "gs", "abfs", "abfss"})
-# What delta-rs, Arrow and Hadoop all write to.
+# Schemes that delta-rs, Arrow and Hadoop can all write to.
 _SCHEMES = _IN_BUCKETS | {"file", "hdfs"}
 _BUCKET = re.compile(r"//[^/@:]+(@[^/@:]+)?(:\d+)?(/|$)")
 
 
 def check_folder_uri(value: str) -> None:
-    """Raises ValueError for a URI that names no folder: of an unknown scheme, without a bucket, a
-    file: URI without an absolute path.
+    """Raise ValueError for a URI that names no folder.
 
-    In file://tmp/x the folder tmp is a host, so that /x would be written. Other values pass.
+    That is a URI of an unknown scheme or without a bucket, or a file: URI without an absolute path.
+    In file://tmp/x, tmp is a host, so /x would be written. Other values pass.
     """
     scheme, _, rest = value.partition(":")
     if rest.startswith("//") and scheme.lower() not in _SCHEMES:
@@ -43,7 +43,8 @@ def check_folder_uri(value: str) -> None:
         if rest.startswith("//") and ".." in rest.split("/"):
             raise ValueError("a store knows no parent folder: write the path without ..")
         return
-    # What begins no absolute path: a host, this folder, a home that only a shell knows.
+    # Parts that don't begin an absolute path: a host, the current folder, a home that only a shell
+    # knows.
     parts = [part for part in rest.split("/") if part]
     path = "/" + "/".join(
         dropwhile(lambda part: part in ("localhost", ".", "..") or part.startswith("~"), parts)
@@ -74,9 +75,7 @@ class Reconcile(StrictModel):
 
 
 class Freshness(StrictModel):
-    """How far the targets may be behind the source when a run checks them; null: that isn't
-    judged.
-    """
+    """How far the targets may lag behind the source when a run checks them; null: not judged."""
 
     warn_seconds: int | None = Field(
         3600,
@@ -99,7 +98,9 @@ class Freshness(StrictModel):
 
 
 class Drift(StrictModel):
-    """When a target's row count, or the distribution of its columns, isn't as in earlier runs."""
+    """When a target's row count, or the distribution of its columns, counts as a profile
+    anomaly.
+    """
 
     enabled: bool = True
     after_runs: int = Field(

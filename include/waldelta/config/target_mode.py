@@ -1,8 +1,9 @@
-"""Target modes: what a target keeps of rows that the source changed or deleted, and which columns
-of ours tell it.
+"""Target modes: what a target keeps of rows that the source changed or deleted, and the metadata
+columns for it.
 
-``mirror`` keeps nothing, ``soft_delete`` the last state of deleted rows, ``history`` every state
-that a transaction left (a slowly changing dimension of type 2), ``changelog`` every change. Pure.
+``mirror`` keeps nothing, ``soft_delete`` the last state of deleted rows. ``history`` keeps every
+state at the end of a transaction (a slowly changing dimension of type 2), ``changelog`` every
+change. Pure.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _COLUMNS: Mapping[TargetMode, Mapping[str, str]] = {
 
 
 def mode_columns(mode: TargetMode, key: Mapping[str, str]) -> dict[str, str]:
-    """The columns that a target of this mode has besides a mirror's, with their Spark types;
-    ``key`` are its key's.
+    """Returns the columns that this mode adds to a mirror's, with Spark types; ``key`` are key
+    columns.
 
     >>> mode_columns("soft_delete", {"id": "int"})
     {'_wd_deleted': 'boolean', '_wd_deleted_at': 'timestamp'}
@@ -60,7 +61,7 @@ def mode_columns(mode: TargetMode, key: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_key(mode: TargetMode, table: str, key: Sequence[str]) -> None:
-    """Raises ModeRefused when rows of this mode couldn't be told apart."""
+    """Raise ModeRefused when this mode needs a key that the table lacks."""
     if mode in (SOFT_DELETE, HISTORY) and not key:
         raise ModeRefused(
             f"{table} has no key, so the states of its rows can't be told apart: mode {mode} needs"
@@ -69,8 +70,9 @@ def check_key(mode: TargetMode, table: str, key: Sequence[str]) -> None:
 
 
 def check_change(table: str, held: str | None, wanted: TargetMode) -> None:
-    """Raises ModeRefused when another mode would take away what the target has kept; a mirror has
-    kept nothing.
+    """Raise ModeRefused when another mode would lose what the target has kept.
+
+    A mirror has kept nothing.
 
     >>> check_change("public.t", None, "history")
     """
@@ -83,6 +85,6 @@ def check_change(table: str, held: str | None, wanted: TargetMode) -> None:
 
 
 def check_mirror(verb: str, table: str, mode: TargetMode, remedy: str) -> None:
-    """Raises ModeRefused for a verb that would overwrite what a mode keeps."""
+    """Raise ModeRefused for a verb that would overwrite what a mode keeps."""
     if mode != MIRROR:
         raise ModeRefused(f"{table} is kept as {mode}, which {verb} would overwrite: {remedy}")

@@ -1,6 +1,4 @@
-"""Type options: which types in the lake an engineer chooses for values that have no single obvious
-one there.
-"""
+"""Type options: the lake's types for values that have several possible ones."""
 
 from __future__ import annotations
 
@@ -43,39 +41,43 @@ class _Options(StrictModel):
 
 
 class TypeOptions(_Options):
-    """The types in force. What such a type can't hold exactly stands verbatim in ``_wd_raw``."""
+    """The types in force; a value that such a type can't store exactly is stored raw in
+    ``_wd_raw``.
+    """
 
     numeric: NumericType = Field("string", description=_NUMERIC_HELP)
-    # BaseModel has a method of that name.
+    # BaseModel has a method named json.
     json_type: JsonType = Field("string", alias="json", description=_JSON_HELP)
     text: tuple[str, ...] = Field((), description=_TEXT_HELP)
 
     @property
     def need_raw(self) -> bool:
-        """Whether some value may stand in ``_wd_raw`` alone because of a choice made here."""
+        """Returns whether these options may store a value only in ``_wd_raw``."""
         return (self.numeric, self.json_type) != ("string", "string")
 
     @property
     def numeric_scale(self) -> int | None:
-        """The digits behind the point of ``decimal(38,s)``; None for another choice."""
+        """Returns the scale of ``decimal(38,s)``; None for another option."""
         found = _DECIMAL.match(self.numeric)
         return int(found[1]) if found else None
 
     @property
     def comparable(self) -> TypeOptions:
-        """The same for columns that rows are found by: a variant has no equality."""
+        """Returns the options for key columns, without variant, because a variant has no
+        equality.
+        """
         return self.model_copy(update={"json_type": "string"})
 
 
 class TableTypeOptions(_Options):
-    """One table's; None where the pipeline's hold."""
+    """One table's options; None where the pipeline's apply."""
 
     numeric: NumericType | None = Field(None, description=_NUMERIC_HELP)
     json_type: JsonType | None = Field(None, alias="json", description=_JSON_HELP)
     text: tuple[str, ...] | None = Field(None, description=_TEXT_HELP)
 
     def over(self, options: TypeOptions) -> TypeOptions:
-        """These where given, else ``options``."""
+        """Returns these options where set, else ``options``."""
         return options.model_copy(update=self.model_dump(exclude_none=True))
 
 

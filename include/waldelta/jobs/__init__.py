@@ -1,4 +1,4 @@
-"""One file a job: its stages in order."""
+"""Jobs: one file per job, with its stages in order."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,4 @@
-"""The stages that several jobs end with: check the targets, and report how far behind the lake
-is.
-"""
+"""The stages that end several jobs: check the targets, and report the replication lag."""
 
 from __future__ import annotations
 
@@ -25,10 +23,11 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     """Check the targets that the run changed; raises QualityFailed when a critical expectation
     failed.
 
-    Where rows in quarantine were decided on, that alone may change what is found.
+    After decisions on quarantined rows all their targets are checked, because a decision alone may
+    change a result.
     """
     decided = result.verb == "quarantine"
-    # Without a changed row, too, rows may have entered quarantine or left it: one that was deleted,
+    # Without a changed row, rows may still have entered or left quarantine: one that was deleted,
     # or all of an earlier copy's.
     unchanged = {
         name: table for name, table in result.tables.items() if not (table.changed or decided)
@@ -36,7 +35,8 @@ def check_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
     quiet = [
         name for name, table in unchanged.items() if table.passed_by or result.verb != "consume"
     ]
-    if not job.pipeline.quality.enabled:  # no check tells it of the others
+    # Without checks, nothing else records the other tables' results.
+    if not job.pipeline.quality.enabled:
         quiet += result.tables.keys() - unchanged.keys()
     if quiet:
         record_current(job, quiet)
@@ -56,8 +56,8 @@ def check_tables(
     stage: StageResult,
     tables: Sequence[str],
 ) -> None:
-    """Check these targets and add what was found to the result; raises QualityFailed when a
-    critical expectation failed.
+    """Check these targets and add the results; raises QualityFailed for failed critical
+    expectations.
     """
     from waldelta.stages.check import RunOutcome
     from waldelta.stages.check.check import check
@@ -75,7 +75,7 @@ def check_tables(
         name: table.version for name, table in result.tables.items() if table.version is not None
     }
     quick = quick_targets(job, result, tables)
-    # What was copied is all new: none of it is known from an earlier run.
+    # A copy's rows are all new, so nothing is known of them from an earlier run.
     touched = () if result.verb == "sync" else quick
     rules = read_rules(job, result, tables, touched)
     left = RunOutcome(versions, frozenset(quick), rules, is_concurrent=result.verb == "quarantine")
@@ -88,15 +88,15 @@ def check_tables(
 
 
 def report_stage(_: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Say how far behind the lake is now, and print the summary."""
+    """Record how far the lake lags behind now, and print the summary."""
     with job.connect_slot("report") as connection:
         position = slot_position(connection, job)
         confirmed = confirmed_lsn(connection, job.pipeline.source.slot)
         slot = read_slot(connection, job.pipeline.source.slot)
         unreadable = read_unreadable(connection, job.pipeline.source)
     result.warnings += [text for text in unreadable if text not in result.warnings]
-    # What was read and holds nothing for us is no lag, though a slot isn't moved for less than a
-    # WAL file.
+    # WAL that was read and has nothing to land is no lag, although a slot isn't moved for less than
+    # a WAL file.
     read = max(confirmed, Lsn.parse(result.end_lsn)) if result.end_lsn else confirmed
     result.lag_bytes = position.lag_of(read)
     result.slot_after = None if slot is None else reading(slot, result.lag_bytes, now())

@@ -1,6 +1,4 @@
-"""Runs the stages of a job in order and records what each did; every job of this package is made of
-stages.
-"""
+"""Runs the stages of a job in order and records what each did."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 Stage = Callable[["SparkSession", Job, RunResult, StageResult], None]
 log = logging.getLogger(__name__)
 
-# What a stage builds on; without it the stage is left out. What apply did to the other tables is
-# worth checking.
+# The stages that a stage depends on; if one failed, it is skipped. After a failed apply, other
+# tables are worth checking.
 _BUILDS_ON = {"apply": {"land"}, "check": {"land"}}
 
 
@@ -36,12 +34,11 @@ def run_stages(
     stages: Mapping[str, Stage],
     only: Collection[str] | None,
 ) -> RunResult:
-    """Run stages in order, or some of them, and record the result in the ledger; a failure raises
-    RunFailed then.
+    """Run stages in order, or some of them, and record the result in the ledger.
 
-    After a failure the stages that don't build on what failed still run: what the run did is
-    checked and reported. A run stays failed whatever succeeds after a failed stage, also in another
-    process.
+    A failure raises RunFailed afterwards. After a failure, stages that don't depend on the failed
+    one still run, so that the run's changes are checked and reported. A run stays failed whatever
+    succeeds after a failed stage, also in another process.
     """
     if unknown := sorted(set(only or ()) - set(stages)):
         raise StateError(
@@ -68,7 +65,7 @@ def run_stages(
     _report_unread(job, result)
     if chosen[-1:] != list(stages)[-1:]:
         result.status = "running"
-    else:  # a stage that left no result was killed
+    else:  # A stage that left no result was killed.
         result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
     if result.error is not None:
         result.status = "failed"
@@ -78,7 +75,7 @@ def run_stages(
     except WaldeltaError as err:
         if not failures:
             raise
-        # What the run failed by comes first: likely the same.
+        # The run's own error comes first; it probably has the same cause.
         log.error("the run's result isn't in the ledger: %s", err)
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
@@ -86,8 +83,9 @@ def run_stages(
 
 
 def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:
-    """What a stage failed by, unless another line says so: the process ends by the first error's
-    message, and later stages often fail by the same error.
+    """Returns a stage's error for the log, unless another line has it.
+
+    The process ends with the first error's message, and later stages often fail by the same error.
     """
     described = describe_error(err)
     same = next(
@@ -99,9 +97,7 @@ def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:
 
 
 def _report_unread(job: Job, result: RunResult) -> None:
-    """Each run says which messages can't be read, and which were skipped, until what their tables
-    lack is settled.
-    """
+    """Add unreadable and skipped messages to each run's warnings until they are resolved."""
     try:
         result.warnings += [notice for notice in notices(job) if notice not in result.warnings]
     except (WaldeltaError, OSError) as err:
@@ -109,18 +105,19 @@ def _report_unread(job: Job, result: RunResult) -> None:
 
 
 def _forget_later(result: RunResult, stages: Sequence[str], name: str) -> None:
-    """What later stages found is no longer so once this one is run again: its retry may have
-    changed other tables.
+    """Remove the results of later stages, because running this one again may change other
+    tables.
     """
     for later in stages[stages.index(name) + 1 :]:
         result.stages.pop(later, None)
 
 
 def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None) -> RunResult:
-    """A run's result as its earlier stages recorded it, or a new one; the attempt begins now,
-    unless it has ``begun``.
+    """Returns a run's result as its earlier stages recorded it, or a new one.
+
+    The attempt begins now, unless ``begun`` is given.
     """
-    # First: what another attempt tells from here on is a later one's.
+    # Recorded first: what another attempt records after this is newer.
     begun = begun or job.ledger.begin_run(job.run_id, verb)
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
     result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
@@ -129,7 +126,7 @@ def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None
 
 
 def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
-    """One error for the failures of several tables, by name."""
+    """Returns one error for the failures of several tables, by name."""
     if len(failures) == 1:
         return next(iter(failures.values()))
     error = ApplyError(

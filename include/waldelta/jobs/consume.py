@@ -1,17 +1,17 @@
-"""Job consume: lands what the slot holds, applies it to the targets, checks them and reports.
+"""Job consume: lands the slot's changes, applies them to the targets, checks them and reports.
 
 ::
 
     land    slot -> change log, then the slot moves over what has landed   (stages.land)
             a large backlog is applied while more of it lands              (stages.apply.concurrent)
     apply   change log -> targets, one commit each                         (stages.apply)
-            logical messages -> a table of their own, if asked for
+            logical messages -> a table of their own, if configured
     check   targets -> expectations -> Data Docs                           (stages.check)
     report  replication lag and what the run did -> ledger, summary
 
 A backfill, or a run that is cleared after it succeeded, is a replay instead (waldelta.jobs.replay).
 
-A stage imports its modules itself: in Airflow each stage is a process, and loads only what it
+Each stage imports its own modules: in Airflow each stage is a process, and loads only what it
 needs.
 """
 
@@ -43,8 +43,8 @@ _MESSAGES = "the table of messages"
 
 
 def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Land and consume everything up to the server's present position; whole steps of a backlog are
-    applied meanwhile.
+    """Land and consume up to the server's current position; apply batches of a backlog
+    concurrently.
     """
     from waldelta.stages.apply import Applied, add_external_commits, applying
 
@@ -62,16 +62,16 @@ def land_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRes
 
 
 def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Apply what has landed; raises ApplyError naming the tables that failed, after all others are
+    """Apply what has landed; raises ApplyError with the tables that failed after all others are
     done.
 
-    So SlotUnreadable, which landing met: no table gets what was committed behind that.
+    It also raises SlotUnreadable if landing met one: no table gets what was committed after it.
     """
     from waldelta.stages.apply import add_to_result
     from waldelta.stages.apply.apply import apply
     from waldelta.stages.repair.resync_targets import resync_targets
 
-    result.told_applied = False  # an earlier attempt's word
+    result.told_applied = False  # This resets the result of an earlier attempt.
     with breaks_recorded(job):
         of_messages = _write_messages(spark, job)
         applied = apply(spark, job, result.landed_as_of)
@@ -93,8 +93,8 @@ def apply_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageRe
 
 
 def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
-    """Write logical messages, when asked for; an error, by what it concerns, is told once the
-    tables have got their changes.
+    """Write logical messages, if configured; returns errors, which are raised after the tables'
+    apply.
     """
     if not job.pipeline.source.options.messages:
         return {}
@@ -102,7 +102,7 @@ def _write_messages(spark: SparkSession, job: Job) -> dict[str, WaldeltaError]:
 
     try:
         write_messages(spark, job)
-    except SlotGap:  # no table is brought past it either
+    except SlotGap:  # No table can be brought past the gap either.
         raise
     except WaldeltaError as err:
         log.error("logical messages not written: %s", err)
@@ -122,11 +122,10 @@ CONSUME_STAGES: dict[str, Stage] = {
 
 
 def consume(spark: SparkSession, job: Job, only: Collection[str] | None = None) -> RunResult:
-    """Run the stages of a CDC run, or some of them; a failed check doesn't keep the report from
-    being made.
+    """Run the stages of a CDC run, or some of them; a failed check doesn't prevent the report.
 
-    A run's stages may be run by several processes one after the other: each continues the result in
-    the ledger.
+    A run's stages may run in several processes one after another: each continues the result in the
+    ledger.
     """
     begun = job.ledger.begin_run(job.run_id, "consume")
     if is_replay(job, only):

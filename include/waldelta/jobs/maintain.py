@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 def run_maintain(spark: SparkSession, job: Job) -> RunResult:
     """Compact and clean every target, the change log, the ledger and the reports.
 
-    A target that another run holds is left for the next time. Only when all of them are held has
-    nothing been done, and the run fails with LockHeld. One that can't be maintained fails the run
-    once all others are done. Targets that have changed since they were last judged by all of their
-    rows are checked; a critical expectation that fails turns the run red once all else is done.
+    A target locked by another run is left for the next time. If all of them are locked, the run
+    fails with LockHeld. A target that can't be maintained fails the run after all others are done.
+    Targets that changed since their last full check are checked; a failed critical expectation
+    fails the run at the end.
     """
     stages: dict[str, Stage] = {
         "targets": _targets,
@@ -67,14 +67,15 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
             log.warning("table=%s left for the next time: %s", name, err)
             return err
         except Exception as err:
-            # One that was removed or damaged must not keep the others from being done.
+            # A target that was removed or damaged must not stop the others.
             log.exception("table=%s not maintained", name)
             return of_table(
                 err if isinstance(err, WaldeltaError) else unexpected_error(name, err), name
             )
         return None
 
-    with SessionPool(spark, len(names)) as pool:  # compacting has the session's settings for itself
+    # Compacting needs the session's settings for itself.
+    with SessionPool(spark, len(names)) as pool:
         ended = dict(zip(names, pool.map(one, names), strict=True))
     held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
     failures = {name: err for name, err in ended.items() if err is not None and name not in held}
@@ -94,11 +95,10 @@ def _targets(spark: SparkSession, job: Job, result: RunResult, stage: StageResul
 
 
 def _check(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Judge by all of their rows what runs with few changes leave to it: targets that have changed
-    since that was last done.
+    """Check all rows of targets that changed since their last full check.
 
-    Of the others what depends on more than their rows. Raises QualityFailed when a critical
-    expectation failed.
+    Quick checks of runs with few changes leave that to maintenance. Unchanged targets get only the
+    expectations that depend on other data. Raises QualityFailed when a critical expectation failed.
     """
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"

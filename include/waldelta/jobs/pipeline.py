@@ -1,6 +1,4 @@
-"""Pipeline: the verbs of a pipeline as a Python object; the command line and other people's code
-use it.
-"""
+"""Pipeline: a pipeline's verbs as a Python object, used by the command line and by applications."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A validated pipeline file and what can be done with it.
+    """A validated pipeline file and its verbs.
 
     The source's connections come from the environment variables ``AIRFLOW_CONN_<CONN_ID>``.
     """
@@ -38,15 +36,15 @@ class Pipeline:
         return cls(load_pipeline_file(path))
 
     def job(self, run_id: str | None = None, **details: Any) -> Job:
-        """One run of a verb, for callers that need its ledger or connection."""
+        """Returns one run of a verb, for callers that need its ledger or connection."""
         return load_job(self.file, run_id, **details)
 
     def check(self, spark: SparkSession | None = None) -> SetupPlan:
-        """Look at source and lake without changing anything: findings, and what setup would do.
+        """Check source and lake without changes; returns findings, and what setup would do.
 
-        A lake on disk is tested from here, with ``spark`` also from one of its tasks; an object
-        store isn't asked. Raises PreflightFailed for a lake on S3 where Spark may overwrite
-        commits.
+        A lake on disk is tested from this machine, with ``spark`` also from one of its tasks; an
+        object store isn't accessed. Raises PreflightFailed for a lake on S3 where Spark may
+        overwrite commits.
         """
         from waldelta.changes.decode.route import translate
         from waldelta.findings import lacking
@@ -71,8 +69,8 @@ class Pipeline:
     def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent.
 
-        Where the lake is on S3, ``spark`` is asked for its log store; without one a session is
-        opened for that.
+        For a lake on S3, Spark's log store is read from ``spark``, or from a session opened for
+        that.
         """
         from waldelta.changes.decode.route import translate
         from waldelta.stages.setup import apply_setup
@@ -96,7 +94,7 @@ class Pipeline:
         reason: str | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Copy tables that were never copied, or these; the stream goes on meanwhile."""
+        """Copy tables that were never copied, or these; the stream continues during the copy."""
         from waldelta.jobs.sync import run_sync
 
         return run_sync(spark, self.job(run_id), tables, reason)
@@ -109,8 +107,10 @@ class Pipeline:
         run_id: str | None = None,
         accept_server: str | None = None,
     ) -> RunResult:
-        """Go on after the slot was lost, or the source is another: a new slot, and targets mended
-        by the rows that differ.
+        """Continue after the slot was lost or the source changed: recreate the slot, repair the
+        targets.
+
+        Only rows that differ are written.
         """
         from waldelta.jobs.resync import run_resync
 
@@ -119,7 +119,7 @@ class Pipeline:
     def consume(
         self, spark: SparkSession, run_id: str | None = None, stage: str | None = None
     ) -> RunResult:
-        """Land, consume, apply and check everything up to the server's present position."""
+        """Land, consume, apply and check everything up to the server's current position."""
         from waldelta.jobs.consume import consume
 
         return consume(spark, self.job(run_id), None if stage is None else [stage])
@@ -132,11 +132,11 @@ class Pipeline:
         tables: Sequence[str] | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Derive anew, from the change log, the keys that the runs of the interval from ``start``
-        to ``end`` changed.
+        """Derive the keys that the runs from ``start`` to ``end`` changed again from the change
+        log.
 
-        Of all tables or of these; a row that differs is mended, whatever else the targets hold
-        stays. Raises StateError when the change log no longer reaches back that far.
+        A row that differs is corrected, in all tables or in these; everything else in the targets
+        stays. Raises StateError when the change log no longer goes back that far.
         """
         from waldelta.jobs.replay import replay
 
@@ -158,11 +158,10 @@ class Pipeline:
         reason: str | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Compare all targets, or these, with what a snapshot of the source shows, while writers go
-        on.
+        """Compare all targets, or these, with a snapshot of the source, while writers continue.
 
-        With ``repair`` the rows that differ are read again and put right; ``by``: who asks, else
-        the user of this process.
+        With ``repair`` rows that differ are read again and corrected; ``by`` is the operator, by
+        default the user of this process.
         """
         from waldelta.jobs.reconcile import run_reconcile
         from waldelta.stages.repair import ReconcileRequest
@@ -174,19 +173,19 @@ class Pipeline:
         )
 
     def maintain(self, spark: SparkSession, run_id: str | None = None) -> RunResult:
-        """Compact targets, drop what is older than the promised retention, prune reports."""
+        """Compact targets, delete what is older than the promised retention, prune reports."""
         from waldelta.jobs.maintain import run_maintain
 
         return run_maintain(spark, self.job(run_id))
 
     def status(self) -> dict[str, Any]:
-        """Slot, lag, targets and last run, without Spark."""
+        """Returns slot, lag, targets and last run, without Spark."""
         from waldelta.monitoring import read_status
 
         return read_status(self.job())
 
     def quarantined(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """The rows that all targets, or these, lack, as ``quarantine`` prints them; without
+        """Returns the rows that all targets, or these, lack, as ``quarantine`` prints them; no
         Spark.
         """
         from waldelta.stages.check.gate import list_quarantined
@@ -201,8 +200,9 @@ class Pipeline:
         run_id: str | None = None,
         reason: str | None = None,
     ) -> RunResult:
-        """Read these rows from the source again and judge them again; ``by``: who asks, else the
-        user of this process.
+        """Read these rows from the source again and apply their gates again.
+
+        ``by`` is the operator, by default the user of this process.
         """
         from waldelta.jobs.retry_quarantined import run_retry
 
@@ -218,9 +218,7 @@ class Pipeline:
         by: str | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Read these rows (ids), or all of these tables, again, and write them whatever their gates
-        say.
-        """
+        """Read these rows (ids), or all of these tables, again, and write them without gates."""
         from waldelta.jobs.retry_quarantined import run_accept
 
         return run_accept(spark, self.job(run_id), rows, tables, by, reason)
@@ -233,8 +231,8 @@ class Pipeline:
         by: str | None = None,
         run_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Say of these rows (ids), or of all of these tables, that the targets are to lack them;
-        without Spark.
+        """Discard these rows (ids), or all of these tables: their targets keep lacking them. No
+        Spark.
         """
         from waldelta.stages.check.gate import discard_quarantined
 
@@ -247,8 +245,9 @@ class Pipeline:
         by: str | None = None,
         run_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Let runs go on without these messages that can't be read (ids of ``quarantined``), which
-        stay in quarantine. Without Spark.
+        """Let runs continue without these unreadable messages (ids of ``quarantined``).
+
+        They stay in quarantine. Needs no Spark.
         """
         from waldelta.pipeline.targets.unreadable_messages import skip_messages
         from waldelta.stages.check.gate.quarantined_rows import current_user
@@ -262,19 +261,19 @@ class Pipeline:
         by: str | None = None,
         run_id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Let what has landed for these tables pass their gates with ``stop``; the next run merges
-        it. Without Spark.
+        """Let what has landed for these tables pass their ``stop`` gates; the next run merges it.
+
+        Needs no Spark.
         """
         from waldelta.stages.check.gate import release_tables
 
         return release_tables(self.job(run_id), tables, by=by, reason=reason)
 
     def cut(self) -> dict[str, int]:
-        """The newest consistent cut: each target's Delta version as of one batch, to be read
-        together; empty before the first.
+        """Returns the newest consistent cut: each target's Delta version, to be read together.
 
-        From the lake alone, without Spark and the source. Raises StateError when no cut can be read
-        any more.
+        It is empty before the first cut. It is read from the lake, without Spark and the source.
+        Raises StateError when no cut can be read any more.
         """
         from waldelta.pipeline.targets.consistent_cuts import readable_cut
 
@@ -282,8 +281,9 @@ class Pipeline:
         return {} if cut is None else {target.table_name: target.version for target in cut.targets}
 
     def teardown(self, run_id: str | None = None) -> list[str]:
-        """Drop the slot and the publications that this pipeline made; the lake stays. Says what was
-        dropped.
+        """Drop the slot and the publications that this pipeline created; returns what was dropped.
+
+        The lake stays.
         """
         from waldelta.stages.setup import teardown
 
@@ -292,8 +292,10 @@ class Pipeline:
             return teardown(connection, job)
 
     def slots_without_pipeline(self, named: Collection[str], drop: Sequence[str] = ()) -> list[str]:
-        """Lines on the source's slots that no pipeline file names (``named``), or, with ``drop``,
-        on what was dropped of them.
+        """Returns lines about slots that no pipeline file names, or with ``drop`` about dropped
+        ones.
+
+        ``named`` are the slots that pipeline files name.
         """
         from waldelta.stages.setup.slots_without_pipeline import (
             drop_slots_without_pipeline,
@@ -315,12 +317,14 @@ class Pipeline:
             return [orphan.describe() for orphan in found]
 
     def target_path(self, table: str) -> str:
-        """URI of a table's Delta target."""
+        """Returns the URI of a table's Delta target."""
         return target_uri(self.file.target.root, *split_table_name(table))
 
 
 def _check_readable(job: Job) -> None:
-    """Raises TargetNotWritable for a lake whose ledger can't be asked for, before the source is."""
+    """Raise TargetNotWritable for a lake whose ledger can't be read, before the source is
+    queried.
+    """
     from deltalake.exceptions import DeltaError
 
     from waldelta.lake.write_errors import target_not_writable

@@ -1,4 +1,5 @@
-"""Job reconcile: compares targets with their source, and corrects the rows that differ if asked to.
+"""Job reconcile: compares targets with their source, and corrects the rows that differ if
+requested.
 
 ::
 
@@ -7,8 +8,8 @@
                rows that differ -> read again from the source          (stages.repair)
     report     what was found -> ledger, reports, summary
 
-Nothing is written on the source. What its snapshot sees is landed first, as by any run; writers go
-on.
+Nothing is written on the source. What its snapshot sees is landed first, as in any run; writers
+continue.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 def run_reconcile(
     spark: SparkSession, job: Job, order: ReconcileRequest, only: Collection[str] | None = None
 ) -> RunResult:
-    """Compare targets with the source; with ``repair`` the rows that differ are read again, and put
-    right.
+    """Compare targets with the source; with ``repair`` rows that differ are read again and
+    corrected.
 
-    What was found is in ``_waldelta/reconciliations``. Raises RunFailed when a target differs and
+    The results are in ``_waldelta/reconciliations``. Raises RunFailed when a target differs and
     isn't repaired.
     """
 
@@ -58,7 +59,7 @@ def run_reconcile(
             compare_all(work)
         finally:
             found = [work.found[name] for name in sorted(work.found)]
-            # Others may have compared, or repaired, one of many tables meanwhile.
+            # Other runs may have compared or repaired some of many tables since this one began.
             Reconciliations(job.pipeline.target.root, job.storage_options).add(found, began)
             are_equal = [
                 row.table_name

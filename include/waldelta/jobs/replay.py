@@ -1,4 +1,4 @@
-"""Job replay: derives the rows that a range of runs changed again, from the change log.
+"""Job replay: derives the rows that a range of runs changed from the change log again.
 
 ::
 
@@ -31,11 +31,10 @@ def replay(
     only: Collection[str] | None = None,
     tables: Collection[str] | None = None,
 ) -> RunResult:
-    """Run the stages of a replay, or some of them: of the job's interval, or of what its own run
-    consumed.
+    """Run the stages of a replay, or some of them, for the job's interval or its own run's range.
 
-    The stages are named as a CDC run's, whose tasks they are run by. Targets, or ``tables``, hold
-    afterwards what the change log says of the keys changed in that range, as of each target's
+    The stages have the names of a CDC run's, whose Airflow tasks run them. Afterwards targets, or
+    ``tables``, agree with the change log on the keys changed in that range, at each target's
     watermark. Raises RunFailed.
     """
 
@@ -66,5 +65,5 @@ def replay(
     result = continued(job, REPLAY, fresh=only is None or "land" in only)
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
     if only is not None and "apply" in only and "land" not in result.stages:
-        only = ["land", *only]  # cleared without it
+        only = ["land", *only]  # The stage was cleared without land.
     return run_stages(spark, job, result, stages, only)

@@ -1,11 +1,10 @@
-"""Job resync: makes a lost slot anew and mends the targets by the rows that differ, then checks
-them.
+"""Job resync: recreates a lost slot, repairs the targets by the rows that differ, and checks them.
 
 ::
 
     resync  a new slot where the old one is lost or can't be read   (stages.setup.renew_slot)
             a snapshot of the source -> rows that differ            (stages.sync)
-            what has waited in the slot -> change log               (stages.land)
+            what is pending in the slot -> change log               (stages.land)
     check, report: as job consume
 """
 
@@ -37,12 +36,11 @@ def run_resync(
     *,
     accept_server: str | None = None,
 ) -> RunResult:
-    """Give a pipeline whose slot is lost a new one and mend its targets by the rows that differ,
-    then check them.
+    """Recreate a lost slot, repair the targets by the rows that differ, then check them.
 
-    Of all tables that the slot's present life has no copy of, or of these. With a slot that is
-    fine, only the tables. A slot is fine when what waits in it could be read, and has landed.
-    ``accept_server`` names a server that isn't the one of before, as ``renew_slot`` asks for it.
+    This covers these tables, or all that have no copy in the current slot incarnation. If the slot
+    is fine, it is kept. A slot is fine when its pending changes could be read and have landed.
+    ``accept_server`` names a server that differs from the earlier one, as ``renew_slot`` requires.
     """
     from waldelta.changes.decode.route import translate
     from waldelta.stages.land import land_backlog
@@ -52,7 +50,7 @@ def run_resync(
     def resync_stage(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:
         gap = renew_slot(job, translate, accept_server=accept_server)
         if gap is None:
-            try:  # nothing but reading it shows that the slot can be read
+            try:  # Only reading the slot shows that it can be read.
                 land_backlog(spark, job)
             except SlotUnreadable as err:
                 gap = renew_slot(job, translate, accept_server=accept_server, broken=err)
@@ -91,7 +89,7 @@ def run_resync(
         )
         if failed is not None:
             raise failed
-        with suppress(LockHeld):  # by a run, which reads it
+        with suppress(LockHeld):  # A run holds the lock, and reads the slot.
             land_backlog(spark, job)
 
     result = continued(job, "resync", fresh=False)

@@ -1,15 +1,15 @@
-"""Job quarantine, as retry or accept: reads quarantined rows from the source again and puts their
-targets right, or records why it can't.
+"""Job quarantine, as retry or accept: reads quarantined rows from the source again and repairs
+their targets, or records why that isn't possible.
 
 ::
 
     retry, accept  quarantined rows -> read again -> targets   (stages.repair)
     check          targets -> expectations -> Data Docs        (stages.check)
 
-A retry judges the rows by their gates again, and those that fail stay in quarantine with the values
-that they have now. Accepted rows are written whatever a gate says: an operator's decision, recorded
-with who and why. Both take the steps of a repair: what the source holds of a key now is exact only
-as of a snapshot from which the stream goes on.
+A retry applies the gates again, and rows that fail stay in quarantine with their current values.
+Accepted rows are written whatever a gate says: an operator's decision, recorded with who and why.
+Both work like a repair, because the source's current row is exact only at a snapshot from which the
+stream continues.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def run_retry(
     by: str | None = None,
     reason: str | None = None,
 ) -> RunResult:
-    """Read the quarantined rows of all targets, or of these, again, and judge them again.
+    """Read the quarantined rows of all targets, or of these, again, and apply their gates again.
 
-    A table that can't be mended doesn't stop the others: its rows stay in quarantine, and the
-    failure names it. The others are checked, as a run's are, also those that an earlier attempt at
-    this run put right. ``by`` is who asked for it, by default the user of this process; the ledger,
-    with ``reason``, and the rows that were put right say so. Raises RunFailed.
+    A table that can't be repaired doesn't stop the others: its rows stay in quarantine, and the
+    failure names it. The others are checked as in a run, including those that an earlier attempt at
+    this run repaired. ``by`` is the operator, by default the user of this process; the ledger, with
+    ``reason``, and the repaired rows record it. Raises RunFailed.
     """
     by = by or current_user()
     again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
@@ -63,11 +63,11 @@ def run_accept(
     by: str | None,
     reason: str,
 ) -> RunResult:
-    """Read these quarantined rows (ids), or all of these tables, again, and write them whatever
-    their gates say.
+    """Read these quarantined rows (ids), or all of these tables, again, and write them without
+    gates.
 
-    The other rows in quarantine of the same tables are judged again, as by a retry. Raises
-    RunFailed, of which the cause is a ConfigError for rows that aren't in quarantine.
+    The other quarantined rows of these tables are judged again, as by a retry. Raises RunFailed,
+    caused by a ConfigError for rows that aren't in quarantine.
     """
     by = by or current_user()
     told = f"quarantine --accept by {by}: {reason}"

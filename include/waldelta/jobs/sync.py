@@ -33,8 +33,9 @@ def run_sync(
     *,
     only_waiting: bool = False,
 ) -> RunResult:
-    """Copy tables that were never copied, or the given ones (``only_waiting``: as far as they wait
-    for it), then check them.
+    """Copy tables that were never copied, or the given ones, then check them.
+
+    ``only_waiting``: only tables that get no changes until they are copied.
     """
     from waldelta.stages.sync.raw_count import count_raw_rows
     from waldelta.stages.sync.sync import sync
@@ -62,7 +63,8 @@ def run_sync(
         if failed is not None:
             raise failed
 
-    # A retry copies what the failed attempt left; what that one copied is checked and told as well.
+    # A retry copies what the failed attempt left; tables of that attempt are checked and reported
+    # too.
     result = continued(job, "sync", fresh=False)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(spark, job, result, stages, only)
@@ -71,7 +73,7 @@ def run_sync(
 def copied_tables(
     copy: Callable[[], list[SyncResult]],
 ) -> tuple[list[SyncResult], SyncFailed | None]:
-    """What was copied, and the error that names the rest."""
+    """Returns what was copied, and the error that names the rest."""
     try:
         return copy(), None
     except SyncFailed as err:

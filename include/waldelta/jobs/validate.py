@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_validate(spark: SparkSession, job: Job) -> RunResult:
-    """Check every synced target's expectations, also where the checks after runs are switched
-    off.
-    """
+    """Check every synced target's expectations, even if checks after runs are switched off."""
     tables = [state.table_name for state in synced_states(job)]
 
     def check_all(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:

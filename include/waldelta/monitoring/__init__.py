@@ -1,7 +1,7 @@
-"""What a lake's bookkeeping tells people: runs, lag, freshness, verdicts; read without a JVM, a
-source or Airflow.
+"""Reads a lake's bookkeeping for people: runs, lag, freshness, verdicts; without a JVM, a source or
+Airflow.
 
-Everything here takes a ``Bookkeeping`` and gives plain values; what it costs doesn't grow with the
+Every function takes a ``Bookkeeping`` and returns plain values; its cost doesn't grow with the
 length of the history.
 """
 

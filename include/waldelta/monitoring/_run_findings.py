@@ -1,6 +1,4 @@
-"""What runs found that no table's line tells: others that write to targets, tables without a copy,
-suites without a table.
-"""
+"""Findings of runs that no table's line shows: external writers, uncopied tables, unused suites."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ from waldelta.monitoring.run_history import RunLine
 from waldelta.monitoring.table_list import CopyState
 from waldelta.postgres.unpublished_tables import listed
 
-# Runs that are looked through for one that came so far: when none of them did, that is what is
-# told.
+# Results of at most this many runs are searched for one that reached the stage; if none did, that
+# is reported elsewhere.
 _MOST_RESULTS = 5
 
 
@@ -29,8 +27,9 @@ def of_runs(
     compared: Compared,
     source: Source,
 ) -> Iterator[Attention]:
-    """From the targets' states and the latest results; ``landing`` are the runs that land changes,
-    newest first.
+    """Yields attention from the targets' states and the latest results.
+
+    ``landing`` are the runs that land changes, newest first.
     """
     yield from _of_others(states, compared)
     run, result = _newest_with(results, landing, "apply") or (None, {})
@@ -59,8 +58,9 @@ def of_runs(
 def _of_unpublished(
     states: Sequence[CopyState], source: Source, reported: Sequence[str]
 ) -> Iterator[Attention]:
-    """What the file lists and a look found to have left, which no run need have followed, or what a
-    run has told.
+    """Yields tables that the file lists and that are not published.
+
+    An idle check may have found them without a following run, or a run has reported them.
     """
     known = {str(table) for _, table in listed(source)}
     if lacking := {
@@ -76,8 +76,8 @@ def _of_unpublished(
 
 
 def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Attention]:
-    """Until a copy has made the target a mirror again, or a comparison of all its columns found
-    that it is one.
+    """Yields targets with external commits, until a copy, or a comparison of all columns, covers
+    them.
     """
     written = [
         state.table_name
@@ -96,20 +96,21 @@ def _of_others(states: Sequence[CopyState], compared: Compared) -> Iterator[Atte
 
 
 def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
-    """Whether an answer has seen the commit; by both, since the versions of a target that was
-    removed begin anew.
+    """Returns whether a comparison covers the commit, by version and time.
+
+    Both are compared, because the versions of a target that was removed begin again.
     """
     answer = compared.answers.get(name)
     if answer is None or answer.version is None:
         return False
-    # Earlier versions recorded no moment.
+    # Earlier versions recorded no time.
     return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
 def _newest_with(
     results: Results, runs: Sequence[RunLine], stage: str
 ) -> tuple[RunLine, dict[str, Any]] | None:
-    """The newest run that came to this stage, and its result."""
+    """Returns the newest run that reached this stage, and its result."""
     for run in [run for run in runs if run.status != "running"][:_MOST_RESULTS]:
         if stage in ((result := results(run)).get("stages") or {}):
             return run, result

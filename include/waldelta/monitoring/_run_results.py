@@ -1,4 +1,4 @@
-"""One run's result, as its stages recorded it: JSON of this version or an earlier one."""
+"""Reads one run's result as its stages recorded it: JSON of this or an earlier version."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ Results = Callable[[RunLine], dict[str, Any]]
 def read_result(
     lake: Bookkeeping, verb: str, run_id: str, since: datetime | None = None
 ) -> dict[str, Any] | None:
-    """The latest result of a run; None when the ledger has none. ``since`` makes the search
-    shorter.
-    """
+    """Returns the latest result of a run, or None; ``since`` shortens the search."""
     chosen = (pc.field("run_id") == run_id) & (pc.field("verb") == verb)
     rows = lake.scan(Run, ("at", "result"), since, chosen)
     return parsed(rows["result"][-1].as_py()) if rows.num_rows else None
 
 
 def parsed(text: str | None) -> dict[str, Any]:
-    """A result as it stands in the ledger; empty when it isn't JSON of a run."""
+    """Returns a result from the ledger's text; empty when it isn't JSON of a run."""
     try:
         result = json.loads(text or "{}")
     except ValueError:
@@ -38,6 +36,6 @@ def parsed(text: str | None) -> dict[str, Any]:
 
 
 def results_of(lake: Bookkeeping) -> Results:
-    """Reads each run's result once."""
+    """Returns a function that reads each run's result once."""
     read = cache(partial(read_result, lake))
     return lambda run: read(run.verb, run.run_id, run.at) or {}

@@ -1,4 +1,4 @@
-"""What somebody should look at: in words, how bad it is, and which page tells more."""
+"""What needs attention: in words, with a severity and the page that shows more."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_SHOWN = 600
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One thing that somebody should look at, and where.
+    """One thing that needs attention, and where to see it.
 
     ``page`` has the parts of a page's address below the pipeline's own page, and is empty for that
-    page itself. ``anchor`` names a part of the page. Without either there is nothing more to see.
+    page. ``anchor`` names a part of the page. Without either there is nothing more to see.
     """
 
     severity: AttentionLevel
@@ -29,7 +29,7 @@ class Attention:
 
 
 def names(found: Sequence[str]) -> str:
-    """The first of them, and how many more there are.
+    """Returns the first names, and how many more there are.
 
     >>> names(["a", "b"]), names(list("abcde"))
     ('a, b', 'a, b, c and 2 more')
@@ -38,7 +38,7 @@ def names(found: Sequence[str]) -> str:
 
 
 def shortened(message: str, most: int = _MOST_SHOWN) -> str:
-    """A message in one line; of a long one the middle is left out, since the remedy is at its end.
+    """Returns a message in one line, without its middle if it is long: the remedy is at its end.
 
     >>> shortened("2 tables not synced:\\n  - a: run setup")
     '2 tables not synced: - a: run setup'
@@ -53,5 +53,5 @@ def shortened(message: str, most: int = _MOST_SHOWN) -> str:
 
 
 def worst_first(found: Iterable[Attention]) -> tuple[Attention, ...]:
-    """Problems before warnings, each in the order in which they were found."""
+    """Returns problems before warnings, each in their order."""
     return tuple(sorted(found, key=lambda item: item.severity != "failed"))

@@ -1,4 +1,4 @@
-"""What the checks found: per table and run, and per expectation of one table."""
+"""Results of checks: per table and run, and per expectation of one table."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from waldelta.quantities import counted
 R = TypeVar("R")
 Verdict = Literal["failed", "unknown", "warning", "passed"]
 WORST_FIRST: tuple[Verdict, ...] = ("failed", "unknown", "warning", "passed")
-# How far back is looked for the columns of a heat map, step by step; None: as far as results are
-# kept.
+# How far back the columns of a heat map are searched, step by step; None: all stored results.
 _STEPS = (timedelta(days=1), timedelta(days=8), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One table's check in one run; ``failed`` counts critical expectations that weren't met,
-    ``unknown`` those not evaluated.
+    """One table's check in one run.
 
-    ``version`` is the latest of the target's that something was said of.
+    ``failed`` counts unmet critical expectations, ``unknown`` those not evaluated. ``version`` is
+    the target's latest version with a result.
     """
 
     at: datetime
@@ -48,13 +47,13 @@ class Check:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of what was found."""
+        """Returns the worst result."""
         counts = {"failed": self.failed, "unknown": self.unknown, "warning": self.warnings}
         return next((v for v in WORST_FIRST if counts.get(v)), "passed")
 
     @property
     def summary(self) -> str:
-        """In words, without values."""
+        """Returns the result in words, without values."""
         if self.verdict == "passed":
             return f"{self.expectations} met"
         parts = (
@@ -73,7 +72,7 @@ _CHECK = tuple(Check.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was found in one run; ``finding`` says it in words, without values."""
+    """The result of one run; ``finding`` is in words, without values."""
 
     verdict: Verdict
     finding: str
@@ -88,7 +87,7 @@ class CheckedAt:
 
     @property
     def day(self) -> date:
-        """The day on which the run checked."""
+        """Returns the day on which the run checked."""
         return self.at.date()
 
 
@@ -96,7 +95,7 @@ class CheckedAt:
 class HeatMap:
     """Verdicts by row and run, the newest run last; a cell is None where nothing was checked.
 
-    ``not_checked``, of one table: what the last check couldn't judge at all, and why.
+    ``not_checked``, for one table: what the last check couldn't judge, and why.
     """
 
     runs: tuple[CheckedAt, ...]
@@ -105,8 +104,8 @@ class HeatMap:
 
     @property
     def shows_seconds(self) -> bool:
-        """Whether two of the runs checked within the same minute, so that seconds are what tells
-        them apart.
+        """Returns whether two runs checked within the same minute, so that seconds must be
+        shown.
         """
         return len({run.at.replace(second=0, microsecond=0) for run in self.runs}) < len(self.runs)
 
@@ -114,17 +113,17 @@ class HeatMap:
 def read_checks(
     lake: Bookkeeping, since: datetime | None, run_id: str | None = None
 ) -> list[Check]:
-    """The checks since then, or of one run, oldest first."""
+    """Returns the checks since then, or of one run, oldest first."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
     rows = _without_retried(
         _read(lake, since, ("severity", "meaning", "expectation", "version"), chosen)
     )
-    # A check that was tried again told all once more.
+    # A check that was retried has recorded everything again.
     return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
 
 
 def _checks(rows: pa.Table, keys: Sequence[str]) -> list[Check]:
-    """One per group of rows, oldest first."""
+    """Returns one check per group of rows, oldest first."""
     missed = pc.fill_null(pc.invert(rows["success"]), False)
     is_warning = pc.fill_null(pc.equal(rows["severity"], "warning"), False)
     counts = {
@@ -153,8 +152,10 @@ def _without_suffix(table: pa.Table) -> list[str]:
 
 
 def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """What was entered last of each group, in order; in results of earlier versions own
-    expectations without notes are of one meaning, so that it can be several rows.
+    """Returns the latest rows of each group, in order.
+
+    In results of earlier versions own expectations without notes share a meaning, so a group may
+    have several.
     """
     numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
     groups = (
@@ -170,11 +171,12 @@ def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 def read_latest_checks(
     lake: Bookkeeping, since: datetime | None, tables: Collection[str] = ()
 ) -> dict[str, Check]:
-    """What is known of each table's expectations, by table; of these ``tables`` also when it is
-    older than ``since``.
+    """Returns by table what is known of its expectations; of ``tables`` even if older than
+    ``since``.
 
-    That is the last word on each expectation of its last check, on foreign keys and freshness also
-    maintenance's, and what gates, and who discarded rows, have said since then.
+    That is the latest result of each expectation in its last check. Foreign keys and freshness
+    include maintenance's results. Results recorded since then by gates and by discarding rows are
+    included.
     """
     more = ("severity", "meaning", "expectation", "version")
     rows = _known(_read(lake, since, more))
@@ -187,14 +189,16 @@ def read_latest_checks(
         )
         rows = pa.concat_tables([others, old])
     rows = _last_of(rows, ("table_name", "meaning"))
-    # Who discards rows checks nothing: a table's check is as old as what it said of a version.
+    # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
     return {check.table_name: check for check in _checks(rows, ("table_name",))}
 
 
 def _checked(rows: pa.Table) -> pa.Table:
-    """Rows of checks: a gate knows no version, maintenance judges some kinds alone, and a check
-    that broke off has found nothing.
+    """Returns the rows of full checks.
+
+    Gates' rows have no version, maintenance judges some kinds alone, and an aborted check has no
+    results.
     """
     return rows.filter(
         pc.is_valid(pc.field("version")) & ~pc.field("expectation").isin(sorted(NO_CHECKS))
@@ -202,7 +206,7 @@ def _checked(rows: pa.Table) -> pa.Table:
 
 
 def _without_retried(rows: pa.Table) -> pa.Table:
-    """All but that a run's check broke off, where it was tried again and has judged the target."""
+    """Returns the rows without failed checks that were retried and then judged the target."""
     broke_off = pc.equal(rows["expectation"], CAN_BE_JUDGED)
     if not pc.any(broke_off).as_py():
         return rows
@@ -212,34 +216,31 @@ def _without_retried(rows: pa.Table) -> pa.Table:
 
 
 def _known(rows: pa.Table) -> pa.Table:
-    """The rows that say how things stand: from each table's last check on, and what the last
-    maintenance judged alone.
-    """
+    """Returns the rows that are current: from each table's last check, and maintenance's since."""
     checks = _checked(rows)
     on_others = pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS)))
-    # Whoever enters what was found does it with one time, of all tables.
+    # All results of one check are recorded with one time.
     beside = pc.invert(pc.is_in(_entered(rows), value_set=_entered(checks).unique()))
-    # Who discards rows says anew what lacks values, and nothing else.
+    # Discarding rows records the rows that lack values again, and nothing else.
     of_maintenance = pc.and_(pc.and_(on_others, beside), pc.is_valid(rows["version"]))
     checked, maintained = _newest(checks, rows), _newest(rows.filter(of_maintenance), rows)
-    # Maintenance judges anew what the check before it found of these kinds: what it didn't find is
-    # gone.
+    # Maintenance judges these kinds again: a result that it doesn't repeat is outdated.
     is_later = pc.fill_null(pc.greater(maintained, checked), False)
-    # It judges a target alone in these only when all else of it can be judged.
+    # Maintenance judges only these kinds when everything else of the target can be judged.
     outlived = pc.or_(on_others, pc.equal(rows["expectation"], CAN_BE_JUDGED))
     begins = pc.if_else(pc.or_(of_maintenance, pc.and_(outlived, is_later)), maintained, checked)
     return rows.filter(pc.fill_null(pc.greater_equal(rows["at"], begins), True))
 
 
 def _entered(rows: pa.Table) -> pa.ChunkedArray:
-    """Of which table and when each row was entered, as one text."""
+    """Returns the table and time of each row as one text."""
     return pc.binary_join_element_wise(
         rows["table_name"], rows["at"].cast(pa.int64()).cast(pa.string()), "\n"
     )
 
 
 def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
-    """For each row, when its table (and ``more``) was last found there; null where it wasn't."""
+    """Returns for each row when its table (and ``more``) was last in ``found``; null if never."""
 
     def key(of: pa.Table) -> pa.ChunkedArray:
         return pc.binary_join_element_wise(of["table_name"], *(of[name] for name in more), "\n")
@@ -249,8 +250,9 @@ def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
 
 
 def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
-    """Tables by the latest ``most`` runs that checked any; tables with the worst latest verdict
-    first.
+    """Returns a map of tables by the latest ``most`` runs that checked any.
+
+    Tables with the worst latest verdict come first.
     """
     found = _widening(lambda since: read_checks(lake, since), now, most)
     cells = {(c.table_name, c.run_id): Cell(c.verdict, c.summary) for c in found}
@@ -260,10 +262,9 @@ def tables_map(lake: Bookkeeping, now: datetime, most: int) -> HeatMap:
 def missed_earlier(
     lake: Bookkeeping, heat: HeatMap, since: datetime, tables: Collection[str]
 ) -> list[Check]:
-    """What is known of tables that isn't well, and that their newest cell doesn't tell: it was
-    found before these runs.
+    """Returns the checks of tables with problems that the map's newest cell doesn't show.
 
-    Of these ``tables`` also when that was before ``since``; the worst first.
+    They were found before these runs, for ``tables`` even before ``since``. The worst come first.
     """
     shown = {
         name: next(cell.verdict for cell in reversed(cells) if cell is not None)
@@ -275,7 +276,7 @@ def missed_earlier(
 
 
 def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: int) -> HeatMap:
-    """One table's expectations by the latest ``most`` runs that checked it, likewise."""
+    """Returns a map of one table's expectations by the latest ``most`` runs that checked it."""
     chosen = pc.field("table_name") == table_name
 
     def read(since: datetime | None) -> list[dict[str, Any]]:
@@ -288,7 +289,8 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
     ends: dict[tuple[str, str], object] = {}
     for row in found:
         of, cell = (str(row["meaning"]), str(row["run_id"])), _cell(row)
-        if ends.get(of) == row["at"]:  # of one meaning, in results of earlier versions
+        # In results of earlier versions several expectations share a meaning.
+        if ends.get(of) == row["at"]:
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
     heat = _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)
@@ -296,7 +298,9 @@ def expectations_map(lake: Bookkeeping, table_name: str, now: datetime, most: in
 
 
 def _not_checked(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What the last check left out; gates, which know no version, don't say."""
+    """Returns what the last check left out; gates, whose rows have no version, don't record
+    that.
+    """
     checks = [row for row in rows if row["version"] is not None]
     return tuple(
         text for row in checks if row["at"] == checks[-1]["at"] for text in row["not_checked"] or ()
@@ -315,8 +319,9 @@ def _read(
 
 
 def _widening(read: Callable[[datetime | None], list[R]], now: datetime, most: int) -> list[R]:
-    """As far back as it takes for so many runs: hourly pipelines have them in days, busy ones in
-    hours.
+    """Read as far back as needed for this many runs.
+
+    Hourly pipelines have them within days, busy ones within hours.
     """
     found: list[R] = []
     for step in _STEPS:

@@ -1,5 +1,5 @@
-"""What people have decided on rows and changes that were kept out of targets: what, on which, who,
-when and why.
+"""Operators' decisions on rows and changes that were kept out of targets: what, on which, who, when
+and why.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _OF_ONE = ("run_id", "table_name", "status", "by", "reason")
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One decision on one table; ``key`` is the first of its ``rows``, ``upto_lsn`` up to where
-    changes were let pass.
+    """One decision on one table; ``key`` is the first of its ``rows``.
 
-    ``message`` is the message that can't be read, on which it was decided.
+    ``upto_lsn`` is the position up to which changes were released. ``message`` is the unreadable
+    message that was decided on.
     """
 
     at: datetime
@@ -53,13 +53,13 @@ class Decided:
 
 
 def read_decided(lake: Bookkeeping) -> list[Decided]:
-    """All decisions, newest first; of rows for as long as the ledger keeps them."""
+    """Returns all decisions, newest first; decisions on rows as long as the ledger stores them."""
     return sorted([*_on_rows(lake), *_releases(lake)], key=lambda one: one.at, reverse=True)
 
 
 def _on_rows(lake: Bookkeeping) -> Iterator[Decided]:
-    # Rows that a later change has resolved, or moved to another key, are nobody's decision; those
-    # that a repair took along are the same one again.
+    # Rows without ``by`` were resolved, or moved to another key, by a later change. Rows that a
+    # repair carried over repeat an earlier decision.
     chosen = pc.field("status").isin([*_WHAT, SKIPPED]) & pc.field("by").is_valid()
     rows = lake.scan(IncompleteRow, (*_OF_ONE, "at", "key"), None, chosen)
     found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(

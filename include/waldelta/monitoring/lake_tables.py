@@ -1,4 +1,4 @@
-"""The bookkeeping tables of one lake, read in columns and from a moment on."""
+"""The bookkeeping tables of one lake, read by columns and from a time on."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ class _Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bookkeeping:
-    """A lake by its root; ``storage_options`` are the object store's credentials, None for a local
-    folder.
-    """
+    """A lake by its root; ``storage_options`` are an object store's credentials, else None."""
 
     root: str
     storage_options: dict[str, str] | None = None
 
     @property
     def ledger(self) -> Ledger:
-        """The same tables, as runs read them: all rows."""
+        """Returns the same tables as runs read them: all rows."""
         return Ledger(self.root, self.storage_options)
 
     def scan(
@@ -47,8 +45,8 @@ class Bookkeeping:
         since: datetime | None = None,
         chosen: pc.Expression | None = None,
     ) -> pa.Table:
-        """Some columns of a table's rows from ``since`` on, oldest first; raises what the store
-        raises.
+        """Returns columns of a table's rows from ``since`` on, oldest first; raises the store's
+        errors.
         """
         if kind.table == ExpectationResult.table:
             return expectations_table(self.root, self.storage_options).scan(columns, since, chosen)
@@ -57,7 +55,7 @@ class Bookkeeping:
 
 
 def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The last row of each group, in the rows' order."""
+    """Returns the last row of each group, in the rows' order."""
     numbered = rows.select(list(keys)).append_column("n", pa.array(np.arange(rows.num_rows)))
     return rows.take(
         numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort()
@@ -65,8 +63,9 @@ def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def bookkeeping_of(pipeline: PipelineFile) -> Bookkeeping:
-    """The lake of a pipeline; credentials of an object store come from this process's environment,
-    as a run's do.
+    """Returns the lake of a pipeline.
+
+    An object store's credentials come from this process's environment, as in a run.
     """
     root = pipeline.target.root
     return Bookkeeping(root, storage_options_of(root))

@@ -1,6 +1,4 @@
-"""A pipeline at a glance: how far behind it is, what its slot holds back, its tables, and what
-deserves attention.
-"""
+"""A pipeline at a glance: its lag, the WAL its slot keeps, its tables, and what needs attention."""
 
 from __future__ import annotations
 
@@ -41,10 +39,9 @@ from waldelta.quantities import counted, size
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import duration
 
-# Beyond the window that is shown: the latest run, and the latest change of a table, may lie days
-# back.
+# Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)
-# A nightly run that failed longer ago says little of today.
+# An older failed nightly run has little meaning today.
 _NIGHTLY = timedelta(days=30)
 # Most stages take minutes.
 _SILENT = timedelta(hours=1)
@@ -52,11 +49,10 @@ _SILENT = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """A pipeline as its ledger tells it. ``upto``: the lake holds all that the source had committed
-    by then.
+    """A pipeline by its ledger; the lake has everything that the source had committed by ``upto``.
 
-    ``runs``, ``lag``, ``operations`` and ``changed_tables`` are the window's, what the tables'
-    lines say of changes may be of more.
+    ``runs``, ``lag``, ``operations`` and ``changed_tables`` cover the window; the tables' lines may
+    have older changes.
     """
 
     is_set_up: bool
@@ -73,12 +69,12 @@ class Glance:
 
     @property
     def landing(self) -> RunLine | None:
-        """The latest run that read the slot, and so knows of it."""
+        """Returns the latest run that read the slot, and so knows its state."""
         return next((run for run in self.runs if run.wal_status is not None), None) or self.latest
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """How many tables' last checks ended how."""
+        """Returns the number of tables by the verdict of their last check."""
         counts: dict[str, int] = {}
         for line in self.tables:
             if line.check is not None:
@@ -94,17 +90,17 @@ def read_glance(
     idle_checked_at: datetime | None = None,
     reach: timedelta = REACH,
 ) -> Glance:
-    """A pipeline over the last ``hours``; ``idle_checked_at`` is when a run last found nothing to
-    do. Raises what the store raises.
+    """Returns a pipeline over the last ``hours``; raises the store's errors.
 
-    For the latest run, and tables' latest changes, it looks back as far as ``reach``.
+    ``idle_checked_at`` is when a run last found nothing to do. The latest run and tables' latest
+    changes are searched back to ``reach``.
     """
     since = now - timedelta(hours=hours)
     start = min(since, now - reach)
     runs = read_runs(lake, start)
     if not any(
         run.verb in LANDING for run in runs
-    ):  # nothing has changed for long: what the last one found still holds
+    ):  # Nothing has changed for long, so the last run's findings are still valid.
         runs += [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
     landing = [run for run in runs if run.verb in LANDING]
     shown = [point for point in lag_points(runs) if point.at >= since]
@@ -156,7 +152,7 @@ def read_glance(
 
 
 def _silent(latest: RunLine | None, now: datetime) -> list[Attention]:
-    """A run that was killed records no end."""
+    """Returns attention for a run without recent events: a run that was killed records no end."""
     if latest is None or latest.status != "running" or now - latest.at < _SILENT:
         return []
     hours = duration((now - latest.at) / timedelta(hours=1))
@@ -173,8 +169,9 @@ def _attention(
     stopped: Sequence[Stopped],
     gaps: list[Gap],
 ) -> Iterator[Attention]:
-    """What is wrong first, then what may become so; ``newest`` are the latest run and the latest
-    that found nothing to do.
+    """Yields what is wrong, then what may become wrong.
+
+    ``newest`` are the latest run, and the latest time a run found nothing to do.
     """
     latest, idle_checked_at = newest
     for gap in gaps:
@@ -185,7 +182,7 @@ def _attention(
             else "gives nothing behind what can't be decoded"
         )
         yield Attention("failed", f"the slot {what}: {gap.cause}: {gap.remedy}", page)
-    # The open gap says what such a run failed by.
+    # The open gap already explains such a run's failure.
     lost = {gap.cause for gap in gaps}
     if (
         latest is not None
@@ -222,9 +219,7 @@ def _attention(
 
 
 def _unread(lake: Bookkeeping, pipeline: PipelineFile) -> Iterator[Attention]:
-    """Messages that can't be read: those that stop what is behind them, and what tables lack of
-    skipped ones.
-    """
+    """Yields attention for unreadable messages that block others, and for skipped ones."""
     messages = open_messages(lake.ledger, pipeline.source.slot)
     if waiting := [message.row.id for message in messages if not message.is_skipped]:
         yield Attention("failed", f"unreadable messages: {names(waiting)}", ("quarantine",))
@@ -262,8 +257,9 @@ def _of_checks(tables: list[TableLine]) -> Iterator[Attention]:
 
 
 def _unchecked(tables: list[TableLine]) -> Iterator[Attention]:
-    """Runs check what they changed themselves: what is known of these is of before, until a run or
-    maintenance looks at them.
+    """Yields attention for tables without a check since their last change.
+
+    A run checks its own changes, so such a table waits for the next run or maintenance.
     """
     if found := [line.table_name for line in tables if _is_unchecked(line)]:
         yield Attention(
@@ -272,8 +268,9 @@ def _unchecked(tables: list[TableLine]) -> Iterator[Attention]:
 
 
 def _is_unchecked(line: TableLine) -> bool:
-    """By versions: a check that was begun before may be entered later. Those of another copy tell
-    nothing.
+    """Compares versions, because a check that began before may be recorded later.
+
+    Versions of another copy can't be compared.
     """
     changed, checked = line.changed, line.check.version if line.check is not None else None
     if changed is None or changed.version is None or changed.generation != line.generation:
@@ -282,16 +279,15 @@ def _is_unchecked(line: TableLine) -> bool:
 
 
 def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:
-    """Whether a run may yet check what it changed; one that was killed, or whose check ran out of
-    time, records no end.
+    """Returns whether a run may still check what it changed.
+
+    A run that was killed, or whose check timed out, records no end.
     """
     return any(run.status == "running" and now - run.at < _SILENT for run in runs)
 
 
 def _failed_otherwise(lake: Bookkeeping, results: Results, now: datetime) -> Iterator[Attention]:
-    """What nightly runs failed by; of reconciliations, those that didn't come as far as any
-    table.
-    """
+    """Yields failures of nightly runs; of reconciliations only those that reached no table."""
     since = now - _NIGHTLY
     told = set(lake.scan(Reconciliation, ("run_id",), since)["run_id"].unique().to_pylist())
     if (run := latest_run(lake, "maintain", since)) is not None and run.status == "failed":
@@ -340,10 +336,10 @@ def _slot_attention(pipeline: PipelineFile, latest: RunLine | None) -> Iterator[
 def _slot_began(
     results: Results, latest: RunLine, idle_checked_at: datetime | None
 ) -> Iterator[Attention]:
-    """What was critical when the run began, and may be so again before the next one; its end alone
-    tells nothing of that.
+    """Yields what was critical when the run began, and may be again before the next one.
 
-    A later look that found nothing to do has found the slot as it should be, or would have told.
+    The run's end alone doesn't show that. A later idle check found the slot fine, or would have
+    reported it.
     """
     if idle_checked_at is not None and idle_checked_at > latest.at:
         return

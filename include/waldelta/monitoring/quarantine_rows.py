@@ -1,6 +1,4 @@
-"""The rows that targets lack: what stands in quarantine, counted and listed without reading what
-was resolved since.
-"""
+"""The rows that targets lack: counts and lists quarantined rows without reading resolved ones."""
 
 from __future__ import annotations
 
@@ -17,13 +15,14 @@ from waldelta.monitoring.lake_tables import Bookkeeping
 
 _KEY = ("table_name", "generation", "key")
 _NAMED = ("table_name", "generation", "batch", "lsn", "key")
-# Not the messages: megabytes for each row, which no list shows.
+# Messages are left out: a row may have megabytes of them, which no list shows.
 _SHOWN = tuple(name for name in IncompleteRow.schema.names if name != "messages")
 
 
 def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
-    """The keys whose latest row is quarantined, of these tables' present copies, by table and time:
-    ``_KEY``, ``at``, ``reason``.
+    """Returns the open keys of these tables' current copies: those whose latest row is quarantined.
+
+    The columns are ``_KEY``, ``at`` and ``reason``, sorted by table and time.
     """
     rows = lake.scan(IncompleteRow, (*_KEY, "status", "at", "reason"))
     latest = rows.group_by(list(_KEY), use_threads=False).aggregate(
@@ -45,23 +44,26 @@ def open_keys(lake: Bookkeeping, generations: Mapping[str, int]) -> pa.Table:
 
 
 def count_open(lake: Bookkeeping, generations: Mapping[str, int]) -> dict[str, int]:
-    """How many rows each of these tables lacks; those without any are left out."""
+    """Returns how many rows each of these tables lacks; tables that lack none are left out."""
     counts = open_keys(lake, generations)["table_name"].value_counts().to_pylist()
     return {item["values"]: item["counts"] for item in counts}
 
 
 def read_open(lake: Bookkeeping, keys: pa.Table) -> list[IncompleteRow]:
-    """What was told of some of these keys, in their order; few, since each becomes an object."""
+    """Returns the quarantine records of some of these keys, in their order.
+
+    Pass only a few keys, because each becomes an object.
+    """
     wanted = [tuple(row.values()) for row in keys.select([*_KEY, "at"]).to_pylist()]
-    # ``at`` tells the rows of one table apart; another table's of that moment are left out below.
+    # ``at`` identifies the rows of one table; another table's rows of that time are removed below.
     told = _rows(lake, pc.field("at").isin(keys["at"]) & (pc.field("status") == QUARANTINED))
     by_key = {(row.table_name, row.generation, row.key, row.at): row for row in told}
     return [by_key[key] for key in wanted if key in by_key]
 
 
 def read_by_id(lake: Bookkeeping, row_id: str) -> IncompleteRow | None:
-    """The quarantined row that people name so, with the messages that it came from, also when it
-    has been decided on since.
+    """Returns the quarantined row with this id, with its messages, even if it was decided on
+    since.
     """
     told = lake.scan(
         IncompleteRow, (*_NAMED, "at"), None, pc.field("status") == QUARANTINED
@@ -82,9 +84,7 @@ def read_by_id(lake: Bookkeeping, row_id: str) -> IncompleteRow | None:
 
 
 def read_since(lake: Bookkeeping, row: IncompleteRow) -> IncompleteRow | None:
-    """What was told last of its key behind a row of the quarantine, of the same copy; None when
-    nothing was.
-    """
+    """Returns the latest record of the row's key after it, in the same copy, or None."""
     chosen = (pc.field("table_name") == row.table_name) & (pc.field("key") == row.key)
     chosen &= (pc.field("generation") == row.generation) & (
         pc.field("at") > pa.scalar(row.at, UTC_TIME)
@@ -93,8 +93,9 @@ def read_since(lake: Bookkeeping, row: IncompleteRow) -> IncompleteRow | None:
 
 
 def read_of_run(lake: Bookkeeping, run_id: str, most: int) -> tuple[list[IncompleteRow], int]:
-    """The first rows that a run found to lack values, oldest first, and how many there are;
-    messages that can't be read are none.
+    """Returns the first rows that a run quarantined, oldest first, and their number.
+
+    Unreadable messages don't count.
     """
     chosen = (pc.field("run_id") == run_id) & ~pc.starts_with(pc.field("key"), MESSAGE_HEAD)
     moments = lake.scan(IncompleteRow, ("at",), None, chosen)["at"]

@@ -1,6 +1,4 @@
-"""How the lake compares with its source: each table's last answer, however long ago that was
-found.
-"""
+"""How the lake compares with its source: each table's last comparison result, however old."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ from waldelta.quantities import counted
 
 @dataclass(frozen=True, slots=True)
 class LastEqual:
-    """When a target was found to equal its source in all columns, or repaired, and at which
-    version.
+    """When and at which version a target was found to equal its source in all columns, or
+    repaired.
     """
 
     at: datetime
@@ -33,14 +31,14 @@ class LastEqual:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The tables of a lake, each in one of these by its last answer; ``oldest`` is the oldest
-    answer of those that are equal, partly or not.
+    """The tables of a lake by their last comparison result.
 
-    ``equal`` were equal, or repaired; ``partly`` were too, but columns were left out; ``copied``
-    were different, and copied as a whole since; ``unanswered`` were never compared to an end,
-    though somebody tried; ``never`` at all. ``answers`` are the last of both in which no column was
-    left out, if that was equal. Of the tables in ``again`` the latest attempt found no answer, of
-    those in ``broken`` because it failed.
+    ``equal`` were equal or repaired; ``partly`` too, but columns were left out; ``copied``
+    differed, and were copied as a whole since. ``unanswered`` were never compared to the end,
+    although that was tried; ``never`` were not compared at all. ``oldest`` is the oldest result of
+    ``equal`` and ``partly``. ``answers`` are the last results without left-out columns, where
+    equal. In ``again`` are tables whose latest comparison has no result, in ``broken`` those where
+    it failed.
     """
 
     equal: tuple[str, ...] = ()
@@ -56,24 +54,24 @@ class Compared:
 
     @property
     def count(self) -> int:
-        """How many tables there are to compare."""
+        """Returns the number of tables to compare."""
         return len(self.equal) + len(self.rest)
 
     @property
     def rest(self) -> tuple[str, ...]:
-        """The tables that aren't known to be equal."""
+        """Returns the tables that aren't known to be equal."""
         return (*self.different, *self.copied, *self.partly, *self.unanswered, *self.never)
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the lake is known to equal its source."""
+        """Returns whether the lake is known to equal its source."""
         return (
             "failed" if self.different else "unknown" if self.rest or not self.equal else "passed"
         )
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What is known of those that aren't known to be equal, in words."""
+        """Returns in words what is known of tables that aren't known to be equal."""
         if not self.equal and self.never == self.rest:
             return ("never compared",) if self.never else ()
         counts = (
@@ -89,8 +87,9 @@ class Compared:
 def read_compared(
     lake: Bookkeeping, tables: Collection[str], history: pa.Table | None = None
 ) -> Compared:
-    """How these tables compare: those that are still fed, since of others nobody asks. ``history``,
-    where somebody has read it.
+    """Returns how these tables compare; pass only replicated ones, because others don't matter.
+
+    ``history`` are the comparison results, if they have been read already.
     """
     if history is None:
         history = lake.scan(Reconciliation, ("at", "table_name", "status", "version", "left_out"))
@@ -122,8 +121,9 @@ def read_compared(
 
 
 def _newest(rows: pa.Table) -> pa.Table:
-    """Of each table the last answers, with columns left out and without, and the last row without
-    one: years of others say no more.
+    """Returns each table's last results with and without left-out columns, and its last failure.
+
+    Older rows add nothing.
     """
     answered = pc.is_in(rows["status"], value_set=pa.array(ANSWERS))
     whole = pc.equal(pc.fill_null(pc.list_value_length(rows["left_out"]), 0), 0)
@@ -132,8 +132,9 @@ def _newest(rows: pa.Table) -> pa.Table:
 
 
 def of_compared(found: Compared) -> Iterator[Attention]:
-    """Targets that were found to hold other rows than their source, whatever attempts since then
-    couldn't say; and these.
+    """Yields attention for targets that differ from their source, and for failed comparisons.
+
+    A difference stays although later attempts had no result.
     """
     page = ("reconciliation",)
     if found.different:

@@ -1,4 +1,4 @@
-"""One run: its stages, what it did to each table, and what it left for people."""
+"""One run: its stages, its changes to each table, and what it left for an operator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BILL_FIELDS = tuple(SourceBill.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class StageLine:
-    """A stage's end; ``error`` is the message of what it failed by."""
+    """A stage's end; ``error`` is the error's message."""
 
     name: str
     status: str
@@ -46,7 +46,7 @@ class StageLine:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What the run did to a table; ``schema`` says what became of its columns, or of its copy."""
+    """The run's changes to a table; ``schema`` describes changes of its columns, or of its copy."""
 
     table_name: str
     inserted: int = 0
@@ -68,15 +68,17 @@ class TableChange:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to say of it but that it was looked at."""
+        """Returns whether the run did anything to the table but check it."""
         touched = any(getattr(self, name) for name in _NUMBERS) or self.truncated or self.rows
         return bool(touched or self.schema or self.is_behind)
 
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """A run as its page shows it; ``quarantined`` are the first rows that came without values,
-    ``quarantined_count`` all.
+    """A run as its page shows it.
+
+    ``quarantined`` are the first rows that came without values, ``quarantined_count`` is their
+    number.
     """
 
     line: RunLine
@@ -93,7 +95,7 @@ class RunDetails:
 
 
 def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
-    """A run by its id; None when the ledger doesn't have it (any more)."""
+    """Returns a run by its id, or None when the ledger doesn't have it (any more)."""
     lines = [line for line in _lines(lake, run_id) if line.verb == verb]
     if not lines:
         return None
@@ -117,8 +119,8 @@ def read_run(lake: Bookkeeping, verb: str, run_id: str) -> RunDetails | None:
 
 
 def verbs_of(lake: Bookkeeping, run_id: str) -> list[str]:
-    """The verbs that a run id stands for in this lake, the latest first: DAGs that start at once
-    share ids.
+    """Returns the verbs of a run id in this lake, the latest first: DAGs started together share
+    ids.
     """
     return [line.verb for line in _lines(lake, run_id)]
 
@@ -164,9 +166,7 @@ def _tables(lake: Bookkeeping, run_id: str, result: dict[str, Any]) -> tuple[Tab
 
 
 def _table_events(lake: Bookkeeping, run_id: str) -> dict[str, list[str]]:
-    """What the run entered for its tables: columns changed, a copy begun or ended, no longer
-    published.
-    """
+    """Returns what the run recorded for its tables: changed columns, copies, removals."""
     columns = ("at", "table_name", "status", "reason")
     events: dict[str, list[str]] = {}
     for row in lake.scan(TableState, columns, None, pc.field("run_id") == run_id).to_pylist():

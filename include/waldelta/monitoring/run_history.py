@@ -1,4 +1,4 @@
-"""The history of runs: one line each, and how far the lake was behind when each of them ended."""
+"""The history of runs: one line each, and the lake's lag at the end of each."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """What the ledger says of a run in one line; ``at`` is its latest event, ``seconds`` the sum of
-    its stages'.
+    """What the ledger has of a run in one line; ``at`` is its latest event.
 
-    ``as_of``: all that the source had committed then is part of what the run landed. Of runs
-    recorded before that was, it is reckoned from the run's first event. None of verbs, and runs,
-    that landed nothing. ``came_to_apply``: whether the run says which targets hold all that has
-    landed. A run that failed before doesn't.
+    ``seconds`` is the sum of its stages' durations. ``as_of``: the run landed everything that the
+    source had committed then; for runs of earlier versions it is the time of the run's first event,
+    and None for verbs and runs that landed nothing. ``came_to_apply``: whether the run recorded
+    which targets have everything that landed, which a run that failed before didn't.
     """
 
     run_id: str
@@ -63,19 +62,18 @@ class RunLine:
 
     @property
     def brought_up_to(self) -> datetime | None:
-        """Up to when the targets hold all of the source's changes since this run; None when it left
-        some out.
+        """Returns the time up to which the targets have all changes since this run; None if some
+        don't.
         """
         return self.as_of if self.applied else None
 
 
 @dataclass(frozen=True, slots=True)
 class LagPoint:
-    """How far the lake was behind right before a run's changes could be read: the worst that its
-    readers saw.
+    """The lake's lag right before a run's changes became readable: the worst that its readers saw.
 
-    ``seconds`` is the age of the oldest change that was missing at the most, ``lag_bytes`` the WAL
-    that the slot had before it.
+    ``seconds`` is the maximum age of the oldest missing change, ``lag_bytes`` the WAL that the slot
+    had before the run.
     """
 
     at: datetime
@@ -88,8 +86,9 @@ class LagPoint:
 def read_runs(
     lake: Bookkeeping, since: datetime | None = None, run_id: str | None = None
 ) -> list[RunLine]:
-    """The runs with an event since then, newest first, or those of one id; of such in progress what
-    their last stage recorded.
+    """Returns the runs with an event since then, newest first, or those of one id.
+
+    Runs in progress have what their last stage recorded.
     """
     chosen = None if run_id is None else pc.field("run_id") == run_id
     rows = lake.scan(Run, _COLUMNS, since, chosen)
@@ -100,7 +99,7 @@ def read_runs(
         pc.cast(pc.round(pc.multiply(rows["seconds"], 1e6)), pa.int64()).cast(pa.duration("us")),
     )
     rows = rows.append_column("began", began)
-    # In order, so that "last" is the latest event's.
+    # The groups keep the rows' order, so "last" is the latest event's value.
     grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(
         [
             ("began", "first"),
@@ -114,7 +113,7 @@ def read_runs(
 
 
 def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> RunLine | None:
-    """The run of a verb with the latest event since then."""
+    """Returns the run of a verb with the latest event since then."""
     rows = lake.scan(Run, ("run_id", "at"), since, pc.field("verb") == verb)
     if not rows.num_rows:
         return None
@@ -124,8 +123,8 @@ def latest_run(lake: Bookkeeping, verb: str, since: datetime | None = None) -> R
 
 def _line(row: dict[str, object]) -> RunLine:
     began, applied = row.pop("began_first"), row.pop("applied")
-    # One that landed nothing (stage apply by itself, or whose landing was marked as done) brings
-    # nobody further.
+    # A run that landed nothing (stage apply alone, or landing marked as done) doesn't move the
+    # time.
     if row["as_of"] is None and row["verb"] in LANDING and row["end_lsn"] is not None:
         row["as_of"] = began
     came_to_apply = applied is not None or row["status"] == "succeeded"
@@ -135,14 +134,12 @@ def _line(row: dict[str, object]) -> RunLine:
 
 
 def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:
-    """Up to when the lake holds all of the source's changes, by its runs; None when none of them
-    says so.
-    """
+    """Returns the time up to which the lake has all changes, by its runs; None when unknown."""
     return max((upto for run in runs if (upto := run.brought_up_to) is not None), default=None)
 
 
 def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
-    """How far the lake was behind, run by run, oldest first; ``runs`` are newest first."""
+    """Returns the lake's lag run by run, oldest first; ``runs`` are newest first."""
     points: list[LagPoint] = []
     upto: datetime | None = None
     for run in reversed([run for run in runs if run.verb in LANDING]):
@@ -158,8 +155,9 @@ def thin_out(
     most: int,
     value: Callable[[LagPoint], float | None] = lambda point: point.seconds,
 ) -> list[LagPoint]:
-    """At most so many points: of neighbours the one with the highest value, and a failed one. No
-    peak gets lost.
+    """Returns at most this many points: of neighbours the highest value, and a failed one.
+
+    No peak is lost.
     """
     if len(points) <= most:
         return list(points)

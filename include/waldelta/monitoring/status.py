@@ -82,7 +82,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int) -> dict[str, Any]:
 
 
 def _cut(job: Job) -> dict[str, Any] | None:
-    """The newest cut that can be read; where there is none any more, ``problem`` says so."""
+    """Returns the newest readable cut; if none is readable any more, ``problem`` says so."""
     try:
         cut = readable_cut(job)
     except StateError as err:
@@ -95,9 +95,7 @@ def _cut(job: Job) -> dict[str, Any] | None:
 
 
 def _recorded_drift(state: TableState) -> list[str]:
-    """Drift that is on record as told, and was not mended; that of today's catalogs is looked for
-    by runs.
-    """
+    """Returns drift that was reported and not repaired; runs compare with the current catalogs."""
     leaves, filters = len(state.unmended_leaves), state.later_filters
     return [
         *([f"{counted(leaves, 'partition')} added, removed or truncated"] if leaves else []),

@@ -1,5 +1,5 @@
-"""Stopped tables: whose changes an expectation with ``gate: stop`` holds back, since when, and how
-many changes wait.
+"""Stopped tables: tables whose changes an expectation with ``gate: stop`` holds back, since when,
+and how many changes wait.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from waldelta.quantities import counted
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP, judged_by_gates
 
-# How far back is looked for a run that came as far as its apply stage.
+# How far back a run is searched that reached its apply stage.
 _REACH = timedelta(days=7)
-# Messages of all tables that are counted through; a page isn't the place to read more.
+# The most messages of all tables that are counted, because a page must not read more.
 _MOST_MESSAGES = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """An expectation that stops a table; ``finding`` says what was found, without values."""
+    """An expectation that stops a table; ``finding`` is the result, without values."""
 
     meaning: str
     since: datetime
@@ -48,9 +48,9 @@ class Unmet:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A table that its gate stopped; ``waiting`` counts its changes in the change log, None where
-    they are too many to count.
+    """A table that its gate stopped.
 
+    ``waiting`` counts its changes in the change log, None if they are too many to count.
     ``released``: all of them pass with the next run, by this decision.
     """
 
@@ -61,17 +61,19 @@ class Stopped:
 
     @property
     def since(self) -> datetime:
-        """When the first of the expectations stopped it."""
+        """Returns when the first of the expectations stopped it."""
         return min(one.since for one in self.unmet)
 
     @property
     def may_pass(self) -> bool:
-        """Whether a release lets its changes pass: it lets no row pass ``gate: quarantine``."""
+        """Returns whether a release lets its changes pass; it doesn't for ``gate: quarantine``."""
         return self.released is None and all(one.may_pass for one in self.unmet)
 
 
 def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
-    """The tables that the latest run left behind since their gate stopped them, by name."""
+    """Returns the tables that the latest run left behind because their gate stopped them, by
+    name.
+    """
     run, left = _latest_applied(lake)
     unmet = dict(_unmet(lake, run.run_id, left)) if run is not None and left else {}
     if not unmet:
@@ -82,7 +84,7 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
     except (
         SlotMissing,
         StateError,
-    ):  # torn down, or dropped by a resync that was killed: no gate judges any more
+    ):  # The slot was torn down, or dropped by a killed resync: no gate judges any more.
         return []
     upto, log = landed_upto(job, identity), job.change_log(identity)
     watermarks, last = Watermarks(job, identity), log.last_batch() or 0
@@ -96,7 +98,7 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
             if sum(log.sizes(after, last).values()) <= _MOST_MESSAGES:
                 waiting = _count(log, (after, last), state)
         except (StateError, DeltaError):
-            pass  # what can't be counted can be released all the same
+            pass  # Changes that can't be counted can be released anyway.
         passes = [
             row
             for row in job.ledger.releases()
@@ -109,8 +111,9 @@ def read_stopped(pipeline: PipelineFile, lake: Bookkeeping) -> list[Stopped]:
 
 
 def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
-    """A stopped table is released, or its expectation corrected, where the quarantine's page
-    says.
+    """Yields attention for stopped tables.
+
+    The quarantine's page shows how to release one or correct its expectation.
     """
     for one in stopped:
         what = "; ".join(found.meaning for found in one.unmet)
@@ -129,9 +132,7 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
 
 
 def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
-    """The newest run that came as far as apply, and the tables that it couldn't bring up to
-    date.
-    """
+    """Returns the newest run that reached apply, and the tables it couldn't bring up to date."""
     latest = [run for verb in LANDING if (run := latest_run(lake, verb)) is not None]
     if not latest or (latest[0].applied and latest[0].status != "running"):
         return None, []
@@ -146,9 +147,7 @@ def _latest_applied(lake: Bookkeeping) -> tuple[RunLine | None, list[str]]:
 def _unmet(
     lake: Bookkeeping, run_id: str, tables: Collection[str]
 ) -> Iterator[tuple[str, list[Unmet]]]:
-    """What gates of these tables found not to be met in this run, each since when without a
-    break.
-    """
+    """Yields by table the gate expectations not met in this run, and since when without a break."""
     columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in lake.scan(ExpectationResult, columns, None, judged_by_gates(tables)).to_pylist():
@@ -156,15 +155,16 @@ def _unmet(
             found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
     for name, by_meaning in found.items():
         unmet = [_unmet_since(rows) for rows in by_meaning.values() if _stops(rows, run_id)]
-        # Rows that are set aside stop no table. Where nothing else does, they were too many, or
+        # Rows that are set aside stop no table. If nothing else does, they were too many, or
         # couldn't be judged.
         if unmet := [one for one in unmet if one.may_pass] or unmet:
             yield name, unmet
 
 
 def _stops(rows: Sequence[dict[str, Any]], run_id: str) -> bool:
-    """Whether the run found it not to be met, and the latest judgement since (a retry's, a
-    repair's) agrees.
+    """Returns whether the run found it unmet, and the latest result since then agrees.
+
+    A retry or a repair may have judged it since.
     """
     return not rows[-1]["success"] and any(row["run_id"] == run_id for row in rows)
 
@@ -173,7 +173,7 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
     *_, first = takewhile(lambda row: not row["success"], reversed(rows))
     last, meaning = rows[-1], str(rows[-1]["meaning"])
     count = last["unexpected_count"]
-    # What was observed may be a value of a row: a maximum is.
+    # The observed value may be a row's value, such as a maximum.
     otherwise = "can't be evaluated" if last["success"] is None else "not met"
     told = counted(count, "row") if count else otherwise
     return Unmet(
@@ -185,7 +185,7 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
 
 
 def _count(log: ChangeLog, batches: tuple[int, int], state: TableState) -> int:
-    """The row messages of a range of batches that the table's copy doesn't hold."""
+    """Returns the number of row messages in a range that the table's copy doesn't contain."""
     chosen = (
         of_batches(*batches)
         & pc.field("kind").isin(ROW_KINDS)

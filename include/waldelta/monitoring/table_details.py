@@ -1,5 +1,5 @@
-"""One table's target: its columns and their types here and on the source, its key, how much it
-holds, and where it is.
+"""One table's target: its columns with their types in the lake and on the source, its key, size and
+location.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tiny
 
 @dataclass(frozen=True, slots=True)
 class ColumnLine:
-    """A column of a target; ``source_type`` is None of those that the source lacks."""
+    """A column of a target; ``source_type`` is None for a column that the source lacks."""
 
     name: str
     type: str
@@ -36,10 +36,10 @@ class ColumnLine:
 
 @dataclass(frozen=True, slots=True)
 class TableDetails:
-    """A target as readers of the lake find it; ``rows``, ``bytes``, ``files`` and ``version`` are
-    None where it can't be read.
+    """A target as readers of the lake find it.
 
-    ``has_deleted_rows``: its files may hold rows that were deleted, which ``rows`` counts.
+    ``rows``, ``bytes``, ``files`` and ``version`` are None where it can't be read.
+    ``has_deleted_rows``: its files may contain deleted rows, which ``rows`` counts.
     ``copy_skipped``: it lacks rows on purpose.
     """
 
@@ -56,13 +56,14 @@ class TableDetails:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key's columns."""
+        """Returns the key's columns."""
         return tuple(column.name for column in self.columns if column.is_key)
 
 
 def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | None:
-    """A target by its latest state and its Delta log; None of a table that the ledger doesn't know,
-    or of no table's name.
+    """Returns a target by its latest state and its Delta log.
+
+    Returns None for a table that the ledger doesn't know, or an invalid table name.
     """
     states = lake.ledger.table_rows(table_name)
     try:
@@ -80,7 +81,7 @@ def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | Non
         DeltaError,
         OSError,
         pa.ArrowException,
-    ):  # not copied yet, or gone: what the ledger knows is shown
+    ):  # The target isn't copied yet, or is gone: the ledger's columns are shown.
         known = tuple(
             _line(column.name, column.spark_type, column, state) for column in state.columns
         )
@@ -101,7 +102,7 @@ def read_table_details(lake: Bookkeeping, table_name: str) -> TableDetails | Non
 
 
 def _columns(schema: Schema, state: TableState) -> tuple[ColumnLine, ...]:
-    """The source's columns as the target has them, then the product's own."""
+    """Returns the source's columns as the target has them, then waldelta's own."""
     known = {column.name: column for column in state.columns}
     lines = [
         _line(field.name, _name_of(field.type), known.get(field.name), state)
@@ -119,7 +120,7 @@ def _line(name: str, type_name: str, column: ColumnState | None, state: TableSta
 
 
 def _name_of(kind: Any) -> str:
-    """A type by the name that Spark SQL has for it."""
+    """Returns a type's name in Spark SQL."""
     if isinstance(kind, PrimitiveType):
         return _NAMES.get(kind.type, kind.type)
     if isinstance(kind, ArrayType):

@@ -1,5 +1,5 @@
-"""The tables of a lake: where each stands, up to when it is complete, and what the latest batches
-did to it.
+"""The tables of a lake: their status, the time up to which they are complete, and recent
+changes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from waldelta.monitoring.quarantine_rows import count_open
 from waldelta.monitoring.run_history import LANDING, RunLine
 from waldelta.pipeline.targets.lifecycle import target_generations
 
-# Runs whose results are read, newest first, for since when a table is behind.
+# Results of at most this many runs, newest first, are read to find since when a table is behind.
 _MOST_RESULTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Rows by what was done to them; ``truncates`` counts runs that emptied a table."""
+    """Rows by operation; ``truncates`` counts runs that truncated a table."""
 
     inserted: int = 0
     updated: int = 0
@@ -41,7 +41,7 @@ class Operations:
 
     @property
     def rows(self) -> int:
-        """Rows written or removed."""
+        """Returns the number of rows written or removed."""
         return self.inserted + self.updated + self.deleted
 
     def __add__(self, other: Operations) -> Operations:
@@ -50,11 +50,11 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class WindowChanges:
-    """What the runs of a window did to a table; ``at`` is when the latest change was committed on
-    the source, or else recorded.
+    """The changes of a window's runs to a table.
 
-    ``verb`` and ``run_id`` name the latest of these runs. ``version``, of the copy ``generation``:
-    the last that one of them wrote rows of; None where none did.
+    ``at`` is when the latest change was committed on the source, or else recorded. ``verb`` and
+    ``run_id`` name the latest of these runs. ``version``, of the copy ``generation``, is the last
+    with rows written by one of them; None if there is none.
     """
 
     at: datetime
@@ -67,11 +67,10 @@ class WindowChanges:
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """One table; ``complete_upto``: it holds all that was committed on the source until then, None
-    when that isn't known.
+    """One table; it has everything committed on the source until ``complete_upto`` (None: unknown).
 
-    ``status`` is the ledger's, but "behind" for a copied table that the latest run couldn't apply
-    changes to.
+    ``status`` is the ledger's, but "behind" for a copied table whose changes the latest run
+    couldn't apply.
     """
 
     table_name: str
@@ -84,17 +83,14 @@ class TableLine:
     changed: WindowChanges | None = None
     in_quarantine: int = 0
     check: Check | None = None
-    kind: str = (
-        ""  # what a target is that doesn't mirror its source: its mode, or that it has no copy
-    )
+    kind: str = ""  # The target's mode if it isn't a mirror, or that it has no copy.
 
 
 def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, WindowChanges]:
-    """What the runs since then did to targets, by table: what they consumed, replayed and repaired;
-    tables left alone are left out.
+    """Returns by table the changes of runs since then: what they consumed, replayed and repaired.
 
-    By what each attempt at a run recorded. A cut isn't published while one table is behind, so that
-    cuts lack what such runs did to all others.
+    They come from the records of each attempt at a run. Cuts are incomplete, because none is
+    published while one table is behind. Unchanged tables are left out.
     """
     rows = lake.scan(Run, ("at", "verb", "run_id", "targets"), since).combine_chunks()
     changes = _of_attempts(rows)
@@ -103,7 +99,7 @@ def read_changed(lake: Bookkeeping, since: datetime | None) -> dict[str, WindowC
     sums = [(name, "sum") for name in _OPERATIONS]
     lasts = [
         (name, "last") for name in ("verb", "run_id", "version", "generation")
-    ]  # that isn't null
+    ]  # "last" skips nulls.
     summed = changes.group_by("table_name", use_threads=False).aggregate(
         [*sums, *lasts, ("committed_at", "max")]
     )
@@ -136,8 +132,9 @@ _CHANGES = pa.schema(
 
 
 def _of_attempts(rows: pa.Table) -> pa.Table:
-    """One row for each target that an attempt did anything to, as ``_CHANGES``; version and
-    generation where it wrote rows.
+    """Returns a row for each target that an attempt changed, as ``_CHANGES``.
+
+    Version and generation are set where the attempt wrote rows.
     """
     lists = rows["targets"].combine_chunks()
     targets = pc.list_flatten(lists)
@@ -156,8 +153,9 @@ def _of_attempts(rows: pa.Table) -> pa.Table:
 
 
 def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa.Table:
-    """The same of runs of versions that recorded no targets: by the last result of each, which
-    tells no generation.
+    """Returns the same for runs of versions that recorded no targets, from each run's last result.
+
+    These have no generation.
     """
     old = rows.filter(pc.is_null(rows["targets"]))
     upto = pc.field("at") <= old["at"][-1]
@@ -179,8 +177,9 @@ def _of_results(lake: Bookkeeping, rows: pa.Table, since: datetime | None) -> pa
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """What the ledger says of a table's copy and columns; ``foreign``: of its latest state, the
-    last commit by others on record.
+    """What the ledger has of a table's copy and columns.
+
+    ``foreign`` is the last external commit recorded in its latest state.
     """
 
     table_name: str
@@ -199,7 +198,7 @@ _STATE = tuple(name for name in CopyState.__dataclass_fields__ if name != "forei
 
 
 def _rank(line: TableLine) -> int:
-    """What needs attention comes first, what left the publications last."""
+    """Returns a sort key: tables that need attention come first, removed ones last."""
     if line.status == REMOVED:
         return 4
     if line.status != SYNCED:
@@ -211,14 +210,14 @@ def _rank(line: TableLine) -> int:
 
 
 def read_states(lake: Bookkeeping, table_name: str | None = None) -> list[CopyState]:
-    """All states of the targets, or of one, oldest first."""
+    """Returns all states of the targets, or of one, oldest first."""
     chosen = None if table_name is None else pc.field("table_name") == table_name
     rows = lake.scan(TableState, _STATE, None, chosen)
     return [CopyState(**row) for row in rows.to_pylist()]
 
 
 def latest_states(lake: Bookkeeping) -> list[CopyState]:
-    """The latest state of each target."""
+    """Returns the latest state of each target."""
     rows = lake.scan(TableState, (*_STATE, "foreign_commits"))
     found = []
     for row in last_rows(rows, ["table_name"]).to_pylist():
@@ -228,10 +227,10 @@ def latest_states(lake: Bookkeeping) -> list[CopyState]:
 
 
 def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]:
-    """When these targets were last copied as a whole, or compared row by row by a resync.
+    """Returns when these targets were last copied as a whole, or compared row by row by a resync.
 
-    A repair ends as a copy does, by a snapshot of its own in the next generation, but mends only
-    the rows that it was about. It is told by how it began: with that snapshot, which a copy takes
+    A repair ends like a copy, with its own snapshot and the next generation, but corrects only some
+    rows. It is recognized by its first state, which already has the snapshot; a copy takes it
     later.
     """
     if not tables:
@@ -244,7 +243,7 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
         of = (row["table_name"], row["generation"])
         if row["status"] == COPYING:
             begun[of] = bool(row["snapshot"])
-        # Later states of the same copy tell of changed columns, and of others' commits.
+        # Later states of the same copy record changed columns and external commits.
         elif row["status"] == SYNCED and row["snapshot"] and of not in ended:
             ended.add(of)
             if not begun.get(of, True):
@@ -253,7 +252,7 @@ def copied_at(lake: Bookkeeping, tables: Collection[str]) -> dict[str, datetime]
 
 
 def replicated_tables(lake: Bookkeeping) -> list[str]:
-    """The targets that get changes, or are to: all but those that left the publications."""
+    """Returns the replicated targets: all except those that left the publications."""
     return [state.table_name for state in latest_states(lake) if state.status != REMOVED]
 
 
@@ -265,15 +264,14 @@ def read_tables(
     idle_checked_at: datetime | None = None,
     latest: Iterable[CopyState] | None = None,
 ) -> list[TableLine]:
-    """Every table that was ever copied, those to look after first, then by name; ``runs`` are
-    newest first.
+    """Returns every table that was ever copied, those that need attention first, then by name.
 
-    ``idle_checked_at`` is when a run last found that there is nothing to do, which the ledger
-    doesn't keep. ``latest`` are the targets' states, where they have been read already.
+    ``runs`` are newest first. ``idle_checked_at`` is when a run last found nothing to do, which the
+    ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
     states = list(latest_states(lake) if latest is None else latest)
     lacking = count_open(lake, target_generations(lake.ledger))
-    # A run that failed before it applied anything says of no table that it is behind, nor that it
+    # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.
     landing = [
         run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply
@@ -319,8 +317,8 @@ def _last_applied(landing: list[RunLine]) -> datetime | None:
 
 
 def _behind(lake: Bookkeeping, landing: list[RunLine]) -> dict[str, datetime | None]:
-    """The tables that the latest run couldn't bring up to date, each with what it is complete up
-    to.
+    """Returns the tables that the latest run couldn't bring up to date, with their complete
+    time.
     """
     ended = [run for run in landing if run.status != "running"]
     if not ended or ended[0].applied:
@@ -343,7 +341,7 @@ def _not_applied(lake: Bookkeeping, run: RunLine) -> list[str]:
 
 
 def total(changed: Iterable[WindowChanges]) -> Operations:
-    """What was done to all tables together."""
+    """Returns the operations on all tables together."""
     done = Operations()
     for of in changed:
         done += of.operations

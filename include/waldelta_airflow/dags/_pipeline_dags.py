@@ -1,4 +1,4 @@
-"""The DAGs of one pipeline; each builder shows its tasks in the order of the flow."""
+"""The DAGs of one pipeline; each builder has its tasks in the order of the flow."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from waldelta_airflow.reporting.notify import (
 log = logging.getLogger(__name__)
 
 
-# Null is what an untouched field of the trigger form stands for; an empty list or text would count
-# as missing there.
+# Null is the value of an untouched field of the trigger form; an empty list or text would count as
+# missing.
 def _listed(description: str, pattern: str = r"^.+\..+$") -> Param:
     return Param(
         None,
@@ -71,10 +71,10 @@ _ACCEPT_SERVER = Param(
         "system identifier/timeline of the new source server, as the refused run names it"
     ),
 )
-# Whatever failed afterwards; its upstream includes the run's first stage.
+# Runs whatever failed after the run's first stage, which is among its upstream tasks.
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
-# A large table that has to be copied again is left to the DAG of the initial sync, beside which
-# runs go on.
+# A large table that needs a new copy is left to the DAG of the initial sync, while CDC runs
+# continue.
 _HAND_OVER = {"hand-over": "True"}
 _ACTION = Param(
     "retry",
@@ -100,7 +100,7 @@ _DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A pipeline whose jobs are to be run."""
+    """A pipeline whose jobs the DAGs run."""
 
     path: Path
     pipeline: PipelineFile
@@ -144,8 +144,9 @@ class _Job:
 
 
 def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
-    """The DAGs of one pipeline file; opens no connection and imports no Spark. Raises ConfigError
-    for its notifiers.
+    """Returns the DAGs of one pipeline file; opens no connection and imports no Spark.
+
+    Raises ConfigError for its notifiers.
     """
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
     return [
@@ -180,8 +181,8 @@ def _initial_sync(job: _Job) -> DAG:
 
 
 def _resync(job: _Job) -> DAG:
-    # Outside of the slot's pool: what changes while tables are compared has to land. The slot's
-    # lock keeps others away while it is made anew.
+    # Outside of the slot's pool, because changes must land while tables are compared. The slot's
+    # lock excludes other runs while the slot is recreated.
     accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
     return _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server)
 
@@ -209,8 +210,9 @@ def _copies(
     params: dict[str, Param] | None = None,
     options: dict[str, str] | None = None,
 ) -> DAG:
-    """A DAG whose first stage, named like its verb, copies tables; with further params, and options
-    made of them.
+    """Returns a DAG whose first stage, named like its verb, copies tables.
+
+    ``params`` are further params, and ``options`` are made of them.
     """
     with job.dag(
         kind, None, params={"tables": _TABLES, "reason": _REASON, **(params or {})}
@@ -227,16 +229,17 @@ def _copies(
             },
             execution_timeout=settings.SYNC_TIMEOUT,
         )
-        # What was copied beside a table that failed is checked and told, once the last retry has
-        # ended.
+        # Tables that were copied are checked and reported, even if others failed, after the last
+        # retry.
         check = job.task("check", verb, stage="check", trigger_rule=TriggerRule.ALL_DONE)
         _close(copy, check, job.report(verb))
     return dag
 
 
 def _reconcile(job: _Job) -> DAG:
-    """Outside of the slot's pool, as a resync: runs of the stream go on beside it, and it lands a
-    little itself.
+    """Returns the reconcile DAG, outside of the slot's pool, as for a resync.
+
+    CDC runs continue during it, and it lands a little itself.
     """
     params = {"tables": _COMPARED, "repair": _REPAIR, "reason": _REASON}
     with job.dag("reconcile", job.pipeline.quality.reconcile.schedule, params=params) as dag:
@@ -278,7 +281,7 @@ def _cdc(job: _Job) -> DAG:
             options=_HAND_OVER,
             execution_timeout=limit,
         )
-        # The next run, and with it landing, waits for this one.
+        # The next run, and so landing, waits for this one.
         limit = timedelta(minutes=pipeline.batch.apply_timeout_minutes)
         apply = job.task(
             "apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit
@@ -289,7 +292,7 @@ def _cdc(job: _Job) -> DAG:
             trigger_rule=_ONCE_BEGUN,
             execution_timeout=settings.IDLE_CHECK_TIMEOUT,
         )
-        # One table that can't be applied doesn't keep the others from being checked.
+        # A table that can't be applied doesn't prevent the checks of the others.
         check = job.task("check", "consume", stage="check", trigger_rule=_ONCE_BEGUN)
         chain(slot_has_changes(), land, apply)
         land >> check
@@ -305,14 +308,13 @@ def _close(
     begun: BaseOperator | None = None,
     other_tasks: Sequence[BaseOperator] = (),
 ) -> None:
-    """The end of a run: what was done is checked and reported whatever failed after its beginning.
+    """Add the end of a run: check and report run whatever failed after the first stage.
 
-    The report's success is what makes its asset events count, so that another task has to turn the
-    run red.
+    Asset events count only if the report succeeds, so another task must fail the run.
     """
     begun = begun or last
 
-    # Whoever is told of failures has been told by the task that failed.
+    # The failed task has already sent the notifications.
     @task(
         trigger_rule=TriggerRule.ONE_FAILED,
         retries=0,
@@ -338,8 +340,9 @@ def _maintenance(job: _Job) -> DAG:
 
 
 def _has_work(pipeline: PipelineFile, context: Any) -> bool:
-    """Whether there is work for Spark; an idle slot is moved here, without a JVM. A replay leaves
-    the slot alone.
+    """Returns whether there is work for Spark; moves an idle slot without a JVM.
+
+    A replay leaves the slot alone.
     """
     from waldelta.stages.land import check_idle
     from waldelta.stages.repair.replay import is_replay, read_span

@@ -1,5 +1,5 @@
-"""From the folder of pipeline files to DAGs, seven for each; a file that is refused takes no other
-down.
+"""Makes DAGs from a folder of pipeline files, seven per file; a rejected file doesn't affect
+others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from waldelta_airflow.settings import pipelines_folder
 
 
 class RefusedFile(DAG):
-    """Stands for a pipeline file that can't be used, and becomes an import error under that file's
-    name.
+    """Represents a rejected pipeline file, and becomes an import error under that file's name.
 
-    A DAG file that raises loses all its DAGs, and an error in a DAG's validation is filed under the
-    DAG file, which takes all of its DAGs off the UI. An error while a DAG is *serialized* is filed
-    under the path the DAG names, so this DAG names the pipeline file and refuses to be serialized.
-    (Airflow forgets such an error when it refreshes the list of DAG files, every five minutes by
-    default, and has it again after the next parsing.)
+    A DAG file that raises loses all its DAGs. An error in a DAG's validation is recorded for the
+    DAG file, which removes all of its DAGs from the UI. An error while a DAG is *serialized* is
+    recorded for the path the DAG names. So this DAG names the pipeline file and raises when it is
+    serialized. (Airflow forgets such an error when it refreshes the list of DAG files, every five
+    minutes by default, and records it again after the next parsing.)
     """
 
     def __init__(self, path: Path, error: Exception) -> None:
@@ -33,20 +32,21 @@ class RefusedFile(DAG):
 
     @property
     def relative_fileloc(self) -> str:
-        """The pipeline file; the importer's assignment of the DAG file's path is ignored."""
+        """Returns the pipeline file; the importer's assignment of the DAG file's path is
+        ignored.
+        """
         return str(self.refused_path)
 
     @relative_fileloc.setter
     def relative_fileloc(self, _: Any) -> None: ...
 
     def get_serialized_fields(self) -> NoReturn:  # type: ignore[override]
-        """Raise what is wrong with the file."""
+        """Raise the file's error."""
         raise SerializationError(f"{type(self.error).__name__}: {self.error}")
 
 
 def create_dags(folder: str | Path | None = None) -> dict[str, DAG]:
-    """The DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by the name to register
-    them under.
+    """Returns the DAGs of every pipeline file (``*.yml``, ``*.yaml``) in a folder, by DAG id.
 
     ``folder`` defaults to WALDELTA_PIPELINES, or include/pipelines.
     """

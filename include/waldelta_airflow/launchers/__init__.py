@@ -1,3 +1,1 @@
-"""How a task starts a job: a child process, the fork server, spark-submit; and what the job
-reported.
-"""
+"""Ways to start a job from a task (child process, fork server, spark-submit), and its result."""

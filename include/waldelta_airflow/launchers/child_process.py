@@ -1,8 +1,7 @@
-"""A job as a child process: its output goes into the task's log line by line, and it never outlives
-the task.
+"""Runs a job as a child process: its output goes into the task's log line by line, and it never
+outlives the task.
 
-Not even when the task's process is killed and can end nothing any more: a watcher beside the job
-does then.
+Even when the task's process is killed and can't end anything, a watcher process ends the job.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    """One child process in a process group of its own."""
+    """One child process in its own process group."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command, self._environment = list(command), dict(environment)
         self._process: subprocess.Popen[str] | None = None
 
     def run(self) -> int:
-        """Run to the end and give the exit code (negative: the signal that ended it)."""
+        """Run to the end and return the exit code (negative: the signal that ended it)."""
         self._process = subprocess.Popen(
             self._command,
             env=self._environment,
@@ -47,25 +46,22 @@ class ChildProcess:
             return self._process.wait()
 
     def end(self) -> None:
-        """End the child and whatever it started; safe to call at any time."""
+        """End the child and its own children; safe to call at any time."""
         if self._process is not None:
             end_group(self._process.pid, self._process.poll)
 
 
-# Reads a line when the group has ended by itself, and nothing when whoever would write it is gone.
+# Reads a line when the group has ended normally, and end of file when the writing process died.
 _WATCHER = 'read -r _ && exit; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"'
 
 
 @contextmanager
 def ended_with_us(leader: int, kill_after_s: float = KILL_JOB_AFTER_S) -> Iterator[None]:
-    """End a process group when this process dies in here, however it does: a killed one can't end
-    its children itself.
+    """End a process group when this process dies in this block, even if it is killed.
 
-    Watched from a moment after it began, a few milliseconds as a rule.
-
-    A process of its own holds the other end of a pipe, since a signal at the parent's death would
-    reach the group's leader alone (a JVM's Python driver would go on) and comes with the death of a
-    thread already.
+    The group is watched from shortly after its start, usually a few milliseconds. A separate
+    process has the other end of a pipe. A signal at the parent's death would reach only the group's
+    leader (a JVM's Python driver would continue), and is sent already when a thread dies.
     """
     shell = ["/bin/sh", "-c", _WATCHER, "sh", str(leader), f"{kill_after_s:.0f}"]
     nothing = subprocess.DEVNULL
@@ -87,10 +83,10 @@ def ended_with_us(leader: int, kill_after_s: float = KILL_JOB_AFTER_S) -> Iterat
 def end_group(
     leader: int, reap: Callable[[], object], kill_after_s: float = KILL_JOB_AFTER_S
 ) -> None:
-    """Ask a process group to end (SIGTERM), and kill it when it didn't in time.
+    """Ask a process group to end (SIGTERM), and kill it after a time limit.
 
-    The process must have been started as the leader of its group; ``reap`` asks for its exit code
-    where it is this process's child, since as a zombie it would still count.
+    The process must have been started as the leader of its group. ``reap`` reads its exit code if
+    it is this process's child, because it would still exist as a zombie.
     """
     _signal(leader, signal.SIGTERM)
     deadline = time.monotonic() + kill_after_s

@@ -1,8 +1,8 @@
-"""A job as a child of the fork server (waldelta.cli.fork_server), which has imported what jobs
+"""Runs a job as a child of the fork server (waldelta.cli.fork_server), which has imported what jobs
 need.
 
 Like ``ChildProcess`` it writes the job's output into the task's log line by line, and never
-outlives the task: the server ends a job when the connection over which it was asked for is gone.
+outlives the task: the server ends a job when the connection of its request is gone.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ class ForkedJob:
     def ask(
         cls, path: str, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> ForkedJob | None:
-        """Have the server at this socket start a job; None when none answers, or one whose code is
-        no longer that on disk.
+        """Have the server at this socket start a job.
 
-        The environment, which holds secrets, goes over the socket, whose other end must be this
-        user's.
+        Returns None when no server answers, or its code differs from that on disk. The environment,
+        which has secrets, is sent over the socket, whose other end must belong to this user.
         """
         reading, writing = os.pipe()
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,7 +79,7 @@ class ForkedJob:
         return cls(server, pid, reading)
 
     def run(self) -> int:
-        """Pass on what the job writes, and give its exit code (negative: the signal that ended
+        """Log what the job writes, and return its exit code (negative: the signal that ended
         it).
         """
         log.info("the job is process %s", self._pid)
@@ -89,21 +88,23 @@ class ForkedJob:
                 log.info("%s", line.rstrip())
         with self._server:
             word, _, number = _line(self._server).partition(" ")
-        self._lives = False  # its number may be another's from now on
+        self._lives = False  # From now on another process may have its pid.
         if word != "exit":
             log.warning("the fork server ended before it could tell how the job did")
             return NO_ANSWER
         return int(number)
 
     def end(self) -> None:
-        """End the job and whatever it started; safe to call at any time."""
+        """End the job and its own children; safe to call at any time."""
         if self._lives:
             end_group(self._pid, lambda: None)
             self._lives = False
 
 
 def _umask() -> int | None:
-    """This process's umask, which can't be read without setting it but here."""
+    """Returns this process's umask from /proc, because elsewhere it can't be read without setting
+    it.
+    """
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
@@ -112,7 +113,7 @@ def _umask() -> int | None:
 
 
 def _line(server: socket.socket) -> str:
-    """One short line; empty when the other side is gone."""
+    """Returns one short line; empty when the other side is gone."""
     found = b""
     with suppress(ConnectionResetError):
         while not found.endswith(b"\n"):

@@ -1,6 +1,4 @@
-"""What a job reported about itself, and how its failure becomes Airflow's: retried or not, with the
-whole message.
-"""
+"""A job's result, and its failure as Airflow's: retried or not, with the whole message."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ USAGE_ERROR = 2
 
 
 class _OfClass(Exception):
-    """A failure with the classes of its errors, for whom to tell
-    (``waldelta_airflow.reporting.notify``).
+    """A failure with the classes of its errors, for notifications.
+
+    See ``waldelta_airflow.reporting.notify``.
     """
 
     def __init__(self, text: str, kinds: Sequence[str] = (), message: str | None = None) -> None:
@@ -30,11 +29,11 @@ class _OfClass(Exception):
 
 
 class TaskFailed(_OfClass, AirflowException):
-    """A task's failure that can go away by itself: Airflow tries again."""
+    """A task's failure that may disappear by itself: Airflow retries."""
 
 
 class TaskFailedForGood(_OfClass, AirflowFailException):
-    """A task's failure that trying again doesn't help."""
+    """A task's failure that a retry doesn't help."""
 
 
 _DONE = ("succeeded", "skipped")
@@ -58,13 +57,13 @@ _SUMMARY = (
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """A job's result document, as ``--result`` writes it and the ledger keeps it."""
+    """A job's result document, as ``--result`` writes it and the ledger stores it."""
 
     document: dict[str, Any]
 
     @classmethod
     def read(cls, path: Path, exit_code: int) -> JobResult:
-        """The result that a job left, or the failure that it left none."""
+        """Returns a job's result; raises when the job left none."""
         try:
             return cls(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -83,11 +82,11 @@ class JobResult:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The part that goes to later tasks."""
+        """Returns the part that is passed to later tasks."""
         return {key: self.document[key] for key in _SUMMARY if key in self.document}
 
     def knows(self, stage: str) -> bool:
-        """Whether the job came as far as this stage."""
+        """Returns whether the job reached this stage."""
         return stage in self._stages
 
     def require(self, stage: str | None = None) -> None:
@@ -96,7 +95,7 @@ class JobResult:
             raise failure
 
     def failure(self, stage: str | None = None) -> TaskFailed | TaskFailedForGood | None:
-        """How the job, or this stage of it, failed; None when it didn't."""
+        """Returns the failure of the job, or of this stage; None when it didn't fail."""
         if self._status(stage) in _DONE:
             return None
         error = self._stages.get(stage or "", {}).get("error") or self.document.get("error") or {}
@@ -137,13 +136,11 @@ class JobResult:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turn waldelta's named errors into Airflow's: only those that can go away by themselves are
-    retried.
-    """
+    """Turn waldelta's named errors into Airflow's: only those that may disappear are retried."""
     try:
         yield
     except WaldeltaError as err:
         kinds = [type(each).__name__ for each in (err, *err.causes)]
         raised = TaskFailed if err.retryable else TaskFailedForGood
-        # Not chained: the log would repeat the message under a traceback that helps nobody.
+        # Not chained, because the log would repeat the message below a useless traceback.
         raise raised(f"{kinds[0]}: {err}", kinds, str(err)) from None

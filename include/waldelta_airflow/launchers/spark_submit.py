@@ -1,5 +1,5 @@
-"""A job through the Spark provider's spark-submit hook, on any master whose driver runs beside the
-task.
+"""Runs a job through the Spark provider's spark-submit hook, on any master whose driver runs on the
+task's machine.
 """
 
 from __future__ import annotations
@@ -38,29 +38,28 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class SparkSubmit(SparkSubmitHook):
-    """The provider's hook, with the secret in the process's environment only and a kill that leaves
-    nothing behind.
+    """The provider's hook, with the secret only in the process's environment, and a complete kill.
 
     The hook's own ``env_vars`` would become ``--conf`` arguments on YARN and Kubernetes, which
-    every user of the machine can read; the environment of the process is passed to ``submit``
+    every user of the machine can read. So the process's environment is passed to ``submit``
     instead.
     """
 
     def run(self, application: Path, environment: Mapping[str, str]) -> int:
-        """Run an application to its end and give spark-submit's exit code."""
+        """Run an application to its end and return spark-submit's exit code."""
         try:
             self.submit(
                 str(application), env=dict(environment), start_new_session=True, umask=lake_umask()
             )
         except AirflowException:
-            # The hook's message is the command line; the job's own result says what happened.
+            # The hook's message is the command line; the job's own result explains the failure.
             if self._submit_sp is None or not self._submit_sp.returncode:
                 raise
             return int(self._submit_sp.returncode)
         return 0
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
-        # What the provider does as long as spark-submit runs.
+        # The provider does this while spark-submit runs.
         submitted = cast("subprocess.Popen[str]", self._submit_sp)
         with ended_with_us(submitted.pid):
             super()._process_spark_submit_log(itr)
@@ -76,13 +75,13 @@ class SparkSubmit(SparkSubmitHook):
 def spark_submit(
     connection: Connection, name: str, arguments: Sequence[str], folder: Path
 ) -> SparkSubmit:
-    """The hook for one job; raises ConfigError when the driver would run on another machine.
+    """Returns the hook for one job; raises ConfigError when the driver would run on another
+    machine.
 
-    ``folder`` is this submit's own, for what executors are sent: of one that outlives it another
-    user could have made it.
-
-    In cluster mode the driver would be without the source's connection, the pipeline file and a
-    place for its result, and handing it the password means showing it in an argument.
+    ``folder`` must belong to this submit alone, because it has what executors are sent: a folder
+    that exists longer could have been created by another user. In cluster mode the driver would
+    lack the source's connection, the pipeline file and a place for its result. Passing the password
+    would show it in an argument.
     """
     if connection.extra_dejson.get("deploy-mode") == "cluster":
         raise ConfigError(
@@ -93,8 +92,7 @@ def spark_submit(
     local = (connection.host or "").startswith("local")
     return SparkSubmit(
         conn_id=connection.conn_id,
-        # A connection's own spark-defaults.conf can't switch Delta off, but everything else there
-        # counts.
+        # A connection's own spark-defaults.conf can't switch Delta off; its other settings apply.
         conf=driver_settings() | log_settings() | (local_settings() if local else {}),
         jars=",".join(str(jar) for jar in jars()),
         py_files=None if local else str(shipped_packages(folder)),
@@ -105,7 +103,7 @@ def spark_submit(
 
 
 def shipped_packages(folder: Path) -> Path:
-    """Make a zip of our packages for executors on other machines; its name goes by its content."""
+    """Make a zip of our packages for executors on other machines, named by its content."""
     files = [
         (f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes())
         for package in _SHIPPED

@@ -1,4 +1,4 @@
-"""The operators: one runs a verb, or a stage of a verb, of the job; the other reports what a run
+"""The operators: one runs a verb of the job, or a stage of it; another reports what a run
 changed.
 """
 
@@ -48,27 +48,26 @@ if TYPE_CHECKING:
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _JUDGING_STORE = frozenset({"check", "setup"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
-# Options without a value; any other text may be "True" too.
+# Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
 _NOTHING = ("", "None", "False", "[]")
 _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 
 
 class WaldeltaJobOperator(BaseOperator):
-    """Runs a verb of the job, or one stage of it, where the pipeline's Spark connection says.
+    """Runs a verb of the job, or one stage of it, as the pipeline's Spark connection requires.
 
-    - ``spark_connect``: a child process that is a thin client of a running Spark Connect server;
-      each stage is a client of its own, but for the report, which the check's client makes on its
-      way out.
-    - ``spark``: spark-submit. One application per DAG run: the task of the first stage runs them
-      all, and the tasks of the others look up how theirs went in the pipeline's ledger. A stage
-      that is tried again, or cleared, is submitted alone.
+    - ``spark_connect``: a child process that is a thin client of a running Spark Connect server.
+      Each stage is a separate client, except the report, which the check's client also makes.
+    - ``spark``: spark-submit, one application per DAG run. The task of the first stage runs all
+      stages, and the tasks of the others read their results from the pipeline's ledger. A stage
+      that is retried or cleared is submitted alone.
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content
     :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but
-        the first two ask it for its log store where the lake is on S3
-    :param stage: the stage of the verb that this task stands for
+        the first two read its log store where the lake is on S3
+    :param stage: the stage of the verb that this task runs
     :param first: whether this is the verb's first stage
     :param options: further command line options by name; empty values are left out, ``True`` makes
         a flag
@@ -96,7 +95,7 @@ class WaldeltaJobOperator(BaseOperator):
         self._done: Mapping[str, Any] = {}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the job and give its summary; its failure is raised as this task's."""
+        """Run the job and return its summary; its failure is raised as this task's."""
         with named_failures(), self._once():
             result = self._run(context)
         if self.stage == LAND:
@@ -105,21 +104,22 @@ class WaldeltaJobOperator(BaseOperator):
         if self.stage in (None, _REPORT):
             again = isinstance(result.failure(self.stage), TaskFailed) and _is_tried_again(context)
             emit(self.pipeline.pipeline, result.document, gauges_of if again else metrics_of)
-        elif self.stage == _RECONCILE:  # there is no report when a target differs
+        elif self.stage == _RECONCILE:  # There is no report when a target differs.
             emit(self.pipeline.pipeline, result.document, differing_rows)
         result.require(self.stage)
         return result.summary()
 
     @property
     def has_one_chance(self) -> bool:
-        """Whether it isn't tried again once it ran out of time, as stages behind landing: the next
-        run, which lands first, does better.
+        """Returns whether the task isn't retried after a timeout, as for stages after landing.
+
+        The next run, which lands first, is the better retry.
         """
         return self.verb == "consume" and self.stage not in (None, LAND)
 
     @contextmanager
     def _once(self) -> Iterator[None]:
-        """What has one chance fails for good when it runs out of time."""
+        """Fail permanently on a timeout if the task has one chance."""
         try:
             yield
         except AirflowTaskTimeout:
@@ -136,7 +136,7 @@ class WaldeltaJobOperator(BaseOperator):
             ) from None
 
     def on_kill(self) -> None:
-        """End the job: asked first, then killed, and with it whatever it started."""
+        """End the job and everything it started: first with SIGTERM, then by killing it."""
         if self._running is not None:
             self.log.info("ending the job")
             self._running.end()
@@ -156,8 +156,8 @@ class WaldeltaJobOperator(BaseOperator):
         return self._outcome_so_far(context) or self._run_application(context, spark, source)
 
     def _judges_store(self) -> bool:
-        """Whether preflight asks Spark for its log store, which is set where the Spark connection
-        leads.
+        """Returns whether preflight needs Spark's log store, which the Spark connection
+        determines.
         """
         from waldelta.stages.setup.preflight.lake import is_judged
 
@@ -176,7 +176,7 @@ class WaldeltaJobOperator(BaseOperator):
     def _start(
         self, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> ChildProcess | ForkedJob:
-        """The job as a child of this machine's fork server, where there is one, or of this
+        """Start the job as a child of this machine's fork server, if there is one, else of this
         process.
         """
         from waldelta_airflow.launchers.child_process import ChildProcess
@@ -186,11 +186,11 @@ class WaldeltaJobOperator(BaseOperator):
             job := ForkedJob.ask(server, arguments, environment)
         ):
             return job
-        # -P: the installed package, not a folder of that name where Airflow happened to be started.
+        # -P: use the installed package, not a folder of that name in Airflow's working directory.
         return ChildProcess([sys.executable, "-P", "-m", "spark_jobs", *arguments], environment)
 
     def _stages_of_client(self) -> tuple[str, ...]:
-        """The task's stage; a check makes the report on its way out, whose task then needs no
+        """Returns the client's stages: a check also makes the report, whose task then needs no
         process.
         """
         if self.stage is None:
@@ -221,7 +221,7 @@ class WaldeltaJobOperator(BaseOperator):
             return JobResult.read(result, code)
 
     def _outcome_so_far(self, context: Context) -> JobResult | None:
-        """What the process of an earlier task reported of this stage; None: it didn't come to
+        """Returns what an earlier task's process recorded of this stage; None if it didn't reach
         it.
         """
         if self.first or self.stage is None or _try_number(context) > 1:
@@ -239,7 +239,7 @@ class WaldeltaJobOperator(BaseOperator):
         return result
 
     def arguments(self, context: Context, result: Path, stages: Sequence[str]) -> list[str]:
-        """The job's command line; nothing in it is secret."""
+        """Returns the job's command line, which has no secrets."""
         run = context["dag_run"]
         options = {
             "run-id": run.run_id,
@@ -251,7 +251,7 @@ class WaldeltaJobOperator(BaseOperator):
         if run.data_interval_start and run.data_interval_end:
             options["interval-start"] = run.data_interval_start.isoformat()
             options["interval-end"] = run.data_interval_end.isoformat()
-        # name=value in one argument, so that no value can pass for another option.
+        # name=value in one argument, so that no value can be taken for another option.
         given = {**options, **self.options}.items()
         shown = [
             f"--{name}" if name in _FLAGS and value == "True" else f"--{name}={value}"
@@ -262,11 +262,11 @@ class WaldeltaJobOperator(BaseOperator):
 
 
 class ReportOperator(WaldeltaJobOperator):
-    """Runs the last stage of a verb and emits an asset event for each target that the run changed
-    and that is fine.
+    """Runs the last stage of a verb and emits an asset event for each changed target that is fine.
 
-    Fine is a target that got all changes of the run and met its critical expectations. The task
-    itself succeeds when others of its run failed: only a successful task's events count.
+    A target is fine if it got all changes of the run and met its critical expectations. The task
+    itself succeeds when other tasks of its run failed, because only a successful task's events
+    count.
     """
 
     def __init__(self, *, pipeline: PipelineFile, verb: str, **kwargs: Any) -> None:
@@ -279,7 +279,7 @@ class ReportOperator(WaldeltaJobOperator):
         )
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Run the stage; its result holds what all stages of the run did."""
+        """Run the stage; its result has what all stages of the run did."""
         summary = super().execute(context)
         events = context["outlet_events"][pipeline_alias(self.pipeline)]
         for table, extra in changed_targets(summary).items():
@@ -296,7 +296,7 @@ class ReportOperator(WaldeltaJobOperator):
         return summary
 
     def get_openlineage_facets_on_complete(self, _: Any) -> Any:
-        """What the run read and wrote; OpenLineage's provider asks, nobody else does."""
+        """Returns what the run read and wrote; called only by OpenLineage's provider."""
         from waldelta_airflow._connections import source_place
         from waldelta_airflow.reporting.lineage import lineage
 
@@ -304,12 +304,11 @@ class ReportOperator(WaldeltaJobOperator):
 
 
 class CopyAgainOperator(TriggerDagRunOperator):
-    """Triggers the DAG of the initial sync for the large tables that this run found in need of a
-    new copy.
+    """Triggers the DAG of the initial sync for large tables of this run that need a new copy.
 
-    Skipped when there are none, and while a run of that DAG is under way or waits: whatever that
-    one doesn't copy, the next CDC run asks for again. So there is one such run at a time, however
-    often a copy fails.
+    It is skipped when there are none, and while a run of that DAG is unfinished: the next CDC run
+    requests again what that run doesn't copy. So there is one such run at a time, however often a
+    copy fails.
     """
 
     def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
@@ -321,8 +320,8 @@ class CopyAgainOperator(TriggerDagRunOperator):
         self.pipeline = pipeline
 
     def execute(self, context: Context) -> None:
-        """Trigger the run; raises TaskFailedForGood when the DAG is paused, since nothing would
-        come of it.
+        """Trigger the run; raises TaskFailedForGood when the DAG is paused and would copy
+        nothing.
         """
         tables = self._tables(context)
         if not tables:
@@ -339,7 +338,7 @@ class CopyAgainOperator(TriggerDagRunOperator):
                 f"to be copied again: {listed}; a run of {dag} is under way already"
             )
         self.log.info("to be copied again: %s", listed)
-        # When that run begins, another one may have copied some.
+        # Another run may have copied some of them before that run begins.
         self.conf = {"tables": tables, "due": True}
         self.trigger_run_id = f"copy_again__{context['dag_run'].run_id}"
         super().execute(context)
@@ -350,9 +349,9 @@ class CopyAgainOperator(TriggerDagRunOperator):
 
 
 def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
-    """What a run's processes have entered into the ledger so far; None when none has.
+    """Returns what a run's processes have recorded in the ledger so far, or None.
 
-    A CDC run that was cleared, or is a backfill, replays: the newest of both counts.
+    A CDC run that was cleared, or is a backfill, is a replay: the newest result of both counts.
     """
     import json
 
@@ -370,7 +369,7 @@ def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | Non
 def job_of(
     context: Context, pipeline: PipelineFile, conninfo: str = "", read_conninfo: str | None = None
 ) -> Job:
-    """The run as the job knows it: who asked, and for which interval."""
+    """Returns the run as the job's functions need it: its id, type and interval."""
     from waldelta.pipeline import Job
 
     run = context["dag_run"]
@@ -390,5 +389,5 @@ def _try_number(context: Context) -> int:
 
 
 def _is_tried_again(context: Context) -> bool:
-    """Whether Airflow tries the task once more when it fails for what can go away."""
+    """Returns whether Airflow retries the task when it fails with a retryable error."""
     return _try_number(context) <= int(context["ti"].max_tries)

@@ -1,1 +1,1 @@
-"""What Airflow learns of a run: metrics, assets, lineage, notifications."""
+"""What Airflow gets from a run: metrics, assets, lineage, notifications."""

@@ -17,8 +17,9 @@ _COUNTS = ("inserted", "updated", "deleted", "skipped")
 
 
 def target_asset(pipeline: PipelineFile, table: str) -> Asset:
-    """The asset of one target, for ``schedule=[target_asset(...)]`` or
-    ``Asset("flights/public.flights")``.
+    """Returns the asset of one target.
+
+    Use it as ``schedule=[target_asset(...)]`` or ``Asset("flights/public.flights")``.
     """
     from waldelta.lake import target_uri
 
@@ -29,18 +30,16 @@ def target_asset(pipeline: PipelineFile, table: str) -> Asset:
 
 
 def pipeline_alias(pipeline: PipelineFile) -> AssetAlias:
-    """All targets of a pipeline under one name: what the report task has as its outlet.
+    """Returns the alias for all targets of a pipeline, which is the report task's outlet.
 
-    Which tables a run changes is known only afterwards, and an asset that is an outlet itself would
-    get an event from every run.
+    The tables that a run changes are known only afterwards, and an asset that is an outlet itself
+    would get an event from every run.
     """
     return AssetAlias(name=f"waldelta/{pipeline.pipeline}", group="waldelta")
 
 
 def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The ``extra`` of the event of each target that a run changed and that is fine, by table
-    name.
-    """
+    """Returns by table the event's ``extra`` of each target that a run changed and that is fine."""
     bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
     return {
         table: (
@@ -57,8 +56,9 @@ def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def changed_without_event(result: Mapping[str, Any]) -> list[str]:
-    """The targets that a run changed but that get no event: not all of their changes are there, or
-    a check failed.
+    """Returns the targets that a run changed but that get no event.
+
+    They lack some changes, or failed a check.
     """
     tables = result.get("tables") or {}
     return sorted(
@@ -71,7 +71,8 @@ def _fine(result: Mapping[str, Any], table: str) -> bool:
 
 
 def _changed(counts: Mapping[str, Any]) -> bool:
-    copied = counts.get("rows") is not None  # perhaps none: the target is there from now on
+    # A copy may have no rows, but the target exists from now on.
+    copied = counts.get("rows") is not None
     return (
         copied
         or _truncated(counts)

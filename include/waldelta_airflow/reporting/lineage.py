@@ -1,7 +1,7 @@
-"""Lineage: what a run read and wrote, as OpenLineage's provider asks an operator for it.
+"""Lineage: what a run read and wrote, in the form that OpenLineage's provider requests.
 
-Imported only where that provider is installed (``apache-airflow-providers-openlineage``): nothing
-else of waldelta needs it.
+Imported only where that provider is installed (``apache-airflow-providers-openlineage``); the rest
+of waldelta doesn't need it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ _PORT = 5432
 
 @attr.define
 class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
-    """The stretch of WAL that a run replicated, by which publications, and the filters of its
-    targets' tables.
-    """
+    """The WAL range that a run replicated, the publications, and the filters of its tables."""
 
     startLsn: str | None = attr.field(default=None)  # noqa: N815  as OpenLineage writes names
     endLsn: str | None = attr.field(default=None)  # noqa: N815
@@ -37,8 +35,9 @@ class ReplicationRunFacet(RunFacet):  # type: ignore[misc]
 def lineage(
     pipeline: PipelineFile, document: Mapping[str, Any], server: tuple[str, int | None, str]
 ) -> OperatorLineage:
-    """Inputs and outputs of the tables that a run changed; ``server`` is the source's host, port
-    and database.
+    """Returns inputs and outputs of the tables that a run changed.
+
+    ``server`` is the source's host, port and database.
     """
     host, port, database = server
     namespace = f"postgres://{host}:{port or _PORT}"
@@ -64,7 +63,7 @@ def lineage(
 
 
 def _source(pipeline: PipelineFile, table: str) -> str:
-    """The table that feeds a target, unquoted."""
+    """Returns the source table of a target, unquoted."""
     own = pipeline.target.tables.get(table)
     return ".".join(split_table_name(own.source if own and own.source else table))
 
@@ -84,10 +83,10 @@ def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> Ou
 
 
 def _published(publications: Iterable[Publication], table: str) -> str | None:
-    """The publisher's filter of a table; None where all rows pass, or nobody knows.
+    """Returns the publisher's filter of a table; None where all rows pass, or it is unknown.
 
-    A row is sent when one of the publications lets it pass. One that isn't managed is read as it
-    is, whatever the file says.
+    A row is sent when one of the publications lets it pass. The filters of a publication that isn't
+    managed are unknown, whatever the file says.
     """
     filters: list[str] = []
     for publication in publications:
@@ -109,7 +108,7 @@ def _published(publications: Iterable[Publication], table: str) -> str | None:
 
 
 def _filters(pipeline: PipelineFile, sources: Mapping[str, str]) -> dict[str, str]:
-    """The publisher's filter of each source table, and each target's own."""
+    """Returns the publisher's filter of each source table, and each target's own."""
     named = {
         table: _published(pipeline.source.publications, table) for table in set(sources.values())
     }

@@ -1,8 +1,8 @@
-"""Metrics: what a run did and how far behind the lake is, through Airflow's own channel (StatsD,
-Datadog, OpenTelemetry).
+"""Metrics: a run's counts and the lake's lag, sent through Airflow's own channel (StatsD, Datadog,
+OpenTelemetry).
 
-Airflow's settings say where they go (``[metrics]``); without any nothing is sent. docs/signals.md
-lists every name.
+Airflow's settings (``[metrics]``) configure the destination; without one nothing is sent.
+docs/signals.md lists every name.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal
 log = logging.getLogger(__name__)
 
 _OPERATIONS = ("inserted", "updated", "deleted", "skipped", "quarantined")
-# StatsD parts names at dots, and Airflow knows these characters alone.
+# StatsD splits names at dots, and Airflow allows only these characters.
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measurement; a counter's value is added to what was counted before."""
+    """One measurement; a counter's value is added to the earlier ones."""
 
     name: str
     value: float
@@ -32,7 +32,7 @@ class Metric:
 
 
 def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iterator[Metric]:
-    """What a run's result document measures, at a moment behind the run.
+    """Yields the metrics of a run's result document, at a time after the run.
 
     >>> next(metrics_of("shop", {"verb": "consume", "changes": 7}, datetime.now(UTC))).name
     'waldelta.shop.consume.changes'
@@ -57,14 +57,14 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
 
 
 def gauges_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iterator[Metric]:
-    """The same without counters, which would count a run once more when its report is tried
-    again.
+    """Yields the metrics without counters, which would count a run twice when its report is
+    retried.
     """
     return (metric for metric in metrics_of(pipeline, document, at) if metric.kind == "gauge")
 
 
 def differing_rows(pipeline: str, document: Mapping[str, Any], _: datetime) -> Iterator[Metric]:
-    """How many rows of each target that was compared aren't the source's, and weren't put right."""
+    """Yields for each compared target the rows that differ from the source and weren't repaired."""
     for table, found in (document.get("tables") or {}).items():
         if (rows := found.get("differing")) is not None:
             left = 0 if table in (document.get("passed") or ()) else rows
@@ -77,7 +77,7 @@ def _lag(
 ) -> Iterator[Metric]:
     slot = document.get("slot_after") or {}
     if not slot:
-        return  # the run didn't come to its report: nothing is known
+        return  # The run didn't reach its report, so the lag is unknown.
     yield Metric(f"{base}.lag_bytes", document.get("lag_bytes") or 0, "gauge", tags)
     if slot.get("retained_bytes") is not None:
         yield Metric(f"{base}.retained_wal_bytes", slot["retained_bytes"], "gauge", tags)
@@ -91,7 +91,7 @@ def emit(
     document: Mapping[str, Any],
     measured: Callable[[str, Mapping[str, Any], datetime], Iterator[Metric]] = metrics_of,
 ) -> None:
-    """Send what a run measured; a channel that doesn't take it fails no run."""
+    """Send a run's metrics; an error of the channel doesn't fail the run."""
     from airflow.sdk.observability import stats
 
     try:
@@ -105,5 +105,5 @@ def emit(
 
 
 def _part(name: str) -> str:
-    """One part of a name: ``public.flights`` is ``public_flights``."""
+    """Returns one part of a name: ``public.flights`` becomes ``public_flights``."""
     return _UNFIT.sub("_", name)

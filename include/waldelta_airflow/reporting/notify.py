@@ -1,7 +1,7 @@
-"""Whom a failure is told to: the notifiers of a pipeline file, by the class of the error that made
-a task fail.
+"""Notifications: calls the notifiers of a pipeline file for failed tasks, by the class of the
+error.
 
-And, of class SlotCritical, what is critical of a slot while no task fails: the DBA is to know
+With class SlotCritical it also reports a critical slot while no task fails, so that the DBA knows
 before the slot is lost.
 """
 
@@ -30,18 +30,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The tasks that look at a slot's health, and the XCom by which they know when somebody was told
-# last.
+# The tasks that check the slot's health, and the XCom with the time of the last notification.
 IDLE_CHECK, LAND = "slot_has_changes", "land"
 _NOTIFIED_AT = "slot_critical_told"
 
 
 @dataclass(frozen=True, slots=True)
 class NotifyOn:
-    """An ``on_failure_callback``: hands failures of some classes to a notifier.
+    """An ``on_failure_callback``: passes failures of some classes to a notifier.
 
-    Airflow calls it in the task's process once the last retry has failed, and in the DAG processor
-    for a task that was killed from outside. The notifier is made anew for each failure, since it
+    Airflow calls it in the task's process after the last retry has failed, and in the DAG processor
+    for a task that was killed from outside. A new notifier is created for each failure, because it
     renders its templates in place.
     """
 
@@ -49,25 +48,21 @@ class NotifyOn:
     entry: Notification
 
     def __call__(self, context: Context) -> None:
-        """Notify when the failure is of one of the entry's classes; templates find it as
-        ``failure``.
-        """
+        """Notify about a failure of the entry's classes; templates find it as ``failure``."""
         failure, kinds = describe_failure(self.pipeline, context)
         if self.is_for(*kinds):
             self.notify(context, failure)
 
     def is_for(self, *kinds: str) -> bool:
-        """Whether one of these classes is of those that the entry names."""
+        """Returns whether one of these classes is among the entry's classes."""
         return any(is_kind(kind, of) for kind in kinds for of in self.entry.errors)
 
     def notify(self, context: Context, failure: Mapping[str, str]) -> None:
-        """Hand a failure, as of describe_failure(), to the notifier."""
+        """Pass a failure, as of describe_failure(), to the notifier."""
         self.notifier()({**context, "failure": failure})
 
     def notifier(self) -> BaseNotifier:
-        """The notifier; raises ConfigError when there is no such class, or its arguments don't
-        fit.
-        """
+        """Returns the notifier; raises ConfigError for a missing class or wrong arguments."""
         name = self.entry.notifier
         module, _, attribute = name.rpartition(".")
         try:
@@ -91,8 +86,9 @@ class NotifyOn:
 
 
 def failure_callbacks(path: Path, pipeline: PipelineFile) -> list[NotifyOn]:
-    """The callbacks of the tasks of a pipeline file; raises ConfigError when one of its notifiers
-    can't be made.
+    """Returns the callbacks of a pipeline file's tasks.
+
+    Raises ConfigError when one of its notifiers can't be created.
     """
     callbacks = [NotifyOn(pipeline.pipeline, entry) for entry in pipeline.notify]
     for number, callback in enumerate(callbacks):
@@ -106,10 +102,10 @@ def failure_callbacks(path: Path, pipeline: PipelineFile) -> list[NotifyOn]:
 
 
 def notify_critical(pipeline: PipelineFile, texts: Sequence[str], context: Context) -> None:
-    """Hand what is critical of the pipeline's slot to the notifiers for SlotCritical, once an hour
-    while it stays so.
+    """Pass a critical slot's warnings to the notifiers for SlotCritical, once an hour while it
+    lasts.
 
-    The task goes on whatever becomes of that: landing is what helps the slot.
+    Errors of notifiers don't stop the task, because landing is what helps the slot.
     """
     kind = SlotCritical.__name__
     concerned = [
@@ -151,15 +147,16 @@ def _going_on(what: str) -> Iterator[None]:
 
 
 def describe_failure(pipeline: str, context: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """What templates see of a failure (``pipeline``, ``error_class``, ``message``, ``remedy``), and
-    all classes it is of.
+    """Returns what templates see of a failure, and all classes of it.
+
+    Templates see ``pipeline``, ``error_class``, ``message`` and ``remedy``.
     """
     error = context.get("exception")
     kinds = list(getattr(error, "kinds", ())) or [
         type(error).__name__ if isinstance(error, BaseException) else "Killed"
     ]
-    # Texts of other errors may hold whatever Spark or a driver was given; in the log Airflow masks
-    # secrets.
+    # Other errors' texts may contain secrets from Spark or a driver; only in the log does Airflow
+    # mask them.
     message = (
         "it has no class of its own" if isinstance(error, BaseException) else "the task was killed"
     )

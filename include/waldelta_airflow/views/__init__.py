@@ -1,3 +1,3 @@
-"""The plugin's pages: what lakes' bookkeeping tells (waldelta.monitoring), as HTML for those who
-may read the DAGs.
+"""The plugin's pages: the lakes' bookkeeping (waldelta.monitoring) as HTML, for readers of the
+DAGs.
 """

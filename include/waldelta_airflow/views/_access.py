@@ -1,6 +1,4 @@
-"""Who may see what: a pipeline's pages are for those who may read its CDC DAG, whatever auth
-manager says so.
-"""
+"""Access rules: a pipeline's pages are for users who may read its CDC DAG, by any auth manager."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DagLine:
-    """A DAG of a pipeline, and what the reader may do to it: run it without params, and
-    unpause it.
-    """
+    """A DAG of a pipeline, and whether the reader may run it without params, and unpause it."""
 
     state: DagState
     may_run: bool
@@ -40,29 +36,30 @@ class DagLine:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Whoever asks for a page, logged in."""
+    """The logged-in user who requests a page."""
 
     user: BaseUser
 
     def may_read(self, pipeline: str) -> bool:
-        """Whether Airflow shows them the pipeline's CDC DAG."""
+        """Returns whether Airflow lets the user read the pipeline's CDC DAG."""
         return self.may_read_dag(cdc_dag(pipeline))
 
     def may_read_dag(self, dag_id: str) -> bool:
-        """Whether Airflow shows them a DAG."""
+        """Returns whether Airflow lets the user read a DAG."""
         return self._may("GET", dag_id)
 
     def may_trigger(self, dag_id: str) -> bool:
-        """Whether Airflow lets them trigger a DAG."""
+        """Returns whether Airflow lets the user trigger a DAG."""
         return self._may("POST", dag_id, DagAccessEntity.RUN)
 
     def may_unpause(self, dag_id: str) -> bool:
-        """Whether Airflow lets them pause and unpause a DAG."""
+        """Returns whether Airflow lets the user pause and unpause a DAG."""
         return self._may("PUT", dag_id)
 
     def may_see_values(self, pipeline: PipelineFile) -> bool:
-        """Whether pages show them values of rows, by the permission on the CDC DAG that the
-        pipeline file names.
+        """Returns whether pages show the user values of rows.
+
+        The pipeline file names the required permission on the CDC DAG.
         """
         if pipeline.row_values == "edit":
             return self.may_unpause(cdc_dag(pipeline.pipeline))
@@ -71,7 +68,7 @@ class Reader:
         return self.may_read(pipeline.pipeline)
 
     def lines(self, states: Iterable[DagState]) -> list[DagLine]:
-        """Those of a pipeline's DAGs that Airflow shows them, with what they may do to each."""
+        """Returns the DAGs that the user may read, with the permissions on each."""
         return [
             DagLine(
                 state,
@@ -82,7 +79,7 @@ class Reader:
         ]
 
     def shown(self, states: Iterable[DagState]) -> tuple[DagState, ...]:
-        """Those of a pipeline's DAGs that Airflow shows them."""
+        """Returns the DAGs that the user may read."""
         return tuple(state for state in states if self.may_read_dag(state.dag_id))
 
     def _may(
@@ -98,13 +95,11 @@ class Reader:
         )
 
     def readable(self, pipelines: Iterable[str]) -> list[str]:
-        """Those pipelines that they may read."""
+        """Returns the pipelines that the user may read."""
         return [name for name in pipelines if self.may_read(name)]
 
     def may_see_refused_files(self) -> bool:
-        """Whether Airflow shows them import errors, which is what a refused pipeline file is
-        there.
-        """
+        """Returns whether Airflow shows the user import errors, such as rejected pipeline files."""
         return bool(
             get_auth_manager().is_authorized_view(
                 access_view=AccessView.IMPORT_ERRORS, user=self.user

@@ -1,4 +1,4 @@
-"""The FastAPI application behind the plugin: routes, and who may follow them."""
+"""The FastAPI application behind the plugin: routes, and their access rules."""
 
 from __future__ import annotations
 
@@ -54,22 +54,20 @@ _FILES = {
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """A request by somebody who is logged in: where the application is mounted, and what they may
-    see.
-    """
+    """A logged-in user's request: where the application is mounted, and what the user may see."""
 
     base: str
     reader: Reader
 
     def pipeline(self, name: str) -> PipelineFile:
-        """A pipeline; 404 also for one that they may not see."""
+        """Returns a pipeline; raises 404 also for one that the user may not see."""
         found = load_pipelines().get(name)
         if not isinstance(found, PipelineFile) or not self.reader.may_read(name):
             raise HTTPException(404, "There is no such pipeline, or you may not read its DAG.")
         return found
 
     def check_values(self, pipeline: PipelineFile) -> None:
-        """Raise 403 for a page of row values that the pipeline file shows to others only."""
+        """Raise 403 for a page of row values that the user may not see."""
         if not self.reader.may_see_values(pipeline):
             raise HTTPException(
                 403,
@@ -78,7 +76,7 @@ class PageRequest:
             )
 
     def pipelines(self) -> dict[str, PipelineFile | str]:
-        """Those that they may see."""
+        """Returns the pipelines that the user may see."""
         sees_refused = self.reader.may_see_refused_files()
         return {
             name: pipeline
@@ -100,7 +98,7 @@ ChosenDep = Annotated[Chosen, Depends(_chosen)]
 
 
 def _may_decide(request: Request, page_request: PageRequestDep, name: str) -> None:
-    """Raise 403 or 404 for a request that may not trigger the DAG, before its body is read."""
+    """Raise 403 or 404 for a user who may not trigger the DAG, before the body is read."""
     check_origin(request)
     page_request.pipeline(name)
     if not page_request.reader.may_trigger(quarantine_dag(name)):
@@ -108,7 +106,7 @@ def _may_decide(request: Request, page_request: PageRequestDep, name: str) -> No
 
 
 def _may_repair(request: Request, page_request: PageRequestDep, name: str) -> None:
-    """Raise 403 or 404 for a request that may not trigger the DAG that repairs."""
+    """Raise 403 or 404 for a user who may not trigger the DAG that repairs."""
     check_origin(request)
     page_request.pipeline(name)
     if not page_request.reader.may_trigger(reconcile_dag(name)):
@@ -123,7 +121,7 @@ FormDep = Annotated[dict[str, list[str]], Depends(_form)]
 
 
 def create_app() -> FastAPI:
-    """The application; each route first asks for a login, then whether the DAG may be read."""
+    """Returns the application; each route requires a login, then permission to read the DAG."""
     app = FastAPI(
         title="waldelta",
         openapi_url=None,
@@ -132,7 +130,7 @@ def create_app() -> FastAPI:
         dependencies=[Depends(requires_authenticated())],
     )
     app.add_middleware(SecurityHeaders)
-    for kind in (HTTPException, 404, 405):  # addresses that no route has raise another class
+    for kind in (HTTPException, 404, 405):  # Addresses without a route raise another class.
         app.add_exception_handler(kind, _failed)
     app.add_exception_handler(RequestValidationError, _not_understood)
     app.add_exception_handler(Exception, _broke_off)
@@ -223,14 +221,15 @@ def _add_quarantine(app: FastAPI) -> None:
 
 
 def _add_dags(app: FastAPI) -> None:
-    """What readers do to a pipeline's DAGs from its page, as Airflow's own pages let them."""
+    """Add the routes that run or unpause a pipeline's DAGs, with Airflow's permissions."""
 
     @app.post("/p/{name}/dags/{kind}/run")
     def run_now(page_request: PageRequestDep, request: Request, name: str, kind: Kind) -> Response:
         dag_id = _dag_of(page_request, request, name, kind)
         if kind not in RUN_NOW or not page_request.reader.may_trigger(dag_id):
             raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
-        with suppress(DagPaused):  # its page says so, and offers to unpause it
+        # The DAG's page shows that it is paused, and offers to unpause it.
+        with suppress(DagPaused):
             trigger_run(dag_id, "manual", {}, page_request.reader.user)
         return _back(page_request, name)
 
@@ -250,7 +249,7 @@ def _add_dags(app: FastAPI) -> None:
 
 
 def _dag_of(page_request: PageRequest, request: Request, name: str, kind: Kind) -> str:
-    """The DAG that a form names; raises 403 and 404 as all forms do."""
+    """Returns the DAG that a form names; raises 403 and 404 as all forms do."""
     check_origin(request)
     page_request.pipeline(name)
     return dag_id_of(name, kind)
@@ -302,8 +301,9 @@ def _button(page_request: PageRequest, dag_id: str, run: str | None, refused: st
 def _trigger(
     page_request: PageRequest, name: str, page: str, dag_id: str, order: tuple[str, dict[str, Any]]
 ) -> Response:
-    """Trigger a run and lead back to the page, which says how it stands: also that the DAG is
-    paused, or a run at work.
+    """Trigger a run and redirect to the page, which shows its state.
+
+    The page also shows that the DAG is paused, or that another run is unfinished.
     """
     if read_action_dag(dag_id).under_way:
         return _back(page_request, name, page, refused="another run")
@@ -315,7 +315,7 @@ def _trigger(
 
 
 def _back(page_request: PageRequest, name: str, *page: str, **query: str) -> Response:
-    # 303: reading the page again asks for nothing.
+    # 303: reloading the page repeats no request.
     return RedirectResponse(
         url(page_request.base, "p", name, *page, **query), 303, headers=FORM_HEADERS
     )
@@ -348,7 +348,7 @@ def _add_reports(app: FastAPI) -> None:
 
 
 def _add_entrances(app: FastAPI) -> None:
-    """From Airflow's pages of a DAG and of a run."""
+    """Add the routes from Airflow's pages of a DAG and of a run."""
 
     @app.get("/dag/{dag_id}")
     def of_dag(page_request: PageRequestDep, dag_id: str) -> Response:
@@ -373,8 +373,8 @@ def _add_entrances(app: FastAPI) -> None:
 
 @contextmanager
 def _lake(page_request: PageRequest, name: str) -> Iterator[tuple[PipelineFile, Bookkeeping]]:
-    """A pipeline and its lake; what goes wrong there is told with 502, not as an error of
-    Airflow's.
+    """Yields a pipeline and its lake; an error of the lake becomes status 502, not an Airflow
+    error.
     """
     found = page_request.pipeline(name)
     try:
@@ -405,7 +405,7 @@ def _failed(request: Request, err: Any) -> Response:
 
 
 def _not_understood(request: Request, err: Any) -> Response:
-    """The parts of the address that can't be read, without their values."""
+    """Returns the names of invalid parts of the address, without their values."""
     named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
     return _failed(
         request,
@@ -416,7 +416,7 @@ def _not_understood(request: Request, err: Any) -> Response:
 
 
 def _broke_off(request: Request, _: Any) -> Response:
-    """An error of the pages' own code, which Airflow's API server logs."""
+    """Returns the page for an error in the pages' own code, which Airflow's API server logs."""
     return _failed(
         request,
         HTTPException(500, "The page could not be made: the API server's log has the error."),

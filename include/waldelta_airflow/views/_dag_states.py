@@ -1,5 +1,5 @@
-"""The DAGs of pipelines as Airflow's database knows them: paused or not, the run under way or the
-latest one, its tasks.
+"""The DAGs of pipelines in Airflow's database: paused or not, the unfinished or latest run, its
+tasks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Kind = Literal["setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"]
-# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb that their runs
-# have in the ledger.
+# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb of their runs in
+# the ledger.
 DAG_VERBS: dict[Kind, str] = {
     "setup": "setup",
     "initial_sync": "sync",
@@ -29,7 +29,7 @@ DAG_VERBS: dict[Kind, str] = {
     "quarantine": "quarantine",
     "resync": "resync",
 }
-# Kinds that a run without params serves. Quarantine needs an action, and a resync is started for a
+# Kinds that are useful to run without params. Quarantine needs an action, and a resync needs a
 # reason.
 RUN_NOW: tuple[Kind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
 _RUNNING, _QUEUED = "running", "queued"
@@ -38,8 +38,8 @@ _MOST_UNDER_WAY = 10
 
 @dataclass(frozen=True, slots=True)
 class DagState:
-    """One DAG of a pipeline; ``run_id``, ``run_state`` and ``run_at`` are of the run under way, or
-    else of its latest run.
+    """One DAG of a pipeline; ``run_id``, ``run_state``, ``run_at`` are of its unfinished or latest
+    run.
     """
 
     kind: Kind
@@ -48,27 +48,27 @@ class DagState:
     run_id: str | None = None
     run_state: str | None = None
     run_at: datetime | None = None
-    schedule: str | None = None  # in words
+    schedule: str | None = None  # The schedule in words.
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a run is running, or will as soon as it is scheduled."""
+        """Returns whether a run is running, or will as soon as it is scheduled."""
         return self.run_state == _RUNNING or (self.run_state == _QUEUED and not self.is_paused)
 
 
 def dag_id_of(pipeline: str, kind: Kind) -> str:
-    """The id of a pipeline's DAG."""
+    """Returns the id of a pipeline's DAG."""
     return f"{pipeline}_{kind}"
 
 
 def dag_of_verb(pipeline: str, verb: str) -> str | None:
-    """The DAG whose runs have this verb in the ledger; None of a verb that no DAG has."""
+    """Returns the DAG whose runs have this verb in the ledger, or None."""
     kinds = {of: kind for kind, of in DAG_VERBS.items()} | {"replay": "cdc"}
     return dag_id_of(pipeline, kinds[verb]) if verb in kinds else None
 
 
 def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
-    """The DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
+    """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
     from airflow.models.dag import DagModel
     from sqlalchemy import select
 
@@ -91,8 +91,9 @@ def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[D
 def _runs(
     session: Session, dag_ids: Collection[str]
 ) -> Iterator[tuple[str, str, str, datetime | None]]:
-    """Of each DAG its latest run, unless one is under way, which comes later then: queued ones
-    before a running one.
+    """Yields each DAG's latest run, then unfinished runs: queued ones before running ones.
+
+    A later one replaces an earlier one.
     """
     from airflow.models.dagrun import DagRun
     from sqlalchemy import func, select, tuple_
@@ -120,19 +121,19 @@ def _runs(
 
 @dataclass(frozen=True, slots=True)
 class DagRunState:
-    """A run of a DAG, and its tasks, whose logs Airflow keeps."""
+    """A run of a DAG, and its tasks, whose logs Airflow stores."""
 
     state: str
     tasks: frozenset[str]
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it hasn't ended."""
+        """Returns whether the run hasn't ended."""
         return self.state in (_RUNNING, _QUEUED)
 
 
 def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
-    """A run of a DAG; None when Airflow has no such run (any more)."""
+    """Returns a run of a DAG, or None when Airflow has no such run (any more)."""
     from airflow.models.dagrun import DagRun
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
@@ -161,8 +162,8 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunState | None:
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A run of a DAG that is queued or running; ``conf`` is what it was asked to do, ``by`` who
-    asked.
+    """A queued or running run of a DAG; ``conf`` are its params, ``by`` the user who triggered
+    it.
     """
 
     run_id: str
@@ -174,8 +175,9 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class ActionDag:
-    """What a page with a button needs to know of the DAG behind it; ``requested`` is the state of
-    the run that was asked for just now.
+    """What a page with a button needs to know of its DAG.
+
+    ``requested`` is the state of the run that was just requested.
     """
 
     dag_id: str
@@ -185,19 +187,17 @@ class ActionDag:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a button may ask for a run: it would begin at once, and no other is at work."""
+        """Returns whether a button may trigger a run: it would start at once, as the only one."""
         return not (self.is_paused or self.under_way)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a run is running, or will as soon as it is scheduled."""
+        """Returns whether a run is running, or will as soon as it is scheduled."""
         return any(run.state == _RUNNING or not self.is_paused for run in self.under_way)
 
 
 def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
-    """What Airflow's database says of a DAG now; nothing is paused or under way where it says
-    nothing.
-    """
+    """Returns a DAG's state in Airflow's database; without one, nothing is paused or unfinished."""
     from airflow.models.dag import DagModel
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
@@ -237,8 +237,9 @@ def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
 
 
 def unpause(dag_id: str, user_name: str) -> None:
-    """Unpause a DAG, and enter it into Airflow's audit log as its own page does; raises 404 for a
-    DAG that Airflow lacks.
+    """Unpause a DAG, and record it in Airflow's audit log as Airflow's own page does.
+
+    Raises 404 for a DAG that Airflow lacks.
     """
     from airflow.models.dag import DagModel
     from airflow.models.log import Log

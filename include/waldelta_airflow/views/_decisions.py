@@ -1,5 +1,6 @@
-"""Decisions on what was kept out of targets, from the page of the quarantine: each a run of the
-_quarantine DAG, as its reader may trigger one.
+"""Decisions on what was kept out of targets, made on the quarantine's page.
+
+Each is a run of the _quarantine DAG, if the reader may trigger one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from fastapi import HTTPException, Request
 
 from waldelta.decision_options import DECISIONS
 
-# What a form has to name for a decision that isn't one on whole tables.
+# What a form must name for a decision that isn't about whole tables.
 _OF_ROWS = {
     "accept": "the rows that are to be accepted",
     "discard": "the rows that are to be discarded",
     "skip": "the messages that are to be skipped",
 }
 _GATE = "what passes a gate by decision is recorded with its reason"
-# Why a decision that has to have a reason has to.
+# Why a decision needs a reason, for the error message.
 _WHY = {
     "accept": _GATE,
     "release": _GATE,
@@ -36,15 +37,15 @@ _TOO_LONG = (
 
 
 def quarantine_dag(pipeline: str) -> str:
-    """The DAG that carries decisions out."""
+    """Returns the DAG that carries decisions out."""
     return f"{pipeline}_quarantine"
 
 
 async def read_form(request: Request) -> dict[str, list[str]]:
-    """The fields of a form; raises 413 for one that is too long, without keeping more of it than
-    the limit.
+    """Returns the fields of a form; raises 413 for a body over the limit.
 
-    The length that a request states is checked first. A chunked one states none.
+    The length in the request's header is checked first; a chunked request has none, so no more than
+    the limit is kept in memory.
     """
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > _MOST_BYTES:
@@ -58,7 +59,7 @@ async def read_form(request: Request) -> dict[str, list[str]]:
 
 
 def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """What a form asks for, as the DAG's params; raises 400 for what no form of ours asks for."""
+    """Returns a form's decision as the DAG's params; raises 400 for an invalid one."""
     action, rows, tables = (
         (form.get("action") or [""])[0],
         list(form.get("row", ())),

@@ -1,4 +1,4 @@
-"""Values as people read them: ages, durations, sizes, numbers; the filters of the templates."""
+"""Formats values for people: ages, durations, sizes, numbers; the filters of the templates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MARKS = {
     "success": "✓",
     "queued": "…",
 }
-# The classes of the stylesheet, by what is said.
+# The stylesheet's classes, by state.
 _CLASSES = {
     "succeeded": "passed",
     "synced": "passed",
@@ -66,7 +66,7 @@ _SLOT_STATES = {
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time, in the two units that matter; from ten of the larger one on, in that alone.
+    """Returns a duration in its two largest units; from ten of the larger one on, only in that.
 
     >>> duration(0.4), duration(75), duration(7260), duration(200_000)
     ('0.4 s', '1 min 15 s', '2 h 1 min', '2 d 7 h')
@@ -89,7 +89,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at: datetime | None, now: datetime) -> Markup:
-    """How long ago something was; the moment itself when it is pointed at."""
+    """Returns how long ago a time was; hovering shows the time itself."""
     if at is None:
         return Markup("–")
     told = duration(max(0.0, (now - at).total_seconds())) + " ago"
@@ -104,27 +104,27 @@ def run_kind(verb: str) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """A point in time."""
+    """Returns a time."""
     return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "–"
 
 
 def bytes_of(count: float | None) -> str:
-    """An amount of WAL."""
+    """Returns an amount of WAL."""
     return size(round(count)) if count is not None else "–"
 
 
 def number(count: int | None) -> str:
-    """Rows."""
+    """Returns a number of rows."""
     return f"{count:,}" if count is not None else "–"
 
 
 def lsn(value: int | None) -> str:
-    """A position."""
+    """Returns a WAL position."""
     return str(Lsn(value)) if value is not None else "–"
 
 
 def slot_state(wal_status: str | None) -> Markup:
-    """What PostgreSQL's ``wal_status`` means for who reads the lake."""
+    """Returns what PostgreSQL's ``wal_status`` means for readers of the lake."""
     if wal_status is None:
         return Markup('<span class="dim">not recorded</span>')
     said, word = _SLOT_STATES.get(wal_status, ("unknown", wal_status))
@@ -132,7 +132,7 @@ def slot_state(wal_status: str | None) -> Markup:
 
 
 def mark(said: str, word: str | None = None) -> Markup:
-    """A verdict or state as a sign and a word, in colour."""
+    """Returns a verdict or state as a coloured sign and a word."""
     look = _CLASSES.get(said, said)
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
         look, MARKS.get(said, "·"), word or said.replace("_", " ")
@@ -140,12 +140,12 @@ def mark(said: str, word: str | None = None) -> Markup:
 
 
 def python_text(text: str) -> str:
-    """A text as Python's source has it, in double quotes."""
+    """Returns a text as a double-quoted Python literal."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def sql_text(text: str) -> str:
-    """A text as SQL's source has it.
+    """Returns a text as an SQL literal.
 
     >>> sql_text("it's")
     "'it''s'"
@@ -154,8 +154,9 @@ def sql_text(text: str) -> str:
 
 
 def without_folder(text: object) -> str:
-    """A message without the folders of this installation, which are nothing to its readers: a file
-    is named as the repository does, and a page that shows the message links to its report.
+    """Returns a message without this installation's folders, which mean nothing to its readers.
+
+    Files are named as in the repository, and a page that shows the message links to its report.
     """
     said = _REPORT.sub("", str(text))
     for folder in server_folders():
@@ -164,7 +165,7 @@ def without_folder(text: object) -> str:
 
 
 def server_folders() -> tuple[str, ...]:
-    """The folders that messages name files in, longest first."""
+    """Returns the folders that messages contain, longest first."""
     pipelines = pipelines_folder()
     return tuple(f"{folder}/" for folder in (pipelines, pipelines.parent, REPOSITORY))
 

@@ -1,5 +1,5 @@
-"""The pipelines of this installation, from their files, and what Airflow's database says of their
-CDC DAGs.
+"""The pipelines of this installation, from their files, and their CDC DAGs in Airflow's
+database.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# DAGs besides the CDC DAG that run by a schedule.
+# DAGs other than the CDC DAG that run by a schedule.
 _WATCHED = ("maintenance", "reconcile")
-# As many runs are asked what their look found.
+# How many runs are searched for an idle check's result.
 _ANSWERS = 50
 
 
 def load_pipelines() -> dict[str, PipelineFile | str]:
-    """Each pipeline file's content by its pipeline's name, or what is wrong with it by its
-    file's.
-    """
+    """Returns each pipeline file by its pipeline's name, or its error by the file's name."""
     found: dict[str, PipelineFile | str] = {}
     for path, pipeline in read_pipeline_files(pipelines_folder()):
         if isinstance(pipeline, PipelineFile):
@@ -48,19 +46,17 @@ def load_pipelines() -> dict[str, PipelineFile | str]:
 
 
 def cdc_dag(pipeline: str) -> str:
-    """The DAG that brings changes into the lake."""
+    """Returns the DAG that brings changes into the lake."""
     return dag_id_of(pipeline, "cdc")
 
 
 def reconcile_dag(pipeline: str) -> str:
-    """The DAG that compares targets with the source."""
+    """Returns the DAG that compares targets with the source."""
     return dag_id_of(pipeline, "reconcile")
 
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:
-    """The pipeline that a DAG belongs to, and the verb that its runs have in the ledger; None of
-    other DAGs.
-    """
+    """Returns a DAG's pipeline, and the verb of its runs in the ledger; None for other DAGs."""
     for kind, verb in DAG_VERBS.items():
         name = dag_id.removesuffix(f"_{kind}")
         if name != dag_id and name in pipelines:
@@ -70,14 +66,13 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What Airflow knows of a pipeline's DAGs and no ledger does; but for ``paused`` of its CDC
-    DAG.
+    """What Airflow, but not the ledger, knows of a pipeline's DAGs; the CDC DAG's unless stated.
 
-    ``idle_checked_at``: when the latest run began that found nothing to do; the ledger has none of
-    those. ``failed``: the id of the latest run that has ended, when that failed. ``next_run_at``:
-    when the scheduler should make, or have made, the next one. ``paused``: the kinds of its other
-    DAGs that are. ``well``: when the latest run began that ended well, or was marked as such.
-    ``dags``: all DAGs of the pipeline.
+    ``idle_checked_at``: when the latest run began that found nothing to do, which the ledger
+    doesn't store. ``failed``: the id of the latest ended run, if it failed. ``next_run_at``: when
+    the scheduler should create the next run, perhaps in the past. ``paused``: the kinds of the
+    other DAGs that are paused. ``well``: when the latest run began that succeeded, or was marked
+    so. ``dags``: all DAGs of the pipeline.
     """
 
     is_paused: bool = False
@@ -90,12 +85,14 @@ class Schedule:
 
     @property
     def under_way(self) -> tuple[DagState, ...]:
-        """The DAGs that have a run under way."""
+        """Returns the DAGs with an unfinished run."""
         return tuple(state for state in self.dags if state.is_under_way)
 
 
 def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
-    """What Airflow knows, by pipeline; without those whose DAGs it doesn't know (yet)."""
+    """Returns what Airflow knows, by pipeline; without pipelines whose DAGs it doesn't know
+    (yet).
+    """
     from airflow.models.dag import DagModel
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -117,14 +114,15 @@ def read_schedules(pipelines: Collection[str]) -> dict[str, Schedule]:
                 if cdc_dag(name) in known
             }
     except SQLAlchemyError as err:
-        # The pages are worth having without.
+        # The pages are useful without it.
         log.warning("Airflow's database doesn't tell of DAG runs: %s", type(err).__name__)
         return {}
 
 
 def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:
-    """When the newest of these runs began that found nothing to do, by its look's own answer: one
-    that was marked has none.
+    """Returns when the newest of these runs with nothing to do began, by its idle check's result.
+
+    A run that was marked as successful has no such result.
     """
     from airflow.models.dagrun import DagRun
     from airflow.models.xcom import XComModel
@@ -154,13 +152,12 @@ def _schedule(
 
     dag_id = cdc_dag(name)
     is_paused, due = known[dag_id]
-    # A backfill, and a run that was cleared after it ended well, replay: they land nothing.
+    # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
     of_dag = select(DagRun).where(
         DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB
     )
     newest = of_dag.order_by(DagRun.run_after.desc())
-    # One under way says nothing yet: while it is tried again and again, all before it may have
-    # failed.
+    # An unfinished run shows nothing yet: while it is retried, all runs before it may have failed.
     ended = newest.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED])).limit(1)
     latest = session.scalar(ended)
     failed = latest is not None and latest.state == DagRunState.FAILED

@@ -1,4 +1,4 @@
-"""What each page shows: reads what it needs of the lake, and hands plain values to its template."""
+"""Content of each page: reads the lake, and passes plain values to a template."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ from waldelta_airflow.views._reports import read_reports, reports_of
 
 log = logging.getLogger(__name__)
 
-# What a store, a file or a table that isn't one of ours raises.
+# Errors raised by a store, a file, or a table that isn't waldelta's.
 READ_ERRORS = (DeltaError, OSError, pa.ArrowException)
 HOURS = (24, 168)
-# In addresses, where only the run's id is known.
+# Used in addresses where only the run's id is known.
 ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
 # How far back the lists of runs and of reconciliations go.
 HISTORY_SHOWN = timedelta(days=30)
-# Airflow's scheduler looks every few seconds.
+# Airflow's scheduler runs every few seconds.
 _LATE = timedelta(minutes=10)
-# The overview's checks and latest runs: what a daily pipeline did last.
+# How far back the overview reads checks and latest runs: enough for a daily pipeline.
 _REACH = timedelta(days=2)
-# Pipelines that the overview reads at once: object stores make it wait.
+# The overview reads this many pipelines at once, because object stores are slow.
 _AT_ONCE = 8
 
 _SECONDS = Measure("behind, in time", lambda p: p.seconds, duration, ceiling_of_seconds)
@@ -70,8 +70,8 @@ _BYTES = Measure("behind, in WAL", lambda p: p.lag_bytes, bytes_of, ceiling_of_b
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A pipeline on the overview; ``glance`` is None of one that can't be read, and ``problem``
-    says why.
+    """A pipeline on the overview; ``glance`` is None if it can't be read, for the reason
+    ``problem``.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Card:
 
     @property
     def state(self) -> str:
-        """In one word."""
+        """Returns the state in one word."""
         if self.problem is not None:
             return "failed"
         if self.glance is None or not self.glance.is_set_up:
@@ -94,8 +94,9 @@ class Card:
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
-    """An error in a line, with files as the lake has them; of one that isn't named here, without
-    what a store may add to it.
+    """Returns an error in one line, with file names relative to the lake.
+
+    For an error without a waldelta class, only the first line is used, without a store's additions.
     """
     message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
     message = message.replace(f"{local_path(pipeline.target.root) or pipeline.target.root}/", "")
@@ -103,8 +104,9 @@ def reason(err: BaseException, pipeline: PipelineFile) -> str:
 
 
 def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader) -> str:
-    """All pipelines, those that need attention first, with runs of the DAGs that the reader may
-    read.
+    """Returns the overview of all pipelines, those that need attention first.
+
+    It shows runs of only the DAGs that the reader may read.
     """
     at = now()
     schedules = {
@@ -140,7 +142,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
             _REACH,
         )
     except Exception as err:
-        # Whatever is wrong with one lake, the others' lines are still worth showing.
+        # An error of one lake must not hide the others.
         if not isinstance(err, READ_ERRORS):
             log.exception("the overview can't show pipeline %s", name)
         return Card(
@@ -164,8 +166,9 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule | None, at
 
 
 def _last_idle_check(pipeline: PipelineFile, schedule: Schedule | None) -> datetime | None:
-    """When a run last found nothing to do; that a standby has nothing tells less: it may have been
-    behind.
+    """Returns when a run last found nothing to do.
+
+    A standby's answer doesn't count, because it may have lagged behind.
     """
     return (
         schedule.idle_checked_at
@@ -183,7 +186,7 @@ def _attention(
 def _of_schedule(
     pipeline: PipelineFile, glance: Glance, schedule: Schedule | None, at: datetime
 ) -> tuple[Attention, ...]:
-    """What only Airflow knows: a DAG that doesn't run, or fails before anything gets into the
+    """Returns what only Airflow knows: a DAG that doesn't run, or fails before it writes to the
     ledger.
     """
     if schedule is None:
@@ -239,7 +242,9 @@ def _of_schedule(
 def pipeline_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, hours: int, reader: Reader
 ) -> str:
-    """One pipeline: lag, slot, tables, and its DAGs with what the reader may do to them."""
+    """Returns one pipeline's page: lag, slot, tables, and its DAGs with the reader's
+    permissions.
+    """
     at, name = now(), pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([name]).get(name)
@@ -270,7 +275,7 @@ def _link_to_run(base: str, name: str, point: LagPoint) -> str:
 def runs_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, number: int, *, only_failed: bool
 ) -> str:
-    """The runs of the last 30 days, newest first, and the lag over all of them."""
+    """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, name = now(), pipeline.pipeline
     runs = read_runs(lake, at - HISTORY_SHOWN)
     link = partial(_link_to_run, base, name)
@@ -299,9 +304,10 @@ def _is_under_way(name: str) -> bool:
 def run_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, run: tuple[str, str], reader: Reader
 ) -> tuple[str, bool]:
-    """A run by its verb and id, and whether the ledger knows it; of ANY_VERB, its newest result.
+    """Returns a run's page by verb and id, and whether the ledger knows the run.
 
-    It has keys of rows for readers who may see values.
+    For ANY_VERB it shows the newest result. It has keys of rows only for readers who may see
+    values.
     """
     name, (verb, run_id) = pipeline.pipeline, run
     if verb == ANY_VERB:
@@ -330,14 +336,14 @@ def run_page(
 
 
 def consuming_verb(lake: Bookkeeping, run_id: str) -> str:
-    """What a run of the CDC DAG did: it consumes, or replays."""
+    """Returns the verb of a run of the CDC DAG: consume or replay."""
     return next(
         (verb for verb in verbs_of(lake, run_id) if verb in ("consume", "replay")), "consume"
     )
 
 
 def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> str:
-    """Tables by runs."""
+    """Returns the page of checks: tables by runs."""
     at, name = now(), pipeline.pipeline
     heat = tables_map(lake, at, _HEAT_MAP_RUNS)
     earlier = missed_earlier(lake, heat, at - REACH, replicated_tables(lake))
@@ -349,8 +355,9 @@ def expectations_page(base: str, pipeline: PipelineFile, lake: Bookkeeping) -> s
 def table_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, table: str
 ) -> tuple[str, bool]:
-    """One table: what its target holds and how to read it, its expectations by runs, its copies;
-    and whether the ledger knows it.
+    """Returns one table's page, and whether the ledger knows the table.
+
+    It shows the target's content and how to read it, its expectations by runs, and its copies.
     """
     at, name = now(), pipeline.pipeline
     states = read_states(lake, table)
@@ -377,7 +384,7 @@ def table_page(
 def reports_page(
     base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool
 ) -> str:
-    """The runs of all pipelines that left Data Docs, newest first."""
+    """Returns the page of all pipelines' runs with Data Docs, newest first."""
     files = {name: found for name, found in pipelines.items() if isinstance(found, PipelineFile)}
     runs = {name: read_reports(found) for name, found in files.items()}
     listed = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
@@ -403,8 +410,9 @@ def reports_page(
 
 
 def stranger_page(base: str, dag_id: str) -> str:
-    """A DAG that isn't of a pipeline that the reader may see: Airflow shows its tab on every
-    DAG.
+    """Returns the page for a DAG that belongs to no pipeline the reader may see.
+
+    Airflow shows the tab on every DAG.
     """
     return render("unknown_dag.html", base, dag_id=dag_id)
 
@@ -424,7 +432,7 @@ class Turning:
 
     @classmethod
     def of(cls, number: int, count: int, per_page: int) -> Turning:
-        """The page asked for, or the nearest there is."""
+        """Returns the requested page, or the nearest existing one."""
         last = max(1, -(-count // per_page))
         number = min(max(1, number), last)
         return cls(number, last, count, (number - 1) * per_page)

@@ -1,4 +1,4 @@
-"""Histories as pictures: SVG without scripts, colours from the stylesheet, and the same said in
+"""Plots of histories: SVG without scripts, coloured by the stylesheet, with a description in
 words.
 """
 
@@ -37,15 +37,13 @@ _STEPS = (
     172800,
     604800,
 )
-# By the seconds from end to end, so that the five moments below a plot differ.
+# Time formats by the plot's length in seconds, so that the five times below a plot differ.
 _TIMES = ((4 * 60, "%H:%M:%S"), (2 * 86400, "%H:%M"), (math.inf, "%m-%d %H:%M"))
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is drawn: which value of a point, under which name, how it is told, and where its axis
-    ends.
-    """
+    """What is drawn: a point's value, its label, its text form, and the end of its axis."""
 
     label: str
     value: Callable[[LagPoint], float | None]
@@ -56,8 +54,9 @@ class Measure:
 def lag_plot(
     points: Sequence[LagPoint], measure: Measure, link: Callable[[LagPoint], str]
 ) -> Markup:
-    """One measure over time; failed runs are crosses that lead to the run. Empty when there is
-    nothing to draw.
+    """Returns one measure over time; empty when there is nothing to draw.
+
+    Failed runs are crosses that link to the run.
     """
     text_of = measure.text_of
     drawn = [
@@ -94,11 +93,11 @@ def lag_plot(
 def sparkline(
     values: Sequence[float | None], caption: str, width: int = 96, height: int = 26
 ) -> Markup:
-    """A small line without axes."""
+    """Returns a small line without axes."""
     known = [(n, v) for n, v in enumerate(values) if v is not None]
     if len(known) < 2:
         return Markup("")
-    # A steady line lies in the middle.
+    # A constant line is drawn in the middle.
     top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
     last = len(values) - 1
     line = " ".join(
@@ -113,27 +112,27 @@ def sparkline(
 
 
 class _Frame:
-    """Where a moment and a value stand in the picture."""
+    """Maps times and values to positions in the picture."""
 
     def __init__(self, first: datetime, seconds: float, top: float) -> None:
         self.first, self.seconds, self.top = first, seconds, top
 
     def x(self, at: datetime) -> float:
-        """Pixels from the left."""
+        """Returns pixels from the left."""
         return _LEFT + (at - self.first).total_seconds() / self.seconds * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
+        """Returns pixels from the top."""
         return _HEIGHT - _BOTTOM - value / self.top * (_HEIGHT - _TOP - _BOTTOM)
 
 
 def ceiling_of_seconds(worst: float) -> float:
-    """A round duration that isn't shorter."""
+    """Returns the next round duration that isn't shorter."""
     return next((step * 2.0 for step in _STEPS if worst <= step * 2), worst)
 
 
 def ceiling_of_bytes(worst: float) -> float:
-    """A power of two that isn't less."""
+    """Returns the next power of two that isn't less."""
     size = 1024.0
     while size < worst:
         size *= 2

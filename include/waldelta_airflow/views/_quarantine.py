@@ -1,6 +1,4 @@
-"""The pages of the quarantine: the rows that targets lack, with what did come of them, and what was
-decided on such rows.
-"""
+"""The pages of the quarantine: the rows that targets lack, what happened to them, and decisions."""
 
 from __future__ import annotations
 
@@ -30,17 +28,15 @@ from waldelta_airflow.views._trigger import Button
 _ROWS_PER_PAGE = 100
 _MOST_CHOICES = 20
 _DECISIONS_SHOWN = 100
-# Of a value in the list, of one on its row's page, and of a message there: the command line tells
-# all.
+# Limits of a value in the list, of one on its row's page, and of a message there; the command line
+# shows everything.
 _IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
 _BYTES_PER_LINE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which rows somebody wants to see: of a table, set aside for a reason; and which page of
-    them.
-    """
+    """The rows that the reader wants to see, by table and reason, and which page of them."""
 
     page: int = 1
     table: str | None = None
@@ -48,19 +44,19 @@ class Chosen:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """By what was chosen, as an address has it."""
+        """Returns what was chosen, by its name in the address."""
         values = {"table": self.table, "reason": self.reason}
         return {kind: text for kind, text in values.items() if text is not None}
 
     def but(self, kind: str, value: str | None = None) -> dict[str, str]:
-        """The same with another value of one kind, or without it."""
+        """Returns the choice with another value of one kind, or without it."""
         others = {name: text for name, text in self.kinds.items() if name != kind}
         return others if value is None else others | {kind: value}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A column's text as PostgreSQL sent it, None for null; ``more`` letters of it aren't shown."""
+    """A column's text as PostgreSQL sent it, None for null; ``more`` characters aren't shown."""
 
     column: str
     text: str | None
@@ -76,15 +72,15 @@ def quarantine_page(
     *,
     shows_values: bool,
 ) -> str:
-    """The rows that targets lack, by key, the tables that a gate stopped, and what can be decided
-    on both.
+    """Returns the page of the rows that targets lack and of stopped tables, with possible
+    decisions.
 
     Without ``shows_values`` it has neither the rows' keys nor their values.
     """
     generations = target_generations(lake.ledger)
     keys = open_keys(lake, generations)
     reason = pc.fill_null(keys["reason"], "")
-    for folder in server_folders():  # an address has it, too
+    for folder in server_folders():  # An address contains the reason too.
         reason = pc.replace_substring(reason, folder, "")
     keys = keys.set_column(keys.column_names.index("reason"), "reason", reason)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
@@ -130,15 +126,13 @@ def _of(keys: pa.Table, wanted: dict[str, str]) -> pa.Table:
 
 
 def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
-    """What there is to choose, the most frequent first."""
+    """Returns the values to choose from with their counts, the most frequent first."""
     found = [(item["values"], item["counts"]) for item in keys[column].value_counts().to_pylist()]
     return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
 
 
 def row_page(base: str, pipeline: PipelineFile, lake: Bookkeeping, row_id: str) -> str | None:
-    """One quarantined row with all that came of it: values, and the messages as they were sent;
-    None when there is none.
-    """
+    """Returns one quarantined row's page with its values, messages and decisions, or None."""
     row = read_by_id(lake, row_id)
     if row is None:
         return None
@@ -166,9 +160,7 @@ def _values(row: IncompleteRow, most: int) -> Iterator[Value]:
 
 
 def _dump(message: SentMessage) -> tuple[str, int]:
-    """A message's bytes as hexadecimal with what is plain ASCII of them, and how many there are in
-    all.
-    """
+    """Returns a message's bytes as a hexadecimal and ASCII dump, and their total number."""
     raw = message.raw or b""
     lines = []
     for first in range(0, min(len(raw), _BYTES_SHOWN), _BYTES_PER_LINE):

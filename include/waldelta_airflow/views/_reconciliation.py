@@ -1,5 +1,6 @@
-"""The page of what reconciliations found, and its button: a run of the _reconcile DAG that repairs,
-as its reader may trigger one.
+"""The page of reconciliation results, and its repair button, which triggers the _reconcile DAG.
+
+The reader needs the permission to trigger that DAG.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _ROWS_SHOWN = 100
 def reconciliation_page(
     base: str, pipeline: PipelineFile, lake: Bookkeeping, button: Button, *, shows_values: bool
 ) -> str:
-    """The last answer of each table, those that differ first, what attempts since then failed by,
-    and all that was found in 30 days.
+    """Returns the page of each table's last comparison, differing tables first.
+
+    It also shows the errors of later attempts, and all results of 30 days.
     """
     at, kept = now(), Reconciliations(lake.root, lake.storage_options)
     fed = replicated_tables(lake)
@@ -60,12 +62,12 @@ def reconciliation_page(
 
 
 def _more(row: Reconciliation) -> int:
-    """Rows that differ and aren't shown."""
+    """Returns how many differing rows aren't shown."""
     return row.differing - sum(one.rows for one in row.differences[:_ROWS_SHOWN])
 
 
 def repair_of(tables: Sequence[str]) -> dict[str, Any]:
-    """The params of a run that compares these tables again and repairs what differs."""
+    """Returns the params of a run that compares these tables again and repairs what differs."""
     return {
         "tables": list(tables),
         "repair": True,

@@ -1,4 +1,4 @@
-"""From plain values to pages: the templates, and the headers that every answer has."""
+"""Renders plain values as pages: the templates, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.settings import URL_PREFIX
 from waldelta_airflow.views._formats import FILTERS, MARKS, ago
 
-# Nothing from elsewhere, no scripts, and no other site may frame it. Values come from the source:
-# none may run with the reader's login.
+# No external resources, no scripts, and no framing by other sites. Values come from the source, and
+# must not run code with the reader's login.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; "
@@ -26,41 +26,40 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
-# The list of reports brings its style within it.
+# The list of reports contains its own style.
 INDEX_HEADERS = HEADERS | {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'self'"}
-# In a sandbox neither a script nor a refresh takes effect, whatever a report has, also one that an
-# earlier version wrote.
+# In a sandbox neither a script nor a refresh in a report takes effect, also in one written by an
+# earlier version.
 REPORT_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'self'; sandbox"
     )
 }
-# Of a page with a button: it leads back to these pages alone.
+# A page with a button may submit forms only to these pages.
 FORM_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         HEADERS["Content-Security-Policy"].replace("form-action 'none'", "form-action 'self'")
     )
 }
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
-# A page that shows a run under way is asked for again by the browser after so many seconds, without
-# a script.
+# The browser reloads a page with an unfinished run after this many seconds, without a script.
 _REFRESH_S = 10
 
 Url = Callable[..., str]
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds HEADERS to every answer, also to those that FastAPI itself makes.
+    """ASGI middleware that adds HEADERS to every response, also to those that FastAPI makes.
 
-    A header that a page sets itself stays as it is.
+    A header that a page sets itself stays.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
+        """Respond to a request."""
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -78,8 +77,9 @@ class SecurityHeaders:
 
 
 def url(base: str, *parts: str, **query: str | int) -> str:
-    """The address of a page; ``base`` is where the application is mounted, each part is quoted as a
-    whole.
+    """Returns the address of a page; ``base`` is the application's mount point.
+
+    Each part is quoted as a whole.
     """
     path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"
     asked = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
@@ -87,7 +87,7 @@ def url(base: str, *parts: str, **query: str | int) -> str:
 
 
 def airflow_url(base: str, *parts: str) -> str:
-    """The address of one of Airflow's own pages, which the application is mounted below."""
+    """Returns the address of one of Airflow's own pages, below which the application is mounted."""
     return "/".join([base.removesuffix(URL_PREFIX), *(quote(part, safe="") for part in parts)])
 
 
@@ -99,7 +99,7 @@ def render(
     is_under_way: bool = False,
     **values: Any,
 ) -> str:
-    """A page; every value is escaped. One that shows something under way refreshes itself."""
+    """Returns a page with every value escaped; with something unfinished it refreshes itself."""
     moment = at or now()
     values.setdefault("here", "")
     return (

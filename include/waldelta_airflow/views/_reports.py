@@ -1,6 +1,4 @@
-"""Data Docs through Airflow: the folder of a pipeline's reports, and nothing but reports out
-of it.
-"""
+"""Data Docs through Airflow: serves the reports in a pipeline's folder, and no other file."""
 
 from __future__ import annotations
 
@@ -14,10 +12,9 @@ from waldelta.stages.check.reports.page import static_index
 
 
 def served_report(pipeline: PipelineFile, path: str) -> Path | None:
-    """The page of a report that the folder's list has of this pipeline; None of everything else
-    that may be in the folder.
+    """Returns the page of a report that is listed for this pipeline, or None.
 
-    Nor is it served where a symbolic link leads elsewhere.
+    None is returned for any other file in the folder, and where a symbolic link leads outside.
     """
     folder = docs_folder(pipeline)
     if folder is None:
@@ -38,25 +35,23 @@ def served_report(pipeline: PipelineFile, path: str) -> Path | None:
 
 
 def reports_index(pipeline: PipelineFile) -> str:
-    """The list of this pipeline's reports, as a page; of others that share its folder it says
-    nothing.
-    """
+    """Returns this pipeline's list of reports as a page, without other pipelines in the folder."""
     return static_index(pipeline.pipeline, read_reports(pipeline))
 
 
 def read_reports(pipeline: PipelineFile) -> list[CheckedRun]:
-    """The runs that left reports, newest first."""
+    """Returns the runs with reports, newest first."""
     folder = docs_folder(pipeline)
     if folder is None:
         return []
-    # A folder may serve several pipelines; the links go by pipeline.
+    # A folder may serve several pipelines; links contain the pipeline.
     return checked_runs(
         entry for entry in read_entries(folder) if entry.pipeline == pipeline.pipeline
     )
 
 
 def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:
-    """A run's latest report of each table: of a check that was tried again, how it ended."""
+    """Returns a run's latest report of each table; for a retried check its last result."""
     found: dict[str, ReportEntry] = {}
     for run in read_reports(pipeline):
         if run.run_id == run_id:

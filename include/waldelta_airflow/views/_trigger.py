@@ -1,6 +1,4 @@
-"""What the pages' buttons do: a run of a DAG, asked for by our own page, in the name of who
-pressed.
-"""
+"""What the pages' buttons do: trigger a run of a DAG in the name of the user, from our own page."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """A page's buttons: the DAG behind them, the run that was asked for just now or why none was,
-    and what the reader may do.
+    """A page's buttons: their DAG, the run just requested or why it was refused, and
+    permissions.
     """
 
     dag: ActionDag
@@ -32,15 +30,15 @@ class Button:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the run that was asked for is among those under way."""
+        """Returns whether the requested run is among the unfinished ones."""
         return any(run.run_id == self.requested for run in self.dag.under_way)
 
 
 def check_origin(request: Request) -> None:
-    """Raises 403 for a form that another site's page sent with the reader's login.
+    """Raise 403 for a form that another site's page sent with the reader's login.
 
-    A browser that doesn't say so itself tells of the page's address, which a proxy in between may
-    not hand on as Host.
+    For a browser without the header Sec-Fetch-Site, the page's address (Origin) is compared. A
+    proxy in between may not pass that address on as Host.
     """
     site = request.headers.get("sec-fetch-site")
     if site == "same-origin":
@@ -68,7 +66,7 @@ def _base_host() -> str:
 
 
 class DagPaused(HTTPException):
-    """A run that was asked for would wait: its DAG is paused."""
+    """A requested run would wait, because its DAG is paused."""
 
     def __init__(self, dag_id: str) -> None:
         super().__init__(
@@ -77,7 +75,7 @@ class DagPaused(HTTPException):
 
 
 def trigger_run(dag_id: str, prefix: str, conf: Mapping[str, Any], user: BaseUser) -> str:
-    """Ask Airflow for a run of a DAG in the reader's name; its run id."""
+    """Trigger a run of a DAG in the reader's name; returns its run id."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.models.dag import DagModel
     from airflow.sdk.exceptions import AirflowException

@@ -1,4 +1,4 @@
-"""The plugin's application, made when somebody first asks for a page."""
+"""The plugin's application, created at the first request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class DeferredApp:
-    """An ASGI application that is made by its first request.
+    """An ASGI application that is created by its first request.
 
     Airflow loads plugins in every process, tasks included, and importing FastAPI with Airflow's
     security takes longer than a run with nothing to do.
@@ -19,7 +19,7 @@ class DeferredApp:
         self._app: FastAPI | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
+        """Respond to a request."""
         if self._app is None:
             from waldelta_airflow.views._app import create_app
 

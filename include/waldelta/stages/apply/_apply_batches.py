@@ -1,4 +1,6 @@
-"""Steps: which landed batches are applied together, and how far an apply has come with them."""
+"""Apply batches: decides which landed batches are applied together, and logs an apply's
+progress.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,23 @@ from waldelta.quantities import counted
 
 log = logging.getLogger(__name__)
 
-# A full batch and the short one behind it are one step: every MERGE rewrites the files it touches.
+# Together, because every MERGE rewrites the files it touches: a full landed batch and the short one
+# after it form one apply batch.
 LANDED_PER_APPLY_BATCH = 2
-# How much each batch has of something, and the most of it that a step of several takes.
+# The size of each landed batch in some unit, and the most of it in an apply batch of several.
 _BatchSizes = tuple[Mapping[int, int], int]
 
 
 def measures(
     job: Job, sizes: Mapping[int, int], bytes_of: Callable[[int, int], Mapping[int, int]]
 ) -> tuple[_BatchSizes, _BatchSizes]:
-    """What steps of these batches are planned by, of which each has so many messages: messages and
-    bytes.
+    """Returns the sizes by which apply batches are planned: messages and bytes per landed batch.
 
-    A step holds about as much as so many full batches: its changes are collapsed in memory.
-    ``bytes_of`` gives the bytes of the batches behind one, up to another.
+    An apply batch contains at most LANDED_PER_APPLY_BATCH full landed batches, because its changes
+    are collapsed in memory. ``bytes_of`` returns the bytes of the batches after one, up to another.
     """
     batch = job.pipeline.batch
-    # One batch is one step, whatever its bytes are.
+    # A single landed batch is one apply batch, whatever its size.
     weights = bytes_of(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
     return (sizes, LANDED_PER_APPLY_BATCH * batch.max_changes), (
         weights,
@@ -36,8 +38,9 @@ def measures(
 
 
 def plan_apply_batches(*measures: _BatchSizes) -> list[int]:
-    """The batches after which a step ends, so that no step of several batches takes more than the
-    most of any measure.
+    """Returns the last landed batch of each apply batch.
+
+    No apply batch of several landed batches exceeds the limit of any measure.
 
     >>> plan_apply_batches(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
     [2, 3, 4]
@@ -57,8 +60,9 @@ def plan_apply_batches(*measures: _BatchSizes) -> list[int]:
 
 
 def whole_upto(*measures: _BatchSizes) -> int | None:
-    """The batch with which the first step ends, while more are to come: None when another one like
-    the last would fit into it.
+    """Returns the end of the first apply batch while more batches are landing.
+
+    Returns None when another landed batch of the last one's size would fit into it.
 
     >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100))
     2
@@ -72,9 +76,7 @@ def whole_upto(*measures: _BatchSizes) -> int | None:
 
 
 def reported_batches(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
-    """The ends of the steps one by one; after each but the last the log says what is left, and for
-    how long at this rate.
-    """
+    """Yields the ends of the apply batches one by one, and logs the rest and its estimated time."""
     began = time.monotonic()
     for number, upto in enumerate(ends, 1):
         yield upto

@@ -1,6 +1,4 @@
-"""Step cut: what a step of an apply did to all targets, and whether that is a consistent cut to
-publish.
-"""
+"""Publishes what an apply batch did to all targets, if that is a new consistent cut."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ log = logging.getLogger(__name__)
 def finish_step(
     job: Job, change_log: ChangeLog, batch: int, cuts: list[TargetCut], *, complete: bool
 ) -> BatchCut:
-    """The cut of a step, which is published when it is ``complete`` and tells anything new."""
+    """Returns the cut of an apply batch, and publishes it when it is ``complete`` and has news."""
     landed = change_log.landed(batch)
     committed = shown_at(landed.commit_us) if landed.commit_us is not None else None
     cut = BatchCut(now(), job.run_id, batch, landed.end_lsn, committed, cuts)
@@ -30,17 +28,17 @@ def finish_step(
         fault_point("apply.cutting")
         try:
             job.ledger.append_cut(cut, newest)
-        except LateWriter as err:  # readers take the newest row: it must never be of an older batch
+        except LateWriter as err:
+            # Readers use the newest row, which must never be of an older batch.
             log.warning("no cut of batch %d: %s", batch, err)
         fault_point("apply.cut")
     return cut
 
 
 def is_published(cut: BatchCut, newest: BatchCut) -> bool:
-    """Whether the newest cut is this one, or of a later batch of the same copies.
+    """Returns whether the newest cut is this one, or of a later batch of the same copies.
 
-    In another life of the slot, whose copies are of later generations, batches may be numbered
-    anew.
+    In another slot incarnation, whose copies have later generations, batch numbers may start again.
     """
     if newest.batch <= cut.batch:
         return (newest.batch, _members(newest)) == (cut.batch, _members(cut))

@@ -1,5 +1,5 @@
-"""Which targets a run applies changes to; what has to be told, marked or recorded of each
-comes before that.
+"""Selects the targets that a run applies changes to. Warnings, resync marks and ledger rows of a
+target are written first.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SelectedTargets:
-    """The targets to be fed, with the tables that feed them as they are now.
+    """The selected targets, with their sources' current tables.
 
-    ``mended`` is what killed repairs have committed, which is told with what else nobody has told.
-    Unless they are all that should be fed (``is_all``), they make no cut. ``unpublished`` are those
-    that aren't published any more.
+    ``mended`` are commits of killed repairs, which are reported with other unreported commits.
+    Without ``is_all``, targets that should get changes are missing, so no cut is made.
+    ``unpublished`` aren't published any more.
     """
 
     states: Sequence[TableState]
@@ -53,10 +53,10 @@ class SelectedTargets:
 def select_targets(
     spark: SparkSession, job: Job, landed_as_of: int | None, applied: Applied
 ) -> SelectedTargets:
-    """All that landed changes are due; enters into ``applied`` what is to be told, and which of
-    them can't be fed.
+    """Returns all targets that landed changes apply to; puts warnings and failures into
+    ``applied``.
 
-    Records which leaves joined, and marks those that only a new copy, or a repair, makes exact.
+    Records new leaf partitions, and marks targets that need a new copy or a repair to be exact.
     """
     with job.connect("apply") as connection:
         applied.published, locked = read_around(
@@ -77,7 +77,7 @@ def select_targets(
             applied.warnings += check_drift(
                 job, state, now_there, source.target(state), applied.drifted
             )
-            # Afterwards: what it records is what drift is told by.
+            # This comes last, because drift is found by comparing with what it records.
             applied.warnings += check_rewrite(job, state, now_there)
     return SelectedTargets(
         source.states, source.catalog_tables, mended, requiring(standings, RequiredAction.REMOVED)
@@ -85,11 +85,10 @@ def select_targets(
 
 
 def select_unchanged(job: Job) -> SelectedTargets:
-    """Those of which nothing has to be told or marked first: all that can be fed while changes are
-    still landing.
+    """Returns the targets with nothing to report or mark first, for an apply while changes land.
 
-    Until they have landed nobody can tell, say, whether a leaf was emptied by a TRUNCATE that is
-    among them.
+    Until all changes have landed, it is unknown, for example, whether a TRUNCATE among them emptied
+    a leaf partition.
     """
     with job.connect("apply") as connection:
         published, locked = read_around(
@@ -112,7 +111,7 @@ def select_unchanged(job: Job) -> SelectedTargets:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What the source has of some targets, and the states of these as far as that concerns them."""
+    """What the source has of some targets, and the states of these."""
 
     states: list[TableState]
     catalog_tables: dict[str, CatalogTable]
@@ -120,7 +119,7 @@ class _Source:
     locked: LockedTables
 
     def target(self, state: TableState) -> ReplicatedTarget | None:
-        """A target as it is fed now; raises TableBusy when that couldn't be read."""
+        """Returns a target with its current source; raises TableBusy when that couldn't be read."""
         target = self.targets.get(state.table_name)
         if target is not None and target.is_unread:
             raise self.locked.busy(str(target.id))

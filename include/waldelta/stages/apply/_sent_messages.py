@@ -1,8 +1,7 @@
-"""Sent messages: which messages of the change log a few rows came from, with their bytes, for the
-quarantine to keep.
+"""Sent messages: finds the change log's messages that a few rows came from, for the quarantine.
 
-Maintenance drops batches from the change log, so that a quarantined row's would be gone. The range
-is decoded once more, its keys alone, and its chains are followed back, by collapse's own rules.
+The quarantine stores them because maintenance drops batches from the change log. The keys of the
+range are decoded again, and each row's chain of changes is followed back by collapse's rules.
 """
 
 from __future__ import annotations
@@ -22,19 +21,18 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.commit_order import place_columns
 from waldelta.lake.ledger.quarantine import SentMessage
 
-# The newest message of a row is kept whatever it holds; the bytes of earlier ones while they are no
-# more than this together.
+# A row's newest message is stored whatever its size; the bytes of earlier ones up to this total.
 MOST_EARLIER_BYTES = 1 << 20
 
 
 def sent_messages(
     change_log: ChangeLog, plan: TargetPlan, wanted: Collection[str]
 ) -> dict[str, list[SentMessage]]:
-    """The messages behind the rows that a range of batches leaves at these keys (as row_keys()), in
-    commit order.
+    """Returns the messages behind the rows that a range of batches writes, in commit order.
 
-    Back to the row's INSERT, or to the first UPDATE in the range. The target's own filter isn't
-    asked: changes of the row that it kept out are among them.
+    ``wanted`` are the rows' keys (as row_keys()). A chain goes back to the row's INSERT, or to the
+    first UPDATE in the range. The target's own filter is ignored, so changes of the row that the
+    filter excluded are included.
     """
     if not wanted:
         return {}
@@ -45,7 +43,7 @@ def sent_messages(
 
 
 def keep_bytes(messages: list[SentMessage]) -> list[SentMessage]:
-    """As they are kept: of a row that was changed very often, the earlier ones without their
+    """Returns the messages to store: for a row changed very often, earlier ones without their
     bytes.
     """
     kept, taken = messages[-1:], 0
@@ -56,7 +54,7 @@ def keep_bytes(messages: list[SentMessage]) -> list[SentMessage]:
 
 
 def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: DecodePlan) -> pa.Table:
-    """Place, operation, and old and new key of each event of the range, in commit order."""
+    """Returns place, operation, and old and new key of each event of the range, in commit order."""
     names = ["ord", "op", *decode_plan.shape.old_keys, *_new_keys(decode_plan)]
     schema = decode_plan.event_schema
     parts = [pa.schema([schema.field(name) for name in names]).empty_table()]
@@ -67,7 +65,7 @@ def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: Decode
 
 
 def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict[str, list[int]]:
-    """By key, the places of the events that led to its row, in commit order."""
+    """Returns by key the places of the events that led to its row, in commit order."""
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, plan.shape)
     chains = Chains(op, np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new), False)
@@ -88,7 +86,7 @@ def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict
 
 
 def _back(chains: Chains, event: int) -> list[int]:
-    """The events of a chain up to this one."""
+    """Returns the events of a chain up to this one."""
     found = [event]
     while (parent := int(chains.parent[found[-1]])) >= 0:
         found.append(parent)
@@ -98,7 +96,7 @@ def _back(chains: Chains, event: int) -> list[int]:
 def _read(
     change_log: ChangeLog, plan: TargetPlan, places: Collection[int]
 ) -> dict[int, SentMessage]:
-    """The messages at these places in commit order."""
+    """Returns the messages at these places in commit order."""
     wanted = np.array(sorted(places), np.int64)
     found: dict[int, SentMessage] = {}
     for part in _changes(change_log, plan, ["batch", "seq", "streamed_xid", "lsn", "xid8", "data"]):

@@ -1,4 +1,4 @@
-"""Source values: what rows of the source hold now, read by key; one statement for many keys."""
+"""Source values: reads current values of source rows by key, one statement for many keys."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ VISIBLE_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class SourceValues:
-    """Texts by row for each column that may lack them, which rows the source can't complete, and
-    why.
+    """Texts by row for each column that may lack values, and the rows the source can't complete.
+
+    ``reasons`` has why a row can't be completed.
     """
 
     texts: dict[int, Texts]
@@ -47,8 +48,8 @@ class _Lookup:
     """How rows of one table are found and read."""
 
     relation: sql.Composable
-    key: tuple[tuple[str, str], ...]  # name and type
-    # The leaf, where it is read through a table above it.
+    key: tuple[tuple[str, str], ...]  # Name and type of each key column.
+    # The leaf partition's oid, where it is read through a table above it.
     leaf: int | None = None
     columns: dict[int, str] = field(default_factory=dict)
 
@@ -56,11 +57,10 @@ class _Lookup:
 def read_values(
     job: Job, change_log: ChangeLog, plan: TargetPlan, rows: pa.Table, lacking: Bools
 ) -> SourceValues:
-    """Read the columns that are marked as unchanged, for those ``rows`` (net changes) that are
-    ``lacking``.
+    """Read the columns marked as unchanged, for those ``rows`` (net changes) that are ``lacking``.
 
     Raises TransactionsStillOpen when a change isn't visible on the source after a minute, TableBusy
-    while somebody keeps the table locked, PrivilegeMissing, SourceUnreachable.
+    while the table is locked, PrivilegeMissing, SourceUnreachable.
     """
     shape, count = plan.decode.shape, len(rows)
     flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.toastable}
@@ -80,7 +80,7 @@ def read_values(
         keys = [pg_text(rows[f"c{i}"].combine_chunks()) for i in shape.key]
         absent = _read(connection, lookup, keys, values, lacking & ~values.missing)
         if absent.any():
-            # Decoded is not the same as visible.
+            # A decoded transaction may not be visible yet.
             xids = change_log.xids(
                 plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot
             )
@@ -97,9 +97,9 @@ def _lookup(
     lacking: Bools,
     values: SourceValues,
 ) -> _Lookup | None:
-    """What can still be read of the table; rows that need more are missing."""
+    """Returns what can still be read of the table; marks rows that need more as missing."""
     state, names = plan.state, plan.decode.names
-    # Of gathered leaves, the partitioned table tells each row's leaf too.
+    # For merged partitions, the partitioned table returns each row's leaf partition too.
     relation_id = state.relation_ids[0] if state.root_id is None else state.root_id
     found = connection.execute(_TABLE.encode(), (relation_id,)).fetchone()
     held = {(n, oid, typmod) for n, oid, typmod in connection.execute(_COLUMNS, (relation_id,))}
@@ -114,7 +114,7 @@ def _lookup(
             _give_up(values, rows, f"column {names[i]} was dropped or changed on the source")
     schema, table, is_root, above = found
     through = Through.of(above)
-    # ONLY, since a table that others inherit from is published without them.
+    # ONLY, because an inheritance parent is published without its children.
     only = sql.SQL("" if is_root or through is not None else "only ")
     relation = only + (sql.Identifier(schema, table) if through is None else through.id.identifier)
     types = {c.name: c.type_name for c in state.columns}
@@ -130,7 +130,7 @@ def _read(
     values: SourceValues,
     lacking: Bools,
 ) -> Bools:
-    """Read these rows' values; returns which of them the source doesn't show."""
+    """Read the values of these rows; returns the rows that the source doesn't show."""
     absent = lacking.copy()
     wanted = np.flatnonzero(lacking)
     if not len(wanted):
@@ -145,15 +145,15 @@ def _read(
 
 
 def _values_query(lookup: _Lookup) -> sql.Composed:
-    """One row per key that is found: its number, from 1, and the columns as pgoutput would send
-    them.
+    """Returns a query with one row per key found: its number, from 1, and the columns as pgoutput
+    sends them.
     """
     columns = [
         printed(sql.SQL("t.{}").format(sql.Identifier(name))) for name in lookup.columns.values()
     ]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
     same = [
-        # The type's name is PostgreSQL's own, quoted where it must be.
+        # The type's name comes from PostgreSQL, already quoted.
         sql.SQL("t.{} = k.{}::{}").format(_column(name), number, sql.SQL(type_name))
         for number, (name, type_name) in zip(numbered, lookup.key, strict=True)
     ]
@@ -213,7 +213,7 @@ def _named_errors(
 
 
 def _reason(err: psycopg.Error) -> str:
-    # The primary message alone: detail and context may hold values.
+    # Only the primary message is used: detail and context may contain values.
     return err.diag.message_primary or type(err).__name__
 
 

@@ -1,5 +1,5 @@
-"""What was committed to targets and told by no run, killed before it could or still
-landing: the run that finds it tells.
+"""Commits that no run result contains yet, because their run crashed or is still landing. The run
+that finds them reports them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def unreported(
     cut: BatchCut | None,
     applied: Applied,
 ) -> dict[str, TargetCut]:
-    """What was committed and never told: this run tells, checks and announces it.
+    """Returns the commits that were never reported: this run reports, checks and announces them.
 
-    Of that the newest ``cut`` has its part already, which goes into ``applied``; the rest is
-    returned, for the next one.
+    The part that the newest ``cut`` already contains goes into ``applied``; the rest is returned,
+    for the next cut.
     """
     members = {
         (one.table_name, one.generation): one.version
@@ -46,10 +46,9 @@ def unreported(
 
 
 def unreported_commits(job: Job, unpublished: Sequence[TableLifecycle]) -> list[TargetCut]:
-    """The same of targets that aren't published any more, once they are known to have left nobody
-    asks.
+    """Returns the unreported commits of targets that aren't published any more.
 
-    They get nothing any more, so that whatever is wrong with one of them is no failure of the run.
+    Such a target gets no changes any more, so an error of one doesn't fail the run.
     """
     found, told, identity = [], _as_reported(job), job.slot_identity()
     for state in (standing.state for standing in unpublished):

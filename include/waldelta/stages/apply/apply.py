@@ -1,4 +1,4 @@
-"""Apply: landed batches go into the targets, each target by its own watermark, each batch range as
+"""Apply: applies landed batches to the targets, each from its own watermark, each batch range in
 one commit.
 """
 
@@ -59,8 +59,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What every target of a run is applied with; ``watermarks`` is how far each is by now,
-    ``sizes`` how much each batch has.
+    """What the apply of every target needs.
+
+    ``watermarks`` is each target's last applied batch, ``sizes`` the messages of each landed batch.
     """
 
     spark: SparkSession
@@ -79,19 +80,18 @@ class _Run:
 
 
 def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> Applied:
-    """Bring every synced target up to the last landed batch, publishing a cut whenever all of them
-    got there.
+    """Bring every synced target up to the last landed batch, and publish a cut whenever all are
+    there.
 
-    Small batches are applied together, up to twice batch.max_changes and twice batch.wal_window_mb
-    at once. A failing table doesn't hold up the others; it is named in ``failures`` and resumes
-    from its own watermark. One whose source changed so that only a new copy is exact is named in
-    ``outdated``, and marked in the ledger: it gets no changes until it has been copied.
-    ``landed_as_of``: all transactions below this one (xid8) have landed. A table that stays locked
-    against readers fails as TableBusy where its catalogs can't be read without that lock: where it
-    has a row filter.
+    Small batches are applied together, up to twice batch.max_changes and twice batch.wal_window_mb.
+    A failing table doesn't stop the others; it is in ``failures`` and resumes from its own
+    watermark. A table whose source changed so that only a new copy is exact is in ``outdated`` and
+    marked in the ledger; it gets no changes until it is copied. ``landed_as_of``: all transactions
+    below this xid8 have landed. A table with a row filter fails as TableBusy while it is locked
+    against readers, because its catalogs can't be read without that lock.
     """
     applied = Applied()
-    # Before the catalogs are read, which have to be those of behind it.
+    # Read before the catalogs, which must be newer than this batch.
     last = job.change_log(job.slot_identity()).last_batch()
     selected = select_targets(spark, job, landed_as_of, applied)
     if last is not None:
@@ -100,7 +100,7 @@ def apply(spark: SparkSession, job: Job, landed_as_of: int | None = None) -> App
     try:
         applied.removed = record_removed(job, selected.unpublished)
     except WaldeltaError as err:
-        # What was applied is told all the same, and the next run records it.
+        # What was applied is reported anyway, and the next run records the removal.
         log.warning("what isn't published any more can't be recorded now: %s", err)
     return applied
 
@@ -112,13 +112,13 @@ def apply_concurrently(
     applied: Applied,
     goes_on: Callable[[], None] = lambda: None,
 ) -> int:
-    """Bring targets a step nearer to a landed batch while more is landing, but for those of which
-    something is to be told first.
+    """Apply one batch range of a backlog while more is landing, to targets with nothing to report
+    first.
 
-    Returns the batch they have come to: before ``upto`` where some are farther behind. What that
-    does is told by the apply behind the landing, as what a killed run has committed: if there is
-    none, by the next run's. ``applied`` has what an earlier step gave up, and gets what this one
-    does; ``goes_on`` raises when nobody waits for it any more.
+    Returns the batch the targets have reached, which is before ``upto`` where some lag farther
+    behind. The apply after landing reports what this commits, like commits of a killed run; without
+    one, the next run reports it. ``applied`` has the failures of earlier apply batches, and gets
+    this one's results; ``goes_on`` raises when the caller no longer waits.
     """
     goes_on()
     return _apply_upto(spark, job, select_unchanged(job), upto, applied, Pace(1, goes_on))
@@ -126,8 +126,8 @@ def apply_concurrently(
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many steps are applied at the most, and what raises when nobody waits for them any
-    more.
+    """The most apply batches of a call, and a function that raises when the caller no longer
+    waits.
     """
 
     steps: int | None = None
@@ -135,15 +135,17 @@ class Pace:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether more is landing, so that some steps are all there are."""
+        """Returns whether more is landing, so that the number of apply batches is limited."""
         return self.steps is not None
 
 
 def _is_behind_copies(
     change_log: ChangeLog, ends: Sequence[int], states: Sequence[TableState], applied: Applied
 ) -> bool:
-    """Whether no target of a step holds more than the step, and a cut can be made there: one that
-    was copied later does, until its copy's position has landed.
+    """Returns whether no target contains more than the apply batch, so that a cut can be made
+    there.
+
+    A target that was copied later contains more, until its copy's position has landed.
     """
     if not ends or not applied.is_complete:
         return False
@@ -159,7 +161,9 @@ def _apply_upto(
     applied: Applied,
     pace: Pace,
 ) -> int:
-    """Bring these targets up to a batch, step by step; returns the one that they have come to."""
+    """Bring these targets up to a batch, one apply batch after another; returns the batch
+    reached.
+    """
     identity = job.slot_identity()
     change_log, states, cut = job.change_log(identity), selected.states, last_cut(job)
     with _begun(spark, job, selected, last, applied, Watch(job, cut), pace) as run:
@@ -171,14 +175,16 @@ def _apply_upto(
             not pace.is_concurrent or _is_behind_copies(change_log, ends, states, applied)
         )
         unreported_cuts = dict(selected.mended)
-        if is_all or not pace.is_concurrent:  # else there is no cut, and who follows tells
+        # Otherwise there is no cut, and the apply that follows reports.
+        if is_all or not pace.is_concurrent:
             known = [state for state in states if state.table_name in watermarks]
             unreported_cuts |= unreported(job, identity, known, cut, applied)
         for upto in reported_batches(sizes, ends or [last] * bool(unreported_cuts)):
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
-            # Told by a cut that is published, where there is to be one.
+            # Unreported commits are reported with a published cut where there is one.
             told = unreported_cuts if behind or upto == (ends or [last])[-1] else {}
-            # Those with the same batches before them one after the other: they read them together.
+            # Targets with the same batches to apply follow each other, so that they read them
+            # together.
             in_turn = sorted(
                 without_failure(states, applied), key=lambda state: watermarks[state.table_name]
             )
@@ -187,7 +193,7 @@ def _apply_upto(
             applied.steps.append(
                 finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete)
             )
-        # Of those that are given up, too.
+        # Commits of targets that failed are reported too.
         applied.reported_late += unreported_cuts.values()
     return (ends or [last])[-1]
 
@@ -202,7 +208,7 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
     watch: Watch,
     pace: Pace,
 ) -> Iterator[_Run]:
-    """What the targets are applied with up to a batch, from where they stand."""
+    """Yields what the targets are applied with up to a batch, from their current watermarks."""
     held = Watermarks(job, job.slot_identity())
     change_log, watermarks = (
         job.change_log(held.identity),
@@ -254,7 +260,7 @@ def _telling(watch: Watch, applied: Applied) -> Iterator[None]:
 def _apply_batch(
     run: _Run, state: TableState, upto: int, unreported_cuts: dict[str, TargetCut], applied: Applied
 ) -> TargetCut | None:
-    """Bring one target up to a batch; None of one that fails."""
+    """Bring one target up to a batch; returns None for a target that fails."""
     name, watermarks = state.table_name, run.watermarks
     run.goes_on()
     with isolated(run.job, state, applied):
@@ -262,7 +268,7 @@ def _apply_batch(
         if (before := unreported_cuts.pop(name, None)) is not None:
             cut = before + cut
         applied.reached[name, state.generation] = watermarks[name] = max(watermarks[name], upto)
-        # What was committed beside the run, before the cut says up to where all is told.
+        # External commits are searched before the cut states up to which version all are reported.
         _find_external_commits(run, state, cut.version, applied)
         return cut
     return None
@@ -276,7 +282,7 @@ def _find_external_commits(run: _Run, state: TableState, version: int, applied: 
 def _watermarks(
     job: Job, held: Watermarks, states: Sequence[TableState], applied: Applied
 ) -> dict[str, int]:
-    """The last batch of each target; those that can't be fed go into the failures."""
+    """Returns each target's last applied batch; targets that can't be applied become failures."""
     watermarks: dict[str, int] = {}
     for state in states:
         with isolated(job, state, applied):
@@ -302,7 +308,7 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
         except NeedsSync as err:
             named = of_table(err, state.table_name)
             if run.job.pipeline.target.recopies(state.table_name):
-                # Read once more: its columns may have been recorded meanwhile.
+                # The state is read again, because its columns may have been recorded since.
                 mark(run.job, check_same_copy(run.job, present), str(named))
             raise named from err
     fault_point("apply.applied")
@@ -322,8 +328,10 @@ def _apply_locked(run: _Run, state: TableState, batches: tuple[int, int]) -> Tar
 def _apply_target(
     run: _Run, state: TableState, batches: tuple[int, int], check: Callable[[], int]
 ) -> TargetCut:
-    """``check`` gives the target's watermark, and raises when this run may not write any more: a
-    second writer of inserts would double them.
+    """Apply a range of batches to one target.
+
+    ``check`` returns the target's watermark. It raises when this run may no longer write, because a
+    second writer of inserts would duplicate them.
     """
     job = run.job
     if batches[0] >= batches[1]:
@@ -332,8 +340,8 @@ def _apply_target(
     policy, options = target.policy_of(state.table_name), target.types_of(state.table_name)
     plan = None
     try:
-        # What a table with copy: false had as columns before its sync is no matter while its target
-        # has no rows.
+        # The columns of a table with copy: false before its sync don't matter while its target has
+        # no rows.
         begins = bool(state.copy_skipped) and is_empty(job, state.table_name)
         catalog = run.catalog_tables[state.table_name]
         plan = plan_target(run.types, batch_range, state, catalog, policy, options, is_empty=begins)
@@ -362,7 +370,7 @@ def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> Target
     except WaldeltaError:
         raise
     except Exception as err:
-        check()  # what another run does to whoever lost the target to it says less than that it did
+        check()  # If another run took the target over, LateWriter explains more than this error.
         raise writing_error(state.table_name, err) from err
     return read_commit(job, state, tag)
 
@@ -370,11 +378,9 @@ def _apply_plan(run: _Run, plan: TargetPlan, check: Callable[[], int]) -> Target
 def _bring(
     run: _Run, plan: TargetPlan, tag: CommitTag, staged: str, check: Callable[[], int]
 ) -> CommitTag:
-    """Stage the net changes in a folder, and commit them; returns the tag they were committed
-    under.
-    """
+    """Stage the net changes in a folder and commit them; returns the tag of the commit."""
     job, state = run.job, plan.state
-    check()  # what is staged may be the staging of whoever has the target now
+    check()  # The folder may be the staging folder of the run that owns the target now.
     take_over_target(run.spark, job, state, run.quarantine, check)
     if plan.evolution is not None:
         _check_names(job, state, plan.evolution)
@@ -393,7 +399,8 @@ def _bring(
         )
     changes = stage(run.spark, run.stretches.change_log, plan, f"{staged}/net")
     judged = judge_of(run.spark, job, plan, run.gates)
-    if state.kept_as != CHANGELOG:  # which says what was sent
+    # A changelog records what was sent, so its rows stay incomplete.
+    if state.kept_as != CHANGELOG:
         changes = complete_rows(
             job, run.stretches.change_log, plan, changes, run.quarantine, judged, check=check
         )

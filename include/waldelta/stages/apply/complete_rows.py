@@ -1,10 +1,9 @@
-"""Reread: rows that came without all of their values get them from the source, or are quarantined
-visibly.
+"""Complete rows: reads missing values from the source, or quarantines rows that stay incomplete.
 
-Between stage and merge. A row that moves into a row filter arrives as INSERT; a TOASTed value that
-the UPDATE left alone isn't sent with it, and the target has no row to take it from. The value is
-read by key as it is now, which the table ``quarantine`` notes. When the source has no such row any
-more, the row isn't written, and ``quarantine`` holds it.
+This runs between stage and merge. A row that moves into a row filter arrives as INSERT, without
+TOASTed values that the UPDATE didn't change, and the target has no row with them. The current value
+is read by key, and the ``quarantine`` table records that. If the source has no such row any more,
+the row isn't written, and ``quarantine`` stores it.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ from waldelta.stages.check.gate.set_aside import AsideRow, JudgedChanges
 
 log = logging.getLogger(__name__)
 
-# Rows read from the source by one statement; with values of a megabyte each the driver still holds
-# them.
+# Rows read from the source by one statement; with values of a megabyte each they still fit in the
+# driver's memory.
 SOURCE_ROWS_PER_READ = 1000
 
 
@@ -94,18 +93,22 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     check: Callable[[], object],
     filled: list[IncompleteRow] | None = None,
 ) -> Staged:
-    """Complete the staged rows that lack values, and have ``judge`` (the gate) look at them all;
-    returns what to merge instead.
+    """Complete the staged rows that lack values, and have ``judge`` (the gate) judge all of them.
 
-    What is told of them takes the place of what a killed run told of the same batches. A replay's
-    batches were applied before, so that nobody would take back what it told: it is told beside
-    that, and ``filled`` gets what is told of rows that end up in the target, for the replay to tell
-    once it has brought them there. ``check`` raises when the target is another run's meanwhile,
-    whose rows of later batches would go. A quarantined row's later update takes the row out of
-    quarantine, whatever its key is by then; a discarded one's doesn't, but another row at its key
-    does. It stays discarded at another key that an update gives it. Raises TransactionsStillOpen
-    (retryable) while a change isn't visible on the source yet, SourceUnreachable, PrivilegeMissing;
-    what ``judge`` raises, and nothing is told then.
+    Returns what to merge instead. The records replace what a killed run recorded for the same
+    batches.
+
+    A replay's batches were applied before, so nothing would replace its records: they are added
+    instead. ``filled`` then gets the records of rows that end up in the target, which the replay
+    adds after its commit.
+
+    A quarantined row's later update takes the row out of quarantine, whatever its new key. A
+    discarded row's update doesn't, but another row with its key does. It stays discarded under a
+    new key that an update gives it.
+
+    ``check`` raises when another run owns the target now, whose records of later batches would be
+    lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on the source yet,
+    SourceUnreachable, PrivilegeMissing, and what ``judge`` raises; nothing is recorded then.
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
@@ -123,7 +126,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     work.recorded += [work.row(RESOLVED, key) for key in sorted(emptied | taken)]
     still = {key: row for key, row in watched.items() if key not in emptied}
     work.resolve(still, partial(_messages, quarantine, plan, after))
-    # Behind what is told of rows that made room for them.
+    # These follow the records of the rows that replaced them.
     work.record_moved(moved, _applied(quarantine, plan, after, moved.keys()) if moved else ())
     for rows in _chunks(staged, plan):
         work.complete(rows)
@@ -153,29 +156,28 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
 
 @dataclass
 class _Work:
-    """The incomplete rows of one range of batches, on their way."""
+    """The incomplete rows of one range of batches while they are completed."""
 
     job: Job
     change_log: ChangeLog
     plan: TargetPlan
     staged: Staged
     recorded: list[IncompleteRow] = field(default_factory=list)
-    # Of rows that come out of quarantine by an update: what they came from before, by the key that
-    # they have now.
+    # By current key of rows that an update takes out of quarantine: the messages they came from.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
-    # Whether some updates of the staged rows were staged anew as whole ones.
+    # Whether some updates of the staged rows were staged again as complete rows.
     replaces: bool = False
 
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
 
     def resolve(self, watched: Mapping[str, Outline], messages_of: MessagesOf) -> None:
-        """Say which rows that the target lacks, or has as they were before, this range ends, and
-        make its updates of them whole.
+        """Record which missing or outdated rows this range resolves, and complete its updates of
+        them.
 
-        What was sent for such a row since then was never written, so that an update that doesn't
-        send it again lacks it. ``messages_of`` gives what they came from, by key.
+        What was sent for such a row since then was never written, so an update that doesn't send a
+        value again lacks it. ``messages_of`` returns the messages the rows came from, by key.
         """
         if not watched:
             return
@@ -187,8 +189,8 @@ class _Work:
         )
         is_there = np.array([bool(watched[key].outdated) for key in keys], np.bool_)
         updated = touched.filter(pa.array(is_update & ~is_there))
-        # Done by a whole row: an overlay would leave values of before the change that was set
-        # aside.
+        # A complete row replaces these: an overlay would keep values of before the change that was
+        # set aside.
         overlaid = touched.filter(pa.array(is_update & is_there & lacking(touched, self.plan)))
         if len(updated) + len(overlaid):
             bases = self.plan.decode.shape.bases
@@ -197,8 +199,7 @@ class _Work:
             )
             self.replaces = True
         if len(updated):
-            # The target has no row at the base key; what stands at the new one is purged by a row
-            # of its own.
+            # The target has no row at the base key; a separate row purges the one at the new key.
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
             before, after = (keys_of(updated, self.plan, which) for which in "bc")
@@ -209,8 +210,8 @@ class _Work:
             self.complete(overlaid)
 
     def complete(self, rows: pa.Table) -> None:
-        """Read what these rows lack, and stage them anew: whole, or as a purge of whatever stands
-        at their key.
+        """Read the missing values and stage the rows again: complete, or as a purge of their
+        key.
         """
         lacks = lacking(rows, self.plan)
         keys = keys_of(rows, self.plan, "c")
@@ -234,15 +235,15 @@ class _Work:
         self.parts += 1
 
     def completed(self) -> Staged:
-        """The staged rows as far as they could be completed."""
+        """Returns the staged rows, completed where possible."""
         counts = {name: count for name, count in self.counts.items() if count}
         if not self.parts:
             return replace(self.staged, counts=counts)
         return replace(self.staged, source=self._source(), counts=counts, net=None)
 
     def record_moved(self, moved: Mapping[str, str], rows: Sequence[IncompleteRow]) -> None:
-        """Tell of discarded ``rows`` that they are so at another key: no decision of anybody's, as
-        it has no ``by``.
+        """Record that discarded ``rows`` have another key now; without ``by``, as it is no new
+        decision.
         """
         for key, row in latest_rows(rows).items():
             why = (
@@ -264,7 +265,7 @@ class _Work:
             )
 
     def record_aside(self, rows: Sequence[AsideRow]) -> None:
-        """Tell of the rows that the gate set aside."""
+        """Record the rows that the gate set aside."""
         self.recorded += [
             self.row(
                 QUARANTINED,
@@ -280,7 +281,7 @@ class _Work:
         ]
 
     def keep_messages(self) -> None:
-        """Keep with the rows that go into quarantine the messages that they came from."""
+        """Store the messages that rows came from with the rows that go into quarantine."""
         wanted = {row.key for row in self.recorded if row.status == QUARANTINED}
         found = sent_messages(self.change_log, self.plan, wanted)
         self.recorded = [
@@ -293,7 +294,9 @@ class _Work:
         ]
 
     def _source(self) -> str:
-        """What the merge reads: the staged rows that were whole, and those made whole."""
+        """Returns what the merge reads: the staged rows that were complete, and the completed
+        ones.
+        """
         flags = " or ".join(f"s.{flag}" for flag in self.plan.decode.shape.flags) or "false"
         fresh = ", ".join(f"'{action}'" for action in FRESH)
         names = self.plan.decode.net_schema.names
@@ -302,7 +305,8 @@ class _Work:
             f" left anti join {parquet(self._replaced)} as r on s.action = '{ACTION_UPDATE}' and"
             f" {same}"
         )
-        # Numbered columns and our own folders: nothing of the source's is in it.
+        # The SQL contains only numbered columns and waldelta's own folders, no names from the
+        # source.
         return (
             f"(select {', '.join(f's.{name}' for name in names)} from {self.staged.source} as"
             f" s{but if self.replaces else ''} where not (s.action in ({fresh}) and ({flags}))"
@@ -341,7 +345,7 @@ class _Work:
             )
 
     def row(self, status: str, key: str, **details: Any) -> IncompleteRow:
-        """What the table of quarantined rows is to say of one key."""
+        """Returns the quarantine record of one key."""
         state, (_, upto) = self.plan.state, self.plan.batches
         return IncompleteRow(
             now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details
@@ -351,20 +355,22 @@ class _Work:
 def _messages(
     quarantine: Quarantine, plan: TargetPlan, after: int, keys: Sequence[str]
 ) -> dict[str, list[SentMessage]]:
-    """What these quarantined rows came from, by key."""
+    """Returns the messages these quarantined rows came from, by key."""
     return {row.key: row.messages or [] for row in _applied(quarantine, plan, after, keys)}
 
 
 def _applied(
     quarantine: Quarantine, plan: TargetPlan, after: int, keys: Collection[str]
 ) -> list[IncompleteRow]:
-    """What was told of these keys, but by a killed run."""
+    """Returns the quarantine records of these keys, without those of a killed run."""
     rows = quarantine.rows(plan.state.table_name, plan.state.generation, keys)
     return [row for row in rows if row.batch <= after]
 
 
 def _truncated_keys(quarantine: Quarantine, plan: TargetPlan, watched: Collection[str]) -> set[str]:
-    """Keys of quarantined rows that a TRUNCATE took with the table, or with their leaf."""
+    """Returns the keys of quarantined rows that a TRUNCATE of the table or leaf partition
+    removed.
+    """
     if not plan.truncated or not plan.truncated_leaves:
         return set(watched) if plan.truncated else set()
     leaves = {str(oid) for oid in plan.truncated_leaves}
@@ -373,7 +379,7 @@ def _truncated_keys(quarantine: Quarantine, plan: TargetPlan, watched: Collectio
 
 
 def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
-    """The new rows that lack a value, a bounded number at once."""
+    """Yields the new rows that lack a value, a limited number at a time."""
     flags = plan.decode.shape.flags
     if not staged.incomplete:
         return
@@ -391,7 +397,7 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
 
 
 def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Table:
-    """The staged rows whose base key is one of these."""
+    """Returns the staged rows whose base key is one of these."""
     first = plan.decode.names[plan.decode.shape.key[0]]
     if renamed := [key for key in opened if first not in json.loads(key)]:
         raise NeedsSync(
@@ -407,10 +413,9 @@ def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Ta
 def discarded_since(
     staged: Staged, plan: TargetPlan, discarded: Collection[str]
 ) -> tuple[set[str], dict[str, str]]:
-    """Keys of discarded rows that are so no longer, and the other key that an update of these
-    changes gave some.
+    """Returns keys that are no longer discarded, and new keys that updates gave to discarded rows.
 
-    At the others a row of these changes stands from now on, or the source has no row any more.
+    At the former keys these changes write a row, or the source has no row any more.
     """
     key = plan.decode.shape.key
     named = own_keys(discarded, plan.decode)
@@ -425,7 +430,7 @@ def discarded_since(
     left = [action in FRESH or bool(moves[n]) for n, action in enumerate(actions)]
     present = {text for n, text in enumerate(after) if left[n]}
     gone = {text for n, text in enumerate(before) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
-    # Of a target that keeps all states each of them is told: where a row stands at the end isn't.
+    # A target with row versions reports each of them: where a row is at the end is unknown.
     is_mirror = plan.decode.unfolding is None
     moved = {
         text: after[n] for n, text in enumerate(before) if is_mirror and moves[n] and text in named
@@ -434,7 +439,7 @@ def discarded_since(
 
 
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
-    """The rows with the values that were read, and nothing marked as unchanged any more."""
+    """Returns the rows with the values that were read, and with nothing marked as unchanged."""
     raws = [dict(raw or []) for raw in rows["raw"].to_pylist()]
     for i in plan.decode.shape.toastable:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]

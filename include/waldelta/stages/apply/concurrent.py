@@ -1,8 +1,7 @@
-"""Of a backlog of several steps, those that have landed are applied while the next ones
-land.
+"""Applies landed apply batches of a backlog while the next ones land.
 
-Landing waits for the server's decoding, then for one core; merging for the others. The slot moves
-as soon as a batch has landed, whatever is applied, and landing goes on when applying fails.
+Landing waits for the server's decoding and then uses one core; merging uses the others. The slot
+moves as soon as a batch has landed, whatever is applied, and landing continues when applying fails.
 """
 
 from __future__ import annotations
@@ -34,15 +33,14 @@ log = logging.getLogger(__name__)
 
 
 class Overlap:
-    """Applies in a thread of its own what is ``whole`` of the batches that it is told of, a step at
-    a time.
+    """Applies complete apply batches of the landed batches in its own thread, one at a time.
 
-    ``apply_upto`` gets a step's last batch, and what raises LateWriter once nobody waits for it; it
-    returns the batch that it has come to, and is asked again where that is an earlier one. A step
-    may take ``limit_s`` seconds, and ``grace_s`` more to end once it was interrupted. Leaving waits
-    for the one under way, unless the run is being ended; what landed last is left to be applied. A
-    step that fails, or takes longer, is told in the log, and none follows it: whoever applies what
-    is left meets it anew.
+    ``apply_upto`` gets the last landed batch of an apply batch, and a function that raises
+    LateWriter once the caller no longer waits. It returns the batch reached, and is called again
+    where that is an earlier one. An apply batch may take ``limit_s`` seconds, and ``grace_s`` more
+    to end after an interrupt. Exiting waits for the current one, unless the run is being ended; the
+    rest stays to be applied. If one fails or takes too long, it is logged, and no more follow: the
+    apply that follows meets the error again.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class Overlap:
         return self
 
     def landed(self, batch: Landed) -> None:
-        """Tell of a batch that is landed and consumed, behind which more are to come."""
+        """Add a batch that is landed and consumed, after which more batches come."""
         with self._lock:
             self._waiting.append(batch)
             if self._at_work is None and not self._is_over:
@@ -92,8 +90,8 @@ class Overlap:
             return [] if self._is_over else list(self._waiting)
 
     def _rests(self, judged: Sequence[Landed]) -> bool:
-        """Whether nothing has come since these were found to be no whole step: the next batch is
-        who goes on.
+        """Returns whether no batch has landed since these were judged; the next batch then
+        resumes.
         """
         with self._lock:
             if self._is_over or len(self._waiting) <= len(judged):
@@ -103,7 +101,7 @@ class Overlap:
 
     @contextmanager
     def limited(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have a step interrupted that takes longer than it may, which is the last one then."""
+        """Interrupt an apply batch that takes too long, and start no more."""
 
         def end() -> None:
             self._is_over = True
@@ -140,7 +138,7 @@ class Overlap:
         with self._lock:
             at_work, is_ended = self._at_work, kind is not None and not issubclass(kind, Exception)
             self._is_over = is_ended or self._is_over
-            # The step under way comes to its end; none begins.
+            # The current apply batch ends normally; no other begins.
             self._waiting = []
         self._executor.shutdown(wait=False)
         if at_work is None or is_ended:
@@ -156,7 +154,7 @@ class Overlap:
             self._is_over = True
 
     def _step_wait_s(self) -> float:
-        """How long the step under way is still waited for."""
+        """Returns how long to wait for the current apply batch."""
         if self._deadline is None:
             return self._limit_s
         return max(0.0, self._deadline - time.monotonic()) + self._grace_s
@@ -165,16 +163,18 @@ class Overlap:
 def applying(
     spark: SparkSession, job: Job, applied: Applied, report: Callable[[], object]
 ) -> Overlap:
-    """An overlap that applies whole steps of the job's backlog; ``applied`` gets what they do, of
-    which ``report`` is called after each.
+    """Returns an overlap that applies the job's backlog; ``report`` is called after each apply
+    batch.
+
+    ``applied`` gets their results.
     """
 
     def apply_upto(upto: int, goes_on: Callable[[], None]) -> int:
-        # Landing has imported what it needs by now: two threads at it could each meet modules that
-        # the other is in the middle of.
+        # Imported only now, when landing has finished its imports: two threads could each meet
+        # modules that the other has partly imported.
         from waldelta.stages.apply.apply import apply_concurrently
 
-        # Settings of commits are a session's: what is left at work here must not share those of
+        # Commit settings belong to a session: an apply batch still running must not share those of
         # what follows.
         with (
             private_files(),
@@ -195,8 +195,10 @@ def applying(
 
 
 class WholeApplyBatches:
-    """Says with which batch the first step of some ends, once another batch like the last wouldn't
-    fit into it; reads each batch's size once.
+    """Returns the end of the first apply batch, once another batch of the last one's size won't
+    fit.
+
+    Reads each batch's size once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -204,7 +206,7 @@ class WholeApplyBatches:
         self._bytes: dict[int, int] = {}
 
     def __call__(self, landed: Sequence[Landed]) -> int | None:
-        """Of batches that have landed, in their order."""
+        """Returns that end for landed batches in their order, or None."""
         return whole_upto(
             *measures(self._job, {batch.batch: batch.rows for batch in landed}, self._bytes_of)
         )

@@ -1,8 +1,8 @@
-"""Messages: what pg_logical_emit_message wrote, from the change log into a Delta table of its own,
-each exactly once.
+"""Messages: writes what pg_logical_emit_message emitted from the change log into its own Delta
+table, each exactly once.
 
-Beside apply, when the pipeline file asks for ``messages``. Transactional ones appear when their
-transaction has committed, in the order of the commits; others stand for themselves.
+This runs alongside apply when the pipeline file has ``messages``. Transactional messages appear
+when their transaction has committed, in commit order; others appear independently.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 SCHEMA = pa.schema(
     [
-        # The batch in which it came to count, and its place there: together the order of the
-        # commits.
+        # The batch that committed the message, and its place in it: together they are the commit
+        # order.
         pa.field("batch", pa.int64()),
         pa.field("seq", pa.int64()),
         pa.field("lsn", pa.int64()),
@@ -56,10 +56,10 @@ SCHEMA = pa.schema(
 
 
 def write_messages(spark: SparkSession, job: Job) -> int:
-    """Append the messages of all batches landed since the last call, in one commit; gives the last
+    """Append the messages of all batches landed since the last call in one commit; returns the last
     batch.
 
-    Raises LockHeld or LateWriter when another run does the same at this moment, DecodeError for a
+    Raises LockHeld or LateWriter when another run does the same concurrently, DecodeError for a
     malformed message.
     """
     identity = job.slot_identity()
@@ -67,11 +67,11 @@ def write_messages(spark: SparkSession, job: Job) -> int:
     if (done := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
         return done
     with messages_lock(job) as lock:
-        # Under the lock: of two runs, the one that had it last has no lower number, and Delta skips
-        # what the other still begins.
+        # Read under the lock: of two runs, the last one to hold it has no lower number, and Delta
+        # skips what the other one still begins.
         last = change_log.last_batch() or 0
-        # Another run may have written some since. Delta alone would take them again, under the
-        # number of a later batch.
+        # Another run may have written some since. Delta alone would write them again under a later
+        # batch's number.
         done = messages_applied(job, identity)
 
         def check() -> None:
@@ -131,7 +131,7 @@ def _messages(spark: SparkSession, change_log: ChangeLog, segments: Segments) ->
 
 
 def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.RecordBatch]:
-    """Rows of SCHEMA for the messages among ``changes`` that count."""
+    """Yields rows of SCHEMA for the committed messages among ``changes``."""
     place = segments.places(*place_columns(changes))
     counts = place >= 0
     if not counts.any():

@@ -1,4 +1,4 @@
-"""Applied: what an apply did, target by target: what fails in one leaves the others alone."""
+"""Applied: what an apply did, by target. A failure in one target doesn't affect the others."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Applied:
-    """What an apply did: step by step, the tables that failed, why others have to be copied again,
-    what else to tell.
+    """An apply's results: cuts by apply batch, tables that failed, tables to copy again, and
+    warnings.
 
-    ``reported_late`` is what a published cut has, but no run's result: an earlier run was killed in
-    between, or this one applied it while more was landing. ``drifted`` says what it takes to mend
-    those that drift has put among them without a copy. ``published`` is what fed the targets
-    meanwhile, ``removed`` those that left since, ``unpublished`` those that the pipeline file lists
-    in vain, ``foreign`` those that others wrote to. ``reached`` is the batch that each copy, by
-    name and generation, was brought up to: one that had nothing for it leaves no commit.
+    ``reported_late`` is in a published cut but in no run result: an earlier run was killed in
+    between, or this one applied it while more was landing. ``drifted`` has what a repair of
+    ``outdated`` tables without a copy needs. ``published`` has the source mappings during the
+    apply. ``removed`` left the publications since then; the pipeline file lists ``unpublished``
+    without effect; ``foreign`` have external commits. ``reached`` is the batch that each copy, by
+    name and generation, was brought up to: a copy without changes has no commit.
     """
 
     steps: list[BatchCut] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Applied:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every target got everything."""
+        """Returns whether every target got all changes."""
         return not self.failures and not self.outdated
 
 
@@ -59,7 +59,7 @@ _NOT_PUBLISHED = (
 
 
 def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
-    """Add what was applied, and what there is to tell of it, to the run's result."""
+    """Add the apply's results and warnings to the run's result."""
     add_external_commits(result, applied)
     for target in applied.reported_late:
         result.add_target(target)
@@ -88,13 +88,13 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
 
 
 def add_external_commits(result: RunResult, applied: Applied) -> None:
-    """Add the commits of others that were found, each once."""
+    """Add the external commits that were found, each once."""
     result.warnings += [warning for warning in applied.warnings if warning not in result.warnings]
     result.foreign_commits = sorted({*applied.foreign, *result.foreign_commits})
 
 
 def without_failure(states: Sequence[TableState], applied: Applied) -> list[TableState]:
-    """Those that nothing was given up of, so far."""
+    """Returns the targets that haven't failed and needn't be copied again."""
     return [
         state
         for state in states
@@ -104,13 +104,13 @@ def without_failure(states: Sequence[TableState], applied: Applied) -> list[Tabl
 
 @contextmanager
 def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
-    """What fails here fails for one table: the others go on."""
+    """Turn an error into a failure of one table, so that the others continue."""
     try:
         yield
     except WaldeltaError as err:
         _give_up(job, state, err, applied)
     except Exception as err:
-        # A defect of ours, or of a library: it must not end the others' either.
+        # A defect of waldelta or a library must not stop the other tables either.
         log.exception("table=%s", state.table_name)
         _give_up(job, state, unexpected_error(state.table_name, err), applied)
 

@@ -1,6 +1,4 @@
-"""What a check needs besides Great Expectations' own questions, on its way while that
-is imported and prepared.
-"""
+"""Measurements that run in the background while Great Expectations is imported and prepared."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Answers about keys, by the key's columns, that the server is working on, and what is being
-# measured of a mirror.
+# Counts of duplicate keys by the key's columns, which Spark is computing, and a mirror's profile.
 Measurements = tuple[
     Mapping[tuple[str, ...], "Future[DuplicateKeys]"], "Future[Measured | None] | None"
 ]
@@ -53,26 +50,26 @@ class CheckedTarget:
     uri: str
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
-        """The same without Spark."""
+        """Opens the target's version without Spark."""
         return open_version(self.uri, self.version, storage_options)
 
     @property
     def at(self) -> At:
-        """What earlier checks are compared with."""
+        """Returns the state and version that earlier checks are compared with."""
         return At(self.state, self.version)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows that the source has now, as a mirror would hold them."""
+        """Returns the rows that the source has now, as a mirror would hold them."""
         return live_rows(self.kept(spark), self.state.kept_as, self.state.key_columns)
 
     def kept(self, spark: SparkSession) -> DataFrame:
-        """All rows; ``frame`` are those that the source has now."""
+        """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
 
 
 @contextmanager
 def in_background() -> Iterator[ThreadPoolExecutor]:
-    """What this process and the server do meanwhile; nobody waits for it after an error."""
+    """Yields an executor for background work; after an error the caller does not wait for it."""
     executor = ThreadPoolExecutor(1 + MOST_AT_ONCE, "ahead")
     try:
         yield executor
@@ -88,11 +85,10 @@ def measure_early(
     references: Sequence[Reference],
     met: int | None = None,
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    """Have the server look for duplicates of the target's key and for orphans, while Great
-    Expectations is being imported here.
+    """Have Spark search for duplicate keys and for rows without a parent in the background.
 
-    ``met`` is a version whose keys are known to differ: only those that may be in two rows since
-    then are compared.
+    ``met`` is a version whose keys are known to be unique: only keys of rows written since then are
+    compared.
     """
     asked = measure_references(background, spark, storage_options, references)
     return asked | _measure_keys(background, spark, target, storage_options, met)
@@ -104,7 +100,7 @@ def measure_references(
     storage_options: dict[str, str] | None,
     references: Sequence[Reference],
 ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-    """Have the server look for rows that refer to none."""
+    """Have Spark count rows whose foreign key has no parent row, in the background."""
     return {
         reference.lookup_key: background.submit(
             count_rows_without_parent, spark, reference, storage_options
@@ -123,7 +119,7 @@ def _measure_keys(
     columns, mode = tuple(target.state.key_columns), target.state.kept_as
     asked: dict[tuple[str, ...], Future[DuplicateKeys]] = {}
     if mode != MIRROR:
-        # What waits for it stands behind it in the queue.
+        # The second task waits for the first, and is behind it in the queue.
         found = background.submit(lambda: find_broken_rows(target.kept(spark), mode, columns))
         asked[KEPT_ROWS, mode] = background.submit(lambda: found.result()[0])
         if mode == CHANGELOG:
@@ -155,8 +151,9 @@ def profile_early(
     plan: SuitePlan | Exception,
     storage_options: dict[str, str] | None,
 ) -> Future[Measured | None] | None:
-    """A mirror's profile, where the plan asks for it, measured beside Spark's scan; None where only
-    Spark can tell.
+    """Measure a mirror's profile in the background, where the plan has an expectation about it.
+
+    Returns None when the plan has none, or when only Spark can measure the target.
     """
     asked = (
         [] if isinstance(plan, Exception) else [p for p in plan.expectations if p.type == AS_BEFORE]

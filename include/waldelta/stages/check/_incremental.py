@@ -1,5 +1,5 @@
-"""What earlier checks know of a target: whether it has changed since all of it was judged, and else
-from which position on.
+"""What earlier checks established about a target: whether it changed since a full check, and from
+which position on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from waldelta.stages.check.measure.row_conditions import is_of_row_alone, snake
 from waldelta.stages.check.suite import Outcome, PlannedExpectation, SuitePlan
 from waldelta.stages.check.suite.plan import AS_BEFORE
 
-# These depend on more than the target's rows, and are judged anew by each check.
+# These depend on more than the target's rows; each check judges them again.
 _NOT_OF_ROWS = (*ON_OTHERS, AS_BEFORE, CAN_BE_JUDGED)
-# Great Expectations' kinds that judge the target's rows, together or one by one, and nothing else.
+# Kinds of Great Expectations that judge only the target's rows, together or one by one.
 _OF_ROWS = (
     "expect_column_",
     "expect_compound_columns_",
@@ -31,17 +31,17 @@ _OF_ROWS = (
     "expect_table_row_count_to_be_between",
     "expect_table_row_count_to_equal",
 )
-# Which begins as one of these.
+# This kind also has one of the prefixes above, but depends on another table.
 _OF_OTHERS = "expect_table_row_count_to_equal_other_table"
 
-# While an expectation isn't met nothing new is known, and each check reads all commits since:
-# beyond, all rows are judged.
+# While an expectation fails, no new result is stored, and each check reads all commits since the
+# last stored one. After more commits than this, all rows are judged.
 MOST_COMMITS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A target as of one version."""
+    """A target's state at one version."""
 
     state: TableState
     version: int
@@ -49,16 +49,17 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the targets that are checked: the latest rows of each, and the newest
-    cut.
+    """What earlier checks established: the latest stored results of each target, and the newest
+    consistent cut.
     """
 
     judged: Mapping[str, Sequence[PassedSuite]] = field(default_factory=dict)
     cut: BatchCut | None = None
 
     def end_of(self, state: TableState, version: int) -> int | None:
-        """The position up to which a version holds all changes, and none behind it; None of
-        versions that aren't the newest cut's.
+        """Returns the position up to which a version contains exactly all changes.
+
+        Returns None for versions that don't belong to the newest cut.
         """
         for target in self.cut.targets if self.cut is not None else ():
             if (target.table_name, target.generation, target.version) == (
@@ -71,7 +72,7 @@ class Known:
 
 
 def suite_of(plan: SuitePlan) -> str:
-    """A digest of the expectations that a target's rows alone decide on."""
+    """Returns a digest of the expectations that depend only on the target's rows."""
     parts = [
         [p.type, p.kwargs, p.severity] for p in plan.expectations if p.type not in _NOT_OF_ROWS
     ]
@@ -79,17 +80,17 @@ def suite_of(plan: SuitePlan) -> str:
 
 
 def are_met(outcomes: Sequence[Outcome]) -> bool:
-    """Whether all of these are met, and none of the suite was refused."""
+    """Returns whether all outcomes that depend on the target's rows are successful."""
     return all(o.success for o in outcomes if o.planned.type not in (*ON_OTHERS, AS_BEFORE))
 
 
 def rest_of(plan: SuitePlan) -> SuitePlan:
-    """What is left to judge of a target that hasn't changed since all of it was."""
+    """Returns the part of a plan that a target needs when it is unchanged since a full check."""
     return replace(plan, expectations=tuple(p for p in plan.expectations if p.type in ON_OTHERS))
 
 
 def is_unchanged_since_full_check(known: Known, at: At, plan: SuitePlan, log: DeltaLog) -> bool:
-    """Whether the rows of a version are those that a full check found to meet all of the suite."""
+    """Returns whether a full check found a version's rows to meet the whole suite."""
     found = next((row for row in known.judged.get(at.state.table_name, ()) if row.whole), None)
     if found is None or plan.refused is not None or not _fits(found, at, plan):
         return False
@@ -102,11 +103,11 @@ def is_unchanged_since_full_check(known: Known, at: At, plan: SuitePlan, log: De
 def changed_since(
     known: Known, at: At, plan: SuitePlan, columns: Sequence[str], log: DeltaLog
 ) -> int | None:
-    """The position from which on rows have changed since all of them were known to meet the suite;
-    None where that can't be told.
+    """Returns the position from which rows have changed since all of them met the suite.
 
-    Between the two versions only applied changes may lie, whose rows carry their position: what was
-    copied, mended or written by others carries an older one, or none.
+    Returns None where that is unknown. Only applied changes may lie between the two versions,
+    because their rows carry their position. Rows that were copied, repaired or written by an
+    external writer carry an older position, or none.
     """
     found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
     if found is None or found.end_lsn is None or not _fits(found, at, plan):
@@ -121,7 +122,7 @@ def changed_since(
     for commit in log.behind(found.version):
         if commit.version > at.version:
             break
-        # What waldelta says first: a large commit has a line for each file.
+        # The verb comes first because a large commit has a line for each file.
         if commit.metadata.get("verb") != "apply" and commit.changes_data:
             return None
         seen = commit.version
@@ -129,8 +130,8 @@ def changed_since(
 
 
 def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
-    """The latest version, up to this one, all of whose rows are known to meet the suite; None where
-    there is none.
+    """Returns the latest version up to this one whose rows are all known to meet the suite, or
+    None.
     """
     found = next(iter(reversed(known.judged.get(at.state.table_name, ()))), None)
     return (
@@ -141,8 +142,9 @@ def met_at(known: Known, at: At, plan: SuitePlan) -> int | None:
 
 
 def _is_of_rows(planned: PlannedExpectation) -> bool:
-    """Whether it says the same of the same rows for ever; of the day, or of other tables, own ones
-    may depend.
+    """Returns whether the expectation's result depends on the rows alone.
+
+    Own expectations may also depend on the current date or on other tables.
     """
     kind, kwargs = snake(planned.type), planned.kwargs
     if planned.origin != "own" or is_of_row_alone(kind, kwargs):

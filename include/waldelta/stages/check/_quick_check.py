@@ -1,11 +1,10 @@
-"""Quick check: a planned suite without Great Expectations, where that can be: one query for all
-that judges rows by themselves.
+"""Quick check: evaluates a planned suite without Great Expectations where that is possible.
 
-Great Expectations costs half a second for each table, whatever its size, and seconds to be
-imported. Here the same is evaluated in one aggregate, beside the question for duplicate keys; small
-targets are read by Arrow, without Spark, where only nulls and keys are asked for. What isn't met,
-or isn't known here, is Great Expectations' to judge and to report, as is every table of a full
-check.
+Great Expectations costs half a second per table, whatever its size, and takes seconds to import.
+The quick check evaluates all row conditions in one Spark aggregate, concurrently with the query for
+duplicate keys. Arrow reads small targets without Spark when the suite only has conditions that
+Arrow evaluates the same way. An expectation that is not met, or not known in this module, is left
+to Great Expectations, and so is every table of a full check.
 """
 
 from __future__ import annotations
@@ -59,7 +58,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A foreign key is judged after few changes where both of its targets together have so many rows.
+# After few changes a foreign key is judged only when both of its targets together have at most this
+# many rows.
 _MOST_ROWS_REFERRED = 1_000_000
 _NOT_MEASURED = (
     "drift: left to the next full check, since the target's log doesn't tell how many rows"
@@ -68,15 +68,16 @@ _NOT_MEASURED = (
 _NOT_NULL = "expect_column_values_to_not_be_null"
 _IN_SET = "expect_column_values_to_be_in_set"
 _OF_VALUES = frozenset({_IN_SET, LENGTHS_BETWEEN, LENGTHS_EQUAL, MATCH_REGEX})
-# Which carry what was found, and whether that is enough.
+# Expectations whose arguments already contain the result.
 _FOUND_BEFORE = (IS_FRESH, ALL_VALUES_KNOWN)
 _OF_NO_VALUES = (COLUMNS_MATCH, REFERENCES_HOLD, AS_BEFORE, *_FOUND_BEFORE)
 _FOR_ARROW = frozenset({KEY_UNIQUE, *_OF_NO_VALUES, _NOT_NULL, *_OF_VALUES})
 
 
 def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = None) -> SourceRules:
-    """The rules without the foreign keys that would be too dear to judge after few changes; these
-    are left to a full check.
+    """Returns the rules without the foreign keys that are too expensive to judge after few changes.
+
+    A full check judges the omitted ones.
     """
     kept, omitted = [], list(rules.omitted)
     for reference in rules.references:
@@ -97,8 +98,10 @@ def affordable(rules: SourceRules, storage_options: Mapping[str, str] | None = N
 
 
 def quick_profile(table: DeltaTable, plan: SuitePlan) -> tuple[Measured | None, SuitePlan] | None:
-    """What is known of a mirror without Spark, where that is asked, and what of the plan is left to
-    judge; None when it isn't as before.
+    """Returns a mirror's profile measured without Spark, and the part of the plan still to judge.
+
+    The profile is None when the plan has no profile expectation or the profile can't be measured.
+    Returns None instead of a pair when the profile differs from earlier ones.
     """
     asked = [planned for planned in plan.expectations if planned.type == AS_BEFORE]
     if not asked:
@@ -121,10 +124,11 @@ def quick_outcomes(
     prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
     since: int | None = None,
 ) -> tuple[Outcome, ...] | None:
-    """What each expectation found, when all are met; None when Great Expectations has to look.
+    """Returns the outcome of each expectation when all are met; None when Great Expectations must
+    run.
 
     ``since``: all rows that haven't changed from that position on are known to meet the suite
-    (``judged_before``).
+    (``changed_since``).
     """
     conditions = _conditions(plan)
     if conditions is None:
@@ -138,7 +142,7 @@ def quick_outcomes(
             return None
         if any(asked.result().rows for asked in prefetched_duplicates.values()):
             return None
-    except Exception as err:  # Great Expectations tells which one it is
+    except Exception as err:  # Great Expectations reports which expectation fails.
         log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
         return None
     return tuple(_met(planned) for planned in plan.expectations if is_judged(planned))
@@ -147,8 +151,9 @@ def quick_outcomes(
 def rest_outcomes(
     plan: SuitePlan, prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]]
 ) -> tuple[Outcome, ...] | None:
-    """What each expectation found, met or not, where all depend on more than the rows
-    (``rest_of``); None when one couldn't be asked.
+    """Returns the outcome, met or not, of each expectation of a plan made by ``rest_of``.
+
+    All of them depend on more than the target's rows. Returns None when one couldn't be evaluated.
     """
     found = []
     for planned in plan.expectations:
@@ -159,7 +164,7 @@ def rest_outcomes(
             continue
         try:
             rows = prefetched_duplicates[tuple(planned.kwargs["columns"])].result().rows
-        except Exception as err:  # Great Expectations tells what it is
+        except Exception as err:  # Great Expectations reports the cause.
             log.info("table=%s isn't checked quickly: %s", plan.table, type(err).__name__)
             return None
         found.append(
@@ -169,8 +174,9 @@ def rest_outcomes(
 
 
 def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
-    """The expectations that judge rows by themselves, by number; None when one isn't known here, or
-    isn't met whatever the rows are.
+    """Returns the row conditions of a plan by expectation number.
+
+    Returns None when an expectation is not known in this module, or fails whatever the rows are.
     """
     conditions: dict[int, RowCondition] = {}
     for number, planned in enumerate(plan.expectations):
@@ -186,7 +192,9 @@ def _conditions(plan: SuitePlan) -> dict[int, RowCondition] | None:
 
 
 def is_known(plan: SuitePlan) -> bool:
-    """Whether ``quick_outcomes`` can tell at all; else nothing needs to be asked for it."""
+    """Returns whether ``quick_outcomes`` can evaluate the plan; if not, nothing needs to be
+    measured.
+    """
     return _conditions(plan) is not None
 
 
@@ -196,8 +204,9 @@ def outcomes_in_driver(
     references: Sequence[Reference] = (),
     storage_options: Mapping[str, str] | None = None,
 ) -> tuple[Outcome, ...] | None:
-    """The same of a small target, by Arrow; None also when Spark has to look. ``references`` are
-    the plan's.
+    """Does the same as ``quick_outcomes`` for a small target, by Arrow.
+
+    Returns None also when Spark is needed. ``references`` are the plan's foreign keys.
     """
     if not all(_is_for_arrow(planned) for planned in plan.expectations):
         return None
@@ -236,8 +245,9 @@ def _read_small(table: DeltaTable, plan: SuitePlan) -> pa.Table | None:
 
 
 def _spark_name(kind: object) -> str:
-    """A Delta type as Spark's simpleString; of nested ones what is no type here, so that Spark
-    looks.
+    """Returns the name of a Delta type in Spark's ``simpleString``.
+
+    Nested types return "nested", which matches no recorded type, so that Spark checks the columns.
     """
     name = getattr(kind, "type", None)
     names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
@@ -249,16 +259,14 @@ def _spark_name(kind: object) -> str:
 
 
 def _is_for_arrow(planned: PlannedExpectation) -> bool:
-    """Whether Arrow says the same of it as Spark would, without any of the details that Spark
-    knows.
-    """
+    """Returns whether Arrow returns the same result as Spark, without Spark's details."""
     if planned.origin == "own":
         return False
     return planned.suffices is not None or planned.type in _FOR_ARROW
 
 
 def _read_for(planned: PlannedExpectation) -> list[str]:
-    """The columns that are read to judge it."""
+    """Returns the columns that are read to judge the expectation."""
     if planned.type in _OF_NO_VALUES:
         return []
     if planned.type == KEY_UNIQUE:
@@ -267,7 +275,7 @@ def _read_for(planned: PlannedExpectation) -> list[str]:
 
 
 def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
-    if planned.type in _OF_NO_VALUES:  # the others were looked at before
+    if planned.type in _OF_NO_VALUES:  # Those without ``is_met`` were evaluated before.
         return bool(planned.kwargs.get("is_met", True))
     if planned.type == KEY_UNIQUE:
         return not _has_duplicates(rows, planned.kwargs["columns"])
@@ -278,8 +286,8 @@ def _is_met_by(rows: pa.Table, planned: PlannedExpectation) -> bool:
 
 
 def _meets(values: pa.ChunkedArray, planned: PlannedExpectation) -> pa.ChunkedArray:
-    """Which values meet what the source's types say; arguments as ``expectation_suite`` plans
-    them.
+    """Returns which values meet the rules of the source's types, with arguments as
+    ``expectation_suite`` plans them.
     """
     kwargs = planned.kwargs
     if planned.type == _IN_SET:
@@ -316,7 +324,9 @@ def _columns_match(frame: DataFrame, plan: SuitePlan) -> bool:
 
 
 def _of_rows_alone(plan: SuitePlan) -> set[int]:
-    """The expectations, by number, that a row which met them meets for ever."""
+    """Returns the numbers of the expectations that an unchanged row meets for ever once it met
+    them.
+    """
     return {
         number
         for number, planned in enumerate(plan.expectations)
@@ -329,8 +339,10 @@ def _all_are_met(
     conditions: Mapping[int, RowCondition],
     changed: tuple[int, set[int]] | None = None,
 ) -> bool:
-    """Judge rows that changed since then by what depends on them alone; shares of rows, and what
-    the day decides on, by all of them.
+    """Returns whether all conditions are met.
+
+    Conditions that depend on the row alone are evaluated on rows that changed since the given
+    position. Conditions on a share of rows or on the current date are evaluated on all rows.
     """
     if changed is None:
         return not conditions or _are_met(frame, conditions)

@@ -1,5 +1,5 @@
-"""What a check found goes into the lake's bookkeeping: results, profiles, and which suites all rows
-of a target meet; and into the log.
+"""Records what a check found in the ledger and the log: results, profiles, and the suites that all
+rows of a target meet.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def keep_report(
     states: Mapping[str, TableState],
     since: datetime | None = None,
 ) -> None:
-    """Enter all of it; ``known`` is what the check knew before, ``states`` the targets'.
+    """Record the whole report; ``known`` is what the check knew before, ``states`` the targets'
+    states.
 
-    ``since``: of what a run has judged at a later version since then, nothing is entered as found,
-    for that is the last word.
+    ``since``: results that other runs recorded since then for a later version are newer, so this
+    check's results for these tables are not recorded.
     """
     at = now()
     later = _record(ledger, report, at, since)
@@ -50,7 +51,7 @@ def keep_report(
 def _record(
     ledger: Ledger, report: QualityReport, at: datetime, since: datetime | None
 ) -> dict[str, int]:
-    """Returns the versions that others have judged since then."""
+    """Record the results, and return the versions that other runs have checked since ``since``."""
     later: dict[str, int] = {}
     after: Newest | None = None
     if since is not None:
@@ -83,8 +84,9 @@ def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVe
 
 
 def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, int]) -> None:
-    """Rows that lack values were counted when the check began: who has discarded or read some again
-    since has told that already.
+    """Record how many rows lack values, as counted when the check began.
+
+    Tables checked at a later version are skipped: that check recorded its own, newer count.
     """
     told = {
         verdict.table: outcome.planned.kwargs["observed"]

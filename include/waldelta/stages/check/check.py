@@ -1,9 +1,9 @@
-"""The check stage: run every target's expectations on the version the run has left, keep results
-and report.
+"""The check stage: evaluates every target's expectations on the run's version, and writes results
+and reports.
 
-Nothing here raises for a failed expectation; ``QualityReport.raise_if_critical`` does, after all is
-written. Great Expectations is imported only when there is something to check, and while the targets
-are being looked at.
+A failed expectation raises nothing in this module: ``QualityReport.raise_if_critical`` raises after
+all results are written. Great Expectations is imported only when it is needed, concurrently with
+the first measurements of the targets.
 """
 
 from __future__ import annotations
@@ -92,35 +92,35 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a run has made of its targets: the Delta versions it has left them at, and which it
-    changed so little that their check is quick.
+    """A run's effect on its targets: the Delta versions it wrote, and which targets get a quick
+    check.
 
-    Of those only targets get a page that don't meet an expectation, or have one that only Great
-    Expectations knows.
+    A quick-checked target gets a report page only when it fails an expectation, or has an
+    expectation that only Great Expectations can evaluate.
     """
 
     versions: Mapping[str, int] = field(default_factory=dict)
     quick: frozenset[str] = frozenset()
-    # What the tables that feed them make sure of, by target.
+    # By target: what the constraints of its source tables guarantee.
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
-    # What earlier runs measured of them, by target.
+    # By target: what earlier runs measured.
     before: Mapping[str, Before] = field(default_factory=dict)
-    # What earlier checks know of them.
+    # What earlier checks established about the targets.
     known: Known = field(default_factory=Known)
-    # Of a target that hasn't changed since a full check found its suite met, only what depends on
-    # others is judged.
+    # True for a scheduled full check. A target that is unchanged since a full check found its suite
+    # met is then judged only by expectations that depend on other data.
     is_upkeep: bool = False
-    # Runs may go on beside the check, and find more than it does.
+    # True when other runs may go on during this check, and may record newer results.
     is_concurrent: bool = False
 
     def rules_of(self, target: CheckedTarget) -> SourceRules:
-        """What is known of a target's rows besides."""
+        """Returns the source rules of a target."""
         return self.rules[target.state.table_name]
 
 
 @dataclass(frozen=True, slots=True)
 class _Validated:
-    """A target's plan and result, the seconds it took, and what was measured meanwhile."""
+    """A target with its suite plan, validation result, duration in seconds and measured profile."""
 
     target: CheckedTarget
     plan: SuitePlan
@@ -139,10 +139,10 @@ def check(
 ) -> QualityReport:
     """Check the given targets, or all that have been synced, and write results and report.
 
-    ``outcome`` is what the run has made of its targets; others are checked as they are now. A
-    target that can't be judged, or own expectations that are refused, are that target's failure:
-    the others are judged, recorded and reported. Without a folder for reports there are no pages,
-    and all else is as with one.
+    ``outcome`` describes what the run did to its targets; without it the current versions are
+    checked. If a target can't be judged, or its own expectations are refused, only that target
+    fails: the others are still judged, recorded and reported. Without a folder for reports the
+    check writes no pages; everything else is the same.
     """
     began, outcome = now(), outcome or RunOutcome()
     profiles = Profiles(ledger.root, ledger.storage_options)
@@ -161,7 +161,7 @@ def check(
     unknown = Quarantine(ledger.root, ledger.storage_options).unknown_counts(
         {n: states[n].generation for n in wanted}
     )
-    # The source's are lacking where it couldn't be asked.
+    # A target has no rules when the source could not be queried.
     rules = {
         n: replace(outcome.rules.get(n, SourceRules()), unknown_rows=unknown.get(n, 0))
         for n in wanted
@@ -214,8 +214,8 @@ def check(
         both = sorted([*lost, *met, *verdicts], key=lambda verdict: verdict.table)
         report = QualityReport(run_id, tuple(both), index, tuple(own.unused))
     fault_point("check.reported")
-    # A run judges what it has left while it is the only one; others look at all targets beside it,
-    # for long.
+    # A run checks its own versions while no other run is active. A separate check of all targets
+    # takes long, and runs may record newer results during it.
     keep_report(
         ledger,
         report,
@@ -233,8 +233,10 @@ def _quick(
     targets: Sequence[CheckedTarget],
     suites: tuple[OwnSuites, RunOutcome],
 ) -> tuple[list[TableVerdict], list[CheckedTarget]]:
-    """The verdicts on those of the quick targets that meet everything or are settled, and the
-    targets that are left.
+    """Returns the verdicts of the quick check, and the targets that need a full check.
+
+    A target has a quick verdict when it meets its whole suite, or when it is unchanged since a full
+    check found the suite met.
     """
     options, left = ledger.storage_options, suites[1]
     judge = partial(
@@ -244,7 +246,7 @@ def _quick(
     def check_quickly(session: SparkSession, target: CheckedTarget) -> TableVerdict | None:
         try:
             return judge(session, target)
-        except Exception as err:  # the check without haste tells what it is
+        except Exception as err:  # The full check reports the cause.
             log.info(
                 "table=%s isn't checked quickly: %s", target.state.table_name, type(err).__name__
             )
@@ -263,8 +265,9 @@ def _quick_verdict(
     session: SparkSession,
     target: CheckedTarget,
 ) -> TableVerdict | None:
-    """The verdict on a target that few changes left as its suite asks for; None when Great
-    Expectations has to look.
+    """Returns the verdict on a target that the run changed little.
+
+    Returns None when Great Expectations must evaluate the suite.
     """
     started = time.monotonic()
     left = suites[1]
@@ -286,7 +289,7 @@ def _quick_verdict(
         return None
     digest = suite_of(suite) if plan.refused is None else None
     found, seconds = (*found, *_refused(plan.refused)), time.monotonic() - started
-    # Where nothing was known before, nothing was left out.
+    # Without an earlier result the check covered all rows.
     whole = met is None and since is None
     return TableVerdict(
         plan.table,
@@ -308,8 +311,9 @@ def _rest_verdict(
     session: SparkSession,
     target: CheckedTarget,
 ) -> TableVerdict | None:
-    """The verdict on a target that is settled, met or not, of what depends on others; None when it
-    isn't settled.
+    """Returns the verdict of the expectations that depend on other data, met or not.
+
+    Returns None when the target has changed since its last full check.
     """
     started = time.monotonic()
     left = suites[1]
@@ -343,11 +347,11 @@ def _targets(
     versions: Mapping[str, int],
     cut: BatchCut | None,
 ) -> tuple[list[CheckedTarget], list[TableVerdict]]:
-    """The targets at the versions given, else as they are; and verdicts on those that aren't there,
-    can't be opened, or can't be read without harm.
+    """Returns the targets at the given versions, else at their current ones, and failed verdicts.
 
-    Not as the latest cut has them: while one table stays behind there are no new cuts, and what a
-    verdict says of an old version would be taken for the last word.
+    A target fails when it is missing or can't be opened or read safely. The versions of the latest
+    consistent cut are not used: while one table lags there is no new cut, and a verdict on an old
+    version would be taken as the current one.
     """
 
     def open_one(state: TableState) -> CheckedTarget | TableVerdict:
@@ -370,7 +374,7 @@ def _targets(
 def _without_references(
     rules: Mapping[str, SourceRules], lost: AbstractSet[str]
 ) -> dict[str, SourceRules]:
-    """The same without foreign keys to or from targets that can't be read."""
+    """Returns the rules without foreign keys to or from targets that can't be read."""
 
     def can_be_judged(reference: Reference) -> bool:
         return lost.isdisjoint((reference.referring.table, reference.referenced.table))
@@ -393,7 +397,7 @@ def _current_version(ledger: Ledger, table: str, uri: str) -> int:
 
 
 def _failed(table: str, version: int | None, err: Exception) -> TableVerdict:
-    """The verdict on a target that couldn't be judged at all."""
+    """Returns the verdict on a target that couldn't be judged at all."""
     named = err if isinstance(err, WaldeltaError) else unexpected_error(table, err)
     log.error("table=%s couldn't be checked: %s", table, named)
     return TableVerdict(table, version, (unchecked(named),), (), None, 0.0)
@@ -406,7 +410,7 @@ def _refused(err: ConfigError | None) -> list[Outcome]:
 def _plan(
     spark: SparkSession, target: CheckedTarget, suites: tuple[OwnSuites, RunOutcome]
 ) -> SuitePlan | Exception:
-    """The suite of a target, or why there is none."""
+    """Returns a target's suite plan, or the exception that prevented it."""
     try:
         return _suite(target, target.frame(spark).columns, suites, suites[1].rules_of(target))
     except Exception as err:
@@ -503,7 +507,7 @@ def _run(
 
 
 def _index(folder: Path | None) -> Path | None:
-    """The index of all reports, where earlier checks have left one."""
+    """Returns the index page of all reports, or None when no check has written one."""
     index = folder / "index.html" if folder is not None else None
     return index if index is not None and index.exists() else None
 
@@ -511,7 +515,7 @@ def _index(folder: Path | None) -> Path | None:
 def _about(
     pipeline: PipelineFile, run_id: str, target: CheckedTarget, plan: SuitePlan
 ) -> dict[str, str]:
-    """What the page says about the data it judges."""
+    """Returns what the report page says about the data it judges."""
     about = {
         "pipeline": pipeline.pipeline,
         "table": plan.table,
@@ -527,7 +531,7 @@ def _about(
 def _before(
     pipeline: PipelineFile, profiles: Profiles, tables: Sequence[str], run_id: str
 ) -> dict[str, Before]:
-    """What earlier runs measured of these targets; of none where drift isn't looked for."""
+    """Returns what earlier runs measured of these targets; empty when profile anomalies are off."""
     wanted = pipeline.quality.drift
     if not wanted.enabled:
         return {}

@@ -1,7 +1,7 @@
-"""Quick targets: those that a run left mostly as they were, or that are too many, so that they are
-checked without Great Expectations.
+"""Quick targets: targets that are checked without Great Expectations, because the run changed them
+little or synced too many of them.
 
-They get a page only when an expectation isn't met (``quick_check``).
+They get a report page only when an expectation fails (``_quick_check``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from waldelta.pipeline.targets.watermarks import uri_of
 
 log = logging.getLogger(__name__)
 
-# So many changes are few, or as many as this share of the target's rows.
+# Up to this many changes, or this share of the target's rows, count as few.
 _FEW, _SHARE = 10_000, 0.1
-# Of more tables copied at once: Great Expectations takes a second for each.
+# A sync of more tables than this uses quick checks: Great Expectations takes a second per table.
 _MOST_PAGES = 20
 
 
 def quick_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[str]:
-    """Which of these tables' targets are checked quickly, where what they hold allows it."""
+    """Returns the tables whose targets get a quick check, if it can evaluate them."""
     if result.verb == "sync":
         return list(tables) if len(tables) > _MOST_PAGES else []
     if result.verb not in ("consume", "quarantine"):
@@ -47,7 +47,7 @@ def quick_targets(job: Job, result: RunResult, tables: Sequence[str]) -> list[st
 def is_little(
     changes: int, uri: str, version: int | None, storage_options: Mapping[str, str] | None = None
 ) -> bool:
-    """Whether so many changes have left a target's version mostly as it was."""
+    """Returns whether this number of changes leaves a target's version mostly as it was."""
     if changes <= _FEW:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Drain: bite by bite, land and consume the slot up to where the server stood when the run
+"""Drain: lands and consumes the slot in read windows, up to the server's position when the run
 began.
 """
 
@@ -47,14 +47,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What the server may manage with less to read at once.
+# Errors that the server may avoid with a smaller read window.
 _SMALLER = (PeekTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
 
 
 @dataclass
 class Drained:
-    """What a drain landed: all of the WAL from ``start`` to ``end``; the slot may stand up to one
-    WAL file before ``end``.
+    """What a drain landed: all of the WAL from ``start`` to ``end``.
+
+    The slot may be up to one WAL file before ``end``.
     """
 
     start: Lsn
@@ -63,16 +64,16 @@ class Drained:
     seconds_landing: float = 0.0
     seconds_consuming: float = 0.0
     bill: SourceBill = field(default_factory=SourceBill)
-    # What PostgreSQL can't decode, in front of which all has landed.
+    # The change that PostgreSQL can't decode; everything before it has landed.
     unreadable: SlotUnreadable | None = None
 
     @property
     def changes(self) -> int:
-        """Row changes landed."""
+        """Returns the number of row changes landed."""
         return sum(batch.transactions.changes for batch in self.batches)
 
     def before(self, later: Drained) -> Drained:
-        """What both landed, this one first."""
+        """Returns what both landed, this one first."""
         bill = SourceBill()
         for drained in (self, later):
             bill.add(drained.bill)
@@ -87,7 +88,7 @@ class Drained:
         )
 
     def check_read(self) -> None:
-        """Raises SlotUnreadable when the slot could not be read to the end."""
+        """Raise SlotUnreadable when the slot could not be read to the end."""
         if self.unreadable is not None:
             raise self.unreadable
 
@@ -98,14 +99,13 @@ def drain(
     check_lock: Callable[[], None] = lambda: None,
     on_landed: Callable[[Landed], object] = lambda _: None,
 ) -> Drained:
-    """Land and consume everything up to the present end of the server's WAL; of a standby's, up to
-    what it has replayed.
+    """Land and consume everything up to the current end of the server's WAL.
 
-    The caller holds the slot's lock; ``check_lock`` raises LockHeld when it was lost, and is asked
-    before each effect. ``on_landed`` is called with each batch that is landed and consumed, unless
-    there is nothing left to land. What PostgreSQL can't decode ends it: see ``unreadable`` of what
-    it returns. Raises TargetNotWritable before anything is read from the slot, as far as the
-    machine of the driver can tell.
+    On a standby that is what it has replayed. The caller has the slot's lock; ``check_lock`` raises
+    LockHeld when it was lost, and is called before each effect. ``on_landed`` is called with each
+    landed and consumed batch, unless nothing is left to land. A change that PostgreSQL can't decode
+    ends the drain: see ``unreadable`` of the result. Raises TargetNotWritable before anything is
+    read from the slot, as far as the driver's machine can detect it.
     """
     identity = job.slot_identity()
     check_writable(job.pipeline.target.root)
@@ -114,7 +114,7 @@ def drain(
         server = slot_position(connection, job)
         meter = SlotMeter(connection, identity.slot)
         recovered = recover(connection, job, identity, change_log, server)
-        # Only then: one that was lost is to be brought back.
+        # Created only now, because a change log that was lost must be restored first.
         change_log.create(LANDING_SCHEMA)
         position, batch, identity = recovered.confirmed, recovered.next_batch, recovered.identity
         drained, bites, reading, limit = (
@@ -155,8 +155,8 @@ def drain(
                 break
             reading.answered()
             is_cut_off = bound.upto_nchanges is not None and times.messages >= bound.upto_nchanges
-            # A call that was cut off before any transaction had ended, by nothing but discarded
-            # messages, has to bring more.
+            # A call that was cut off before any transaction had ended, by discarded messages only,
+            # must return more.
             limit = (
                 2 * limit
                 if limit is not None and is_cut_off and not landed.end_lsn
@@ -175,7 +175,7 @@ def drain(
                 meter.add(moves(job.pipeline.source), restart, Lsn(landed.end_lsn))
             position = _consume_one(connection, job, meter, identity, landed, position)
             drained.end = position
-            if not is_cut_off:  # all of the window was read
+            if not is_cut_off:  # All of the read window was read.
                 drained.end = max(position, upto)
                 if server.must_move(position, upto):
                     meter.add(1, meter.restart(), upto)
@@ -197,8 +197,9 @@ def _read_otherwise(
     meter: SlotMeter,
     check_standbys: Callable[[], None],
 ) -> SlotUnreadable | None:
-    """Have the next call read less after one that failed, or return what PostgreSQL can't decode;
-    else raise ``err``.
+    """Have the next call read less after one that failed, or return what PostgreSQL can't decode.
+
+    Raises ``err`` otherwise.
     """
     try:
         if not isinstance(err, _SMALLER):
@@ -212,8 +213,9 @@ def _read_otherwise(
 def _take_less(
     err: SourceError, bites: ReadWindows, meter: SlotMeter, check_standbys: Callable[[], None]
 ) -> None:
-    """Make the next bite smaller after one that the server couldn't answer; raises where none is
-    left to try, or that isn't what it takes.
+    """Make the next read window smaller after one that the server couldn't answer.
+
+    Raises where no smaller one is left, or a smaller one wouldn't help.
     """
     if isinstance(err, PeekTimeout):
         check_standbys()
@@ -221,7 +223,7 @@ def _take_less(
         bites.timed_out()
         return
     log.warning("%s", err)
-    if isinstance(err, StandbyAway):  # a shorter read may end before replay asks for the way
+    if isinstance(err, StandbyAway):  # A shorter read may end before replay conflicts with it.
         has_narrowed = bites.ended_by_replay()
     else:
         has_narrowed = bites.lacks_room(is_disk_full=isinstance(err, SourceDiskFull))
@@ -260,7 +262,7 @@ def _consume_one(
     landed: Landed,
     position: Lsn,
 ) -> Lsn:
-    """Move the slot past the batch; returns where it stands then."""
+    """Move the slot past the batch; returns its new position."""
     if not landed.end_lsn:
         return position
     end = Lsn(landed.end_lsn)
@@ -279,9 +281,7 @@ def _consume_one(
 def _pass_over(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity, upto: Lsn
 ) -> Lsn:
-    """Move the slot over WAL that was read and holds nothing for us; returns where it stands
-    then.
-    """
+    """Move the slot over WAL that was read and has nothing to land; returns its new position."""
     move_idle_slot(
         connection,
         job.pipeline.source.slot,

@@ -1,8 +1,8 @@
-"""A look at the slot without Spark: is there anything for us? If not, it is moved, so that it holds
-no WAL back.
+"""Idle check: looks without Spark whether the slot has changes for this pipeline. If not, it moves
+the slot, so that it keeps no WAL.
 
-It is moved when that frees a WAL file, or may: each move is recorded durably, and smaller ones
-would free nothing.
+The slot is moved only when that frees a WAL file, or may: each move is recorded durably, and
+smaller ones would free nothing.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from waldelta.slot.verify.slot_count import first_message
 
 log = logging.getLogger(__name__)
 
-# A look is to be short: what takes longer to read is what Spark's stages are for. Airflow's task
+# An idle check must be short: what takes longer to read is left to Spark's stages. Airflow's task
 # allows more.
 IDLE_CHECK_BUDGET_S = 120.0
 # Reading a row filter takes a lock on its table.
 _LOCK_TIMEOUT_S = 1.0
-# Of each statement before that: at the most two of them take long.
+# Limit of each earlier statement: at most two of them take long.
 _STATEMENT_TIMEOUT_S = IDLE_CHECK_BUDGET_S / 2
 
 
 @dataclass(frozen=True, slots=True)
 class IdleCheck:
-    """What a look found; ``moved_to`` when the slot was moved over WAL without anything for us.
+    """The result of an idle check; ``moved_to`` when the slot was moved over WAL without changes.
 
-    ``lag_bytes`` is what the slot is behind now. A slot without changes stays up to one WAL file
-    behind. ``critical`` is what was critical of the slot before.
+    ``lag_bytes`` is the slot's current lag. A slot without changes lags by up to one WAL file.
+    ``critical`` are critical warnings about the slot before the check.
     """
 
     has_work: bool
@@ -83,9 +83,9 @@ class IdleCheck:
 
 @private_files()
 def check_idle(job: Job) -> IdleCheck:
-    """Say whether a run is worth starting Spark for; moves an idle slot.
+    """Returns whether a run is worth starting Spark; moves an idle slot.
 
-    Raises the errors of a slot that is missing, lost, foreign, ahead of everything we ever
+    Raises the errors of a slot that is missing, lost, foreign, ahead of everything this pipeline
     consumed, or whose next transaction can't be decoded.
     """
     source, ledger = job.pipeline.source, job.ledger
@@ -144,8 +144,9 @@ def _reason_to_run(
     span: tuple[Lsn, Lsn],
     timeout_s: float,
 ) -> str | None:
-    """Changes for us in a stretch of WAL, or more WAL than can be looked through in time; None when
-    there is nothing.
+    """Returns why a range of WAL is a reason to run; None when it has nothing.
+
+    It is a reason when it has changes, or is too large to check in time.
     """
     between = f"between {span[0]} and {span[1]}"
     too_much = (
@@ -155,26 +156,27 @@ def _reason_to_run(
     if timeout_s <= 0:
         return too_much
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
-    # Without streaming: an open transaction alone is no work, however large.
+    # Without streaming, because an open transaction alone is no work, however large.
     source = whole(job.pipeline.source)
     try:
         with limited(connection, "statement_timeout", timeout_s):
             found = first_message(connection, source, span[1])
     except (psycopg.errors.QueryCanceled, *NO_ROOM):
-        return too_much  # landing takes smaller bites until it goes, or says what it lacks
+        # Landing reads smaller windows until it succeeds, or reports what is missing.
+        return too_much
     except (psycopg.errors.UndefinedObject, psycopg.errors.ObjectInUse) as err:
         raise peek_error(source.slot, str(err)) from None
-    except (
-        psycopg.Error
-    ) as err:  # of the first transaction, or of one behind messages that are discarded
+    except psycopg.Error as err:
+        # The error may be of the first transaction, or of one after messages that are discarded.
         check_next(job, err, PeekBound(span[1], 1, timeout_s, 0))
         return f"changes {between}"
     return f"changes {between}" if found is not None else None
 
 
 def _needs_other_request(job: Job, change_log: ChangeLog) -> str | None:
-    """Why a run is to move the slot, which tells by what the WAL was read: else what was passed
-    over counts as read like the last batch.
+    """Returns why a run must move the slot, because it records a new read request.
+
+    Otherwise, the skipped WAL would count as read with the last batch's publications and options.
     """
     last = change_log.last_batch()
     if last is None or ReadRequest.read(
@@ -191,10 +193,10 @@ def _work_or_unknown(
     change_log: ChangeLog,
     oldest_xid: int,
 ) -> str | None:
-    """Why a run is worth it whatever the slot holds, be it that this can't be told.
+    """Returns why a run is needed whatever the slot has, also when that is unknown.
 
-    Whatever is wrong with a table or its target, a run says by name; what waits in the slot doesn't
-    wait for that.
+    A run reports problems of a table or its target by name. Changes pending in the slot must not
+    wait for these.
     """
     try:
         with limited(connection, "statement_timeout", _STATEMENT_TIMEOUT_S):
@@ -213,12 +215,12 @@ def _remaining_work(
     change_log: ChangeLog,
     oldest_xid: int,
 ) -> str | None:
-    """Why a run is worth it whatever the slot holds; enters into the ledger what isn't published
-    any more.
+    """Returns why a run is needed whatever the slot has; records tables that left the publications.
 
-    ``oldest_xid`` is the oldest transaction that runs as the slot's server has it.
+    ``oldest_xid`` is the oldest running transaction according to the slot's server.
     """
-    if _has_unreported(job):  # asked before what has left is recorded, of which a run tells then
+    # This is checked before removed tables are recorded, because a run then reports those.
+    if _has_unreported(job):
         return "a run ended before it told what it applied"
     published, locked = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
@@ -244,8 +246,8 @@ def _remaining_work(
         for state in replicated
     ]
     replicated = [state for state, _ in found]
-    # Of what may not have landed a run couldn't judge either, and would be started for nothing
-    # until it has.
+    # A run couldn't judge what may not have landed either, and would be started for nothing until
+    # then.
     catalog_tables = with_truncated(
         connection, replicated, {state.table_name: table for state, table in found}, oldest_xid
     )
@@ -265,10 +267,10 @@ def _remaining_work(
 
 
 def _has_unreported(job: Job) -> bool:
-    """Whether no run has told, and so checked and announced, what the newest cut's batch brought.
+    """Returns whether no run has reported, and so checked and announced, the newest cut's batch.
 
-    A run that fails or is killed while it lands may have applied steps by then. Once results are
-    forgotten, a run that finds nothing to tell is the next one that has told.
+    A run that fails or is killed while landing may have applied some batches. After old results are
+    pruned, a run that finds nothing to report counts as the next one that has reported.
     """
     cut = job.ledger.last_cut()
     return cut is not None and not job.ledger.is_reported(cut)
@@ -282,9 +284,7 @@ def _drifted(
     catalog_tables: Mapping[str, CatalogTable],
     locked: Collection[int],
 ) -> list[str]:
-    """Targets whose drift a run would mend, or hasn't told yet; what is locked now, a later look
-    judges.
-    """
+    """Returns targets whose drift a run would repair or hasn't reported; locked ones come later."""
     if not replicated:
         return []
     targets = {
@@ -309,7 +309,7 @@ def _drifted(
 def _behind(
     job: Job, identity: SlotIdentity, change_log: ChangeLog, replicated: Sequence[TableState]
 ) -> list[str]:
-    """Targets that haven't applied everything that was landed for them."""
+    """Returns targets that haven't applied everything that was landed for them."""
     last = change_log.last_batch()
     if last is None:
         return []
@@ -326,7 +326,7 @@ def _is_behind(watermarks: Watermarks, change_log: ChangeLog, state: TableState,
     try:
         applied = watermarks.of(state)
     except StateError:
-        # Apply says by name that this target is gone; the slot's work must not wait for it.
+        # Apply reports by name that this target is gone; the slot's work must not wait for it.
         return True
     snapshot = Snapshot.parse(state.snapshot)
     if applied >= last:

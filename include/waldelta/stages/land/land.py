@@ -1,5 +1,5 @@
-"""Land: one bite of the slot becomes one batch of the change log, raw messages with their
-envelope.
+"""Land: appends one read window of the slot to the change log as a batch of raw messages with their
+envelopes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from waldelta.spark.write_errors import change_log_write_error
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What the task tells: its file, all null when nothing came, how long the peek took, and what it
-# failed by.
+# The task's result: its file (all null when no message came), the peek's duration, and its error.
 _WRITTEN = pa.schema(
     [
         ("path", pa.string()),
@@ -40,7 +39,7 @@ _WRITTEN = pa.schema(
         ("total_s", pa.float64()),
         ("messages", pa.int64()),
         ("failed", pa.string()),
-        # The message that can't be read, when it failed by one.
+        # The unreadable message, when the task failed by one.
         ("id", pa.string()),
         ("lsn", pa.int64()),
         ("xid", pa.int64()),
@@ -59,14 +58,13 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
     batch: int,
     check_read: Callable[[], None] = lambda: None,
 ) -> PeekTimes:
-    """Peek up to ``bound`` in one Spark task, which writes what came as a file, and commit it as
-    ``batch``; durable when it returns.
+    """Peek up to ``bound`` in one Spark task that writes a file, and commit the file as ``batch``.
 
-    Returns how long the peek took. Messages never become Spark's rows: that cost more than to
-    decode them. ``check_read`` is asked before the commit, and raises when what was read isn't to
-    land. Raises what the task raised: SlotInUse, PeekTimeout, DecodeError with the message, or
-    TargetNotWritable (nothing is landed then, the slot keeps everything); LateWriter when another
-    run has landed the batch.
+    The batch is durable on return. Returns the peek's duration. Messages never become Spark's rows,
+    which would cost more than decoding them. ``check_read`` is called before the commit, and raises
+    when what was read must not land. Raises the task's error: SlotInUse, PeekTimeout, DecodeError
+    with the message, or TargetNotWritable (nothing is landed then, and the slot keeps everything);
+    LateWriter when another run has landed the batch.
     """
 
     def read(_: int) -> pa.Table:
@@ -74,7 +72,7 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         try:
             file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
         except OSError as err:
-            # Raised, Spark would have it peeked again, to find as little room.
+            # If this were raised, Spark would peek again and find no more disk space.
             return pa.Table.from_pylist([{"failed": task_error(err)}], schema=_WRITTEN)
         except DecodeError as err:
             if err.unread is None:
@@ -100,8 +98,8 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         if row.failed is not None:
             raise OSError(row.failed)
     except Exception as err:
-        # The task's own error, not Spark's account of it: a bite that took too long is taken again,
-        # smaller.
+        # The task's own error is raised, not Spark's, because a read window that timed out is
+        # retried with a smaller one.
         named = named_error(err)
         if isinstance(named, DecodeError) and row is not None and row.raw is not None:
             named.unread = UnreadMessage(

@@ -1,6 +1,4 @@
-"""Stage land: reads what the slot holds up to now into the change log, and records the slot as it
-was found.
-"""
+"""Stage land: lands what the slot has up to now in the change log, and records the slot's state."""
 
 from __future__ import annotations
 
@@ -36,11 +34,10 @@ def land_to_now(
     stage: StageResult,
     on_landed: Callable[[Landed], object],
 ) -> None:
-    """Land and consume up to the server's present position, and add what was found of slot and
-    server to the result.
+    """Land and consume up to the server's current position; add the state of slot and server.
 
-    ``on_landed`` is called with each batch that landed. Of what PostgreSQL can't decode, the result
-    says so (``result.unreadable``): what is in front of it has landed.
+    ``on_landed`` is called with each landed batch. If PostgreSQL can't decode a change,
+    ``result.unreadable`` has the error; everything before that change has landed.
     """
     from waldelta.stages.land.drain import drain
 
@@ -52,7 +49,8 @@ def land_to_now(
                 job.connect_slot("health", primary) as connection,
             ):
                 asked = now()
-                # Where the slot's state tells nothing: a standby, another cluster.
+                # The servers are compared first: on a standby or another cluster the slot's state
+                # means nothing.
                 server = slot_position(connection, job, primary)
                 check_system(job.slot_identity(), server)
                 landed_as_of = read_oldest_xid(connection)
@@ -71,11 +69,11 @@ def land_to_now(
             result.warnings += [
                 f"when the run began, {text}" for text in log_warnings(found)
             ] + uncompared
-            lock.check()  # what comes first may end another run's reader, and move the slot
+            lock.check()  # The next statements may end another run's reader, and move the slot.
             drained = drain(spark, job, lock.check, on_landed)
             drained.check_read()
     except SlotUnreadable as err:
-        # What landed in front of it is applied first; the apply stage raises the error then.
+        # What landed before it is applied first; the apply stage then raises the error.
         log.error("%s", err)
         result.unreadable, result.as_of, landed_as_of = str(err), None, 0
     result.landed_as_of = landed_as_of

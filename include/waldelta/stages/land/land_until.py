@@ -1,7 +1,7 @@
-"""Land through: land on until everything that a snapshot sees is in the change log.
+"""Land through: continues landing until everything that a snapshot sees is in the change log.
 
-A snapshot holds back vacuum on the whole server. So a backlog is landed before it is taken, and
-what is left, while it is held.
+A snapshot delays vacuum on the whole server. So a backlog is landed before it is taken, and only
+the rest while it is open.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SLOT_LOCK_TIMEOUT_S = 30.0
 
 
 def land_backlog(spark: SparkSession, job: Job) -> Drained:
-    """Land what waits in the slot; raises SlotUnreadable behind what landed when PostgreSQL can't
-    decode all of it.
+    """Land what is pending in the slot.
+
+    Raises SlotUnreadable, after landing what precedes it, when PostgreSQL can't decode a change.
     """
     with _slot_lock(job) as lock:
         return _drain(spark, job, lock)
 
 
 def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
-    """Land until the change log holds everything up to ``needed``, where the last record ends that
-    a snapshot sees.
+    """Land until the change log has everything up to ``needed``, the last position a snapshot sees.
 
     Raises SlotUnreadable as land_backlog() does.
     """
@@ -45,8 +45,8 @@ def land_through(spark: SparkSession, job: Job, needed: Lsn) -> Drained:
         if drained.end < needed:
             _have_wal_flushed(job)
         while drained.end < needed:
-            # With synchronous_commit = off a commit is seen before it is flushed, and only what is
-            # flushed is decoded; of a standby, what it has replayed.
+            # With synchronous_commit = off a commit is visible before it is flushed, and only
+            # flushed WAL is decoded; on a standby, only replayed WAL.
             if time.monotonic() > deadline:
                 if job.pipeline.source.read_from is not None:
                     raise StandbyAway(
@@ -80,7 +80,7 @@ def _drain(spark: SparkSession, job: Job, lock: AdvisoryLock) -> Drained:
 
 @contextmanager
 def _slot_lock(job: Job) -> Iterator[AdvisoryLock]:
-    """The slot's lock, which a look or maintenance may have for a moment."""
+    """Acquire the slot's lock, which an idle check or maintenance may have briefly."""
     patient = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(LockHeld),
         stop=tenacity.stop_after_delay(SLOT_LOCK_TIMEOUT_S),

@@ -1,5 +1,5 @@
-"""Compacts and vacuums a target, removes what killed runs left, prunes change log, ledger and
-reports.
+"""Compacts and vacuums a target, removes leftovers of killed runs, and prunes change log, ledger
+and reports.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Small files only, into files that are still small: a merge writes each file that it touches anew.
+# Only small files are compacted, into files that are still small, because a merge rewrites each
+# file that it touches.
 _SMALL_FILE = 1 << 20
 _FILE_SIZES = {
     "spark.databricks.delta.optimize.minFileSize": str(_SMALL_FILE),
     "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
 }
-# Longer than any run: an interrupted one may go on in a Spark Connect server.
+# Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
 
 def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
-    """Compact a target and delete its old versions, under its lock; raises LockHeld when another
-    run has it.
+    """Compact a target and delete its old versions, under its lock.
+
+    Raises LockHeld when another run has the lock.
     """
     uri, hours = uri_of(job, name), job.pipeline.maintenance.keep_versions_hours
     with target_lock(job, name):
@@ -66,20 +68,19 @@ def maintain_target(spark: SparkSession, job: Job, name: str) -> None:
         _keep_as_chosen(spark, uri, table, job.pipeline.target.deletion_vectors_of(name))
         set_retention(spark, uri, table, hours)
         _compact(spark, uri, table)
-        # The next commit would make the log durable, and a cut name what a power cut could take
-        # back.
+        # Otherwise only the next commit would make the log durable, and a cut could name a version
+        # that a power failure removes.
         version = sync_behind(uri, version)
-    # What it deletes was done with a week ago at least: nobody has to wait for its listing of the
-    # table's folder.
+    # The deleted files have been unused for a week at least, so no other run waits while the
+    # table's folder is listed.
     _vacuum(spark, uri, table, hours)
     sync_behind(uri, version)
 
 
 def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> None:
-    """Delete files that no version younger than ``hours`` consists of, those of killed writers
-    included.
+    """Delete files that no version newer than ``hours`` needs, including those of killed writers.
 
-    By delta-rs where it knows all that the table asks of its writers: Spark's VACUUM of a small
+    delta-rs does it where it knows all writer features of the table: Spark's VACUUM of a small
     table takes seconds of CPU.
     """
     table.update_incremental()
@@ -92,7 +93,7 @@ def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> Non
                 post_commithook_properties=NO_HOOKS,
                 full=True,
             )
-        except (DeltaError, OSError) as err:  # another user's files, say
+        except (DeltaError, OSError) as err:  # The files may belong to another user, for example.
             log.info("%s is vacuumed by Spark: %s", uri, err)
         else:
             return
@@ -102,13 +103,16 @@ def _vacuum(spark: SparkSession, uri: str, table: DeltaTable, hours: int) -> Non
 def _keep_as_chosen(
     spark: SparkSession, uri: str, table: DeltaTable, deletion_vectors: bool
 ) -> None:
-    """Follow the pipeline file's choice; switched off, the marks themselves go, so that every
-    reader may come again.
+    """Follow the pipeline file's choice of deletion vectors.
+
+    When they are switched off, existing ones are purged, so that every reader can read the table
+    again.
     """
     if writes_deletion_vectors(table) == deletion_vectors:
         return
     if not deletion_vectors:
-        # Before they are switched off: killed in between, the next maintenance does it again.
+        # Purged before they are switched off: if killed in between, the next maintenance repeats
+        # it.
         spark.sql(f"reorg table {path(uri)} apply (purge)").collect()
         fault_point("maintain.purged")
     set_deletion_vectors(spark, uri, deletion_vectors)
@@ -123,9 +127,7 @@ def _compact(spark: SparkSession, uri: str, table: DeltaTable) -> None:
 
 
 def _has_work(table: DeltaTable) -> bool:
-    """Whether OPTIMIZE may have something to do: Spark takes a second or more to find that it
-    hasn't.
-    """
+    """Returns whether OPTIMIZE may have work: Spark needs a second or more to find that out."""
     asked = table.protocol().writer_features or ()
     if has_deletion_vectors(table) or "clustering" in asked or table.metadata().partition_columns:
         return True
@@ -134,8 +136,9 @@ def _has_work(table: DeltaTable) -> bool:
 
 
 def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
-    """Remove what killed runs had staged: by age, since a server may go on for a while, and never
-    what may be in use.
+    """Remove what killed runs staged, if it is old enough and not in use.
+
+    A Spark server may continue for a while after a run was killed.
     """
     root = job.pipeline.target.root
     known = {state.table_name for state in job.ledger.table_rows()}
@@ -144,8 +147,8 @@ def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: St
         try:
             with ExitStack() as locks:
                 for table in leftover.tables:
-                    # As whoever takes the target over does: nothing tells the next run any more
-                    # that somebody may be late.
+                    # The quarantine is fenced as in a takeover: without the folder, the next run
+                    # has no sign of a late writer.
                     quarantine.fence(locks.enter_context(target_lock(job, table)).check)
                 removed += remove_folder(leftover.uri)
         except LockHeld as err:
@@ -154,16 +157,14 @@ def remove_leftovers(spark: SparkSession, job: Job, result: RunResult, stage: St
 
 
 def prune_change_log(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
-    """Delete batches that every target has applied and that are older than the change log must
-    reach back.
-    """
+    """Delete batches that every target has applied and that are older than the retention."""
     identity = job.slot_identity()
     change_log = job.change_log(identity)
     if change_log.last_batch() is None:
         stage.detail = "no change log yet"
         return
-    # First: a copy that ends from here on counts among those that are synced, and one that begins
-    # sees what is old enough to go.
+    # This check comes first: a copy that ends later counts among the synced ones, and one that
+    # begins later sees what is old enough to delete.
     if waiting := copies_under_way(job):
         stage.detail = (
             f"nothing removed: {', '.join(waiting)} will need what came since the copy under way"
@@ -180,11 +181,12 @@ def prune_change_log(spark: SparkSession, job: Job, result: RunResult, stage: St
     )
     if job.pipeline.source.options.messages:
         expired = min(expired, messages_applied(job, identity))
-    # Another life of the slot never hears how a transaction prepared in an earlier one was decided.
+    # Another slot incarnation never learns how a transaction prepared in an earlier one was
+    # decided.
     first = job.first_batch()
     prepared = [p for p in change_log.prepared() if p.batch > first]
     expired = min([expired, *(p.batch - 1 for p in prepared if _is_needed(p, expired))])
-    # What the slot may hold again after a stop of its server is compared once more.
+    # What the slot may return again after its server crashes is verified once more.
     saved = durable_position(job).value
     ends = change_log.reach(first).ends
     expired = min([expired, *(batch - 1 for batch, end in ends.items() if end > saved)])
@@ -194,8 +196,10 @@ def prune_change_log(spark: SparkSession, job: Job, result: RunResult, stage: St
 
 
 def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) -> int:
-    """The last batch that a target holds; of one that can't be read, none: brought back, it may
-    need all of this life's.
+    """Returns the last batch that a target contains.
+
+    Returns the floor for a target that can't be read: once restored, it may need all batches of
+    this incarnation.
     """
     try:
         return watermarks.of(state)
@@ -209,8 +213,8 @@ def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) 
 
 
 def _is_needed(prepared: Prepared, expired: int) -> bool:
-    """Whether a prepared transaction's changes may still be asked for once batches up to
-    ``expired`` are gone.
+    """Returns whether a prepared transaction's changes may be needed after batches up to
+    ``expired`` go.
     """
     return prepared.batch <= expired and (
         prepared.decided_in is None or prepared.decided_in > expired
@@ -218,7 +222,9 @@ def _is_needed(prepared: Prepared, expired: int) -> bool:
 
 
 def prune_ledger_rows(spark: SparkSession, job: Job, result: RunResult, stage: StageResult) -> None:  # noqa: ARG001
-    """After the change log: cuts by which its old batches are told must outlive them."""
+    """Prune the ledger after the change log: cuts must outlive the batches whose age they
+    record.
+    """
     kept = job.pipeline.maintenance
     oldest = now() - kept.keeps_rows
     change_log = job.change_log(job.slot_identity())

@@ -1,4 +1,4 @@
-"""Repairs targets by the rows that differ, without copying them anew."""
+"""Repairs targets by merging only the rows that differ, without a new copy."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""Repair here: rows of a few keys, read again from the source, staged and merged by Arrow without
-Spark.
+"""Repairs rows of a few keys in the driver: reads them from the source, stages and merges them by
+Arrow without Spark.
 
-What is staged is what Spark would have staged, in the same folders: whatever is too much at any
-step, Spark goes on with.
+It stages what Spark would stage, in the same folders, so Spark can continue whenever there is too
+much data.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Keys that are read again by one session here; of more, Spark has several tasks ask for their
-# share.
+# One session in the driver reads up to this many keys; more keys are divided among Spark tasks.
 MOST_KEYS = 20_000
 
 
 def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordBatch]:
-    """The texts of the touched keys in these folders (columns ``t<k>``), so many at once as one
-    statement asks for.
+    """Yields the texts of the touched keys in these folders (columns ``t<k>``), in batches for one
+    statement each.
     """
     for folder in folders:
         texts = open_parquet(folder).to_table([f"t{k}" for k in range(width)])
@@ -50,8 +49,9 @@ def read_staged_texts(folders: Sequence[str], width: int) -> Iterator[pa.RecordB
 
 
 def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:
-    """The touched keys (columns ``k<k>``) of the target's types, which Spark's files don't tell
-    exactly.
+    """Returns the touched keys (columns ``k<k>``) cast to the target's types.
+
+    Spark's files don't store these types exactly.
     """
     types = dict(rows.copy.columns)
     schema = pa.schema([(f"k{k}", types[column].arrow) for k, (column, _) in enumerate(rows.key)])
@@ -61,20 +61,17 @@ def _read_staged_keys(folders: Sequence[str], rows: RepairRows) -> pa.Table:
 
 
 def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Write rows as the files of a folder, a few in memory at once; an empty file where there are
-    none.
-    """
+    """Write rows as the files of a folder, a few in memory at once; no rows make an empty file."""
     write_parquet(folder, schema.empty_table())
     for number, part in enumerate(grouped(batches), 1):
         write_parquet(folder, part.cast(schema), number)
 
 
 def net_changes(again: pa.Table, touched: pa.Table, places: Sequence[int]) -> pa.Table:
-    """One net change for each touched key (columns ``k<k>``): the row that was read again, else a
-    delete.
+    """Returns one net change per touched key (columns ``k<k>``): the row read again, else a delete.
 
-    ``places`` are the key's columns among those of ``again``. Equal keys may be printed
-    differently, and were read twice then.
+    ``places`` are the indexes of the key's columns in ``again``. A key may have two printed forms,
+    and was then read twice.
     """
     bases = [f"b{k}" for k in range(len(places))]
     for base, place in zip(bases, places, strict=True):
@@ -106,8 +103,10 @@ def _first_of_each(codes: Ints) -> Ints:
 def stage_net_in_driver(
     rows: RepairRows, staged: str, touched: Sequence[str], why: str
 ) -> dict[str, int] | None:
-    """Write the net changes of what was read again, as stage_net() does; None when they are too
-    many to be held in memory, or when Arrow can't compare keys of their types (arrays).
+    """Write the net changes of the rows read again, as stage_net() does.
+
+    Returns None when they don't fit in memory, or when Arrow can't compare keys of their types
+    (arrays).
     """
     dataset = open_parquet(f"{staged}/again")
     if (again := read_within(dataset, dataset.schema)) is None:
@@ -134,10 +133,9 @@ def merge_rows_in_driver(
     tag: CommitTag,
     check: Callable[[], None],
 ) -> bool:
-    """Merge what is staged in ``folder`` into a small target, as merge_rows() does; False where
-    Spark has to.
+    """Merge the rows staged in ``folder`` into a small target, as merge_rows() does.
 
-    ``check`` is asked, and raises, as by merge_in_driver().
+    Returns False where Spark must merge. ``check`` is called, and raises, as by merge_in_driver().
     """
     try:
         dataset = open_parquet(folder)

@@ -1,7 +1,7 @@
-"""Repair's rows: which a snapshot of the source gives a drifted target, which the target gives up,
-and both as one MERGE's source.
+"""Repair's rows: which rows a drifted target gets from a snapshot of the source, which it gives up,
+and both as the source of one MERGE.
 
-Before the commit of ``repair``: what is planned and staged here changes nothing.
+All of this is planned and staged before the repair's commit, and changes nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 # Why a row is among a repair's net changes.
 ENTERS, LEAVES, TOUCHED = "enters", "leaves", "touched"
-# Leaves are read by so many tasks at most.
+# Leaf partitions are read by at most this many tasks.
 _MOST_TASKS = 16
 
 
@@ -62,16 +62,16 @@ class RepairRows:
     choices: tuple[Choice, ...]
     again: Choice
     key: tuple[tuple[str, str], ...]
-    # Rows of the target for which this is true leave; None: none do.
+    # Rows of the target leave it when this condition is true; None: no row leaves.
     leaves: str | None
-    # What a whole copy would read: of one partition's target, not what its siblings have.
+    # What a whole copy would read; for one partition's target without its siblings' rows.
     whole: Choice
-    # Keys that it can't be asked for, as unheld_keys() finds them.
+    # Keys that the source can't be queried for, as unheld_keys() finds them.
     unheld: frozenset[tuple[str, ...]] = frozenset()
 
     @property
     def shape(self) -> EventShape:
-        """Where the key stands among the copy's columns."""
+        """Returns the positions of the key among the copy's columns."""
         return staged_shape(self.copy, [column for column, _ in self.key])
 
 
@@ -82,11 +82,11 @@ def plan_rows(
     holder: SnapshotHolder,
     connection: psycopg.Connection[Any],
 ) -> RepairRows:
-    """Which rows to read and which to take away; raises FilterNotTranslatable when Spark can't tell
-    the latter.
+    """Plan which rows to read and which to remove.
 
-    What locks a relation is asked on ``connection``: the holder's transaction would keep the lock,
-    and whoever truncates or alters the table would wait for it, with all writers behind.
+    Raises FilterNotTranslatable when Spark can't evaluate the rows to remove. Queries that lock a
+    relation run on ``connection``: the holder's transaction would keep the lock, and a TRUNCATE or
+    ALTER would wait for it, with all writers behind.
     """
     state, table = drifted.state, drifted.table
     files = holder.relfilenodes([leaf.oid for leaf in table.leaves if leaf.relkind == "r"])
@@ -106,7 +106,7 @@ def plan_rows(
         bounds = _spark_bounds(drifted, connection, with_metadata=with_metadata)
         if drifted.detached:
             stay.append(_any(bounds.values()))
-        # What is there of a leaf's rows is read whole.
+        # All current rows of such a leaf partition are read.
         away = [f"coalesce({bounds[leaf]}, false)" for leaf in sorted(drifted.replaced)]
     leaves_it = (
         " or ".join([*(f"not coalesce({condition}, false)" for condition in stay), *away]) or None
@@ -121,12 +121,12 @@ def plan_rows(
 def _spark_rule(
     state: TableState, published: str | None, own: RowFilter | None, *, with_metadata: bool
 ) -> str:
-    """What the target takes, as Spark's condition on its rows."""
+    """Returns the rows that the target takes, as a Spark condition."""
     filters = [
         *([published_filter(published)] if published is not None else []),
         *([own] if own is not None else []),
     ]
-    # Without metadata columns there is no map of the values that stand verbatim.
+    # Without metadata columns there is no map of values that are stored raw.
     names: dict[str, str] | None = None if with_metadata else {}
     conditions = [spark_condition(one, state.columns, names) for one in filters]
     if len(conditions) < 2:
@@ -141,11 +141,11 @@ def _any(conditions: Collection[str]) -> str:
 def _spark_bounds(
     drifted: Repair, connection: psycopg.Connection[Any], *, with_metadata: bool
 ) -> dict[int, str]:
-    """Whether a row belongs to each leaf that there is, as Spark's condition, by the leaf's oid.
-    Gathered ones say so themselves.
+    """Returns by oid of each current leaf partition the Spark condition that a row belongs to it.
 
-    Bounds never change while a partition is attached, and don't overlap, so that rows of those that
-    went meet none. But a default partition takes what no other does: raises NeedsSync.
+    In merged partitions the row itself has its partition's oid. Bounds never change while a
+    partition is attached, and don't overlap, so rows of detached partitions match no condition. But
+    a default partition takes the rows of detached ones: raises NeedsSync.
     """
     state, table = drifted.state, drifted.table
     if merges_partitions(drifted):
@@ -174,9 +174,7 @@ where c.relispartition
 
 
 def check_cost(connection: psycopg.Connection[Any], rows: RepairRows) -> float:
-    """How many rows the table has, as the planner estimates; raises NeedsSync when too many of them
-    enter.
-    """
+    """Returns the planner's estimate of the table's rows; raises NeedsSync when too many enter."""
     entering_rows = sum(
         _estimate(connection, choice.statement(rows.copy)) for choice in rows.choices
     )
@@ -195,11 +193,10 @@ def _estimate(connection: psycopg.Connection[Any], statement: str) -> float:
 
 
 def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
-    """Write keys as the quarantine names them, with the columns of touched ones; returns how many
-    there are.
+    """Write quarantined keys with the columns of touched keys; returns how many there are.
 
-    As the snapshot sees such rows they are whole; one that it doesn't see is rightly in no target
-    that goes on from there. Raises NeedsSync when the key was renamed since.
+    The snapshot has such rows completely; a row that it doesn't have belongs in no target that
+    continues from there. Raises NeedsSync when the key was renamed since.
     """
     if not keys:
         return 0
@@ -223,10 +220,10 @@ def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
 def unheld_keys(
     connection: psycopg.Connection[Any], columns: Sequence[str], keys: Collection[str]
 ) -> frozenset[tuple[str, ...]]:
-    """Of keys as the quarantine names them, those with letters that the source's encoding hasn't:
-    it can't even be asked for them.
+    """Returns the quarantined keys with characters that the source's encoding lacks.
 
-    Only a row that somebody wrote into the target has such a key.
+    The source can't be queried for them. Only an external writer can have added such a row to the
+    target.
     """
     if connection.info.parameter_status("server_encoding") == "UTF8":
         return frozenset()
@@ -257,10 +254,10 @@ def stage_rows(
     staged: str,
     touched: Sequence[str],
 ) -> None:
-    """Write the rows that enter, and those of touched keys, as the snapshot has them; columns
-    ``c<i>`` and ours.
+    """Write the rows that enter and the rows of touched keys, as the snapshot has them.
 
-    ``touched`` are the folders of keys to be read again.
+    The columns are ``c<i>`` and the metadata columns. ``touched`` are the folders of keys to read
+    again.
     """
     conninfo, copy, pid, count = (
         job.conninfo,
@@ -304,8 +301,8 @@ def stage_rows(
 
 
 def _is_for_arrow(rows: RepairRows, touched: Sequence[str]) -> bool:
-    """Whether the filter lets no other row in or out than those of a few keys: then Spark isn't
-    needed to stage them.
+    """Returns whether only the rows of a few keys change, which the driver can stage without
+    Spark.
     """
     if rows.choices or rows.leaves is not None or not touched:
         return False
@@ -321,9 +318,7 @@ def stage_net(
     staged: str,
     touched: Sequence[str],
 ) -> dict[str, int]:
-    """Write what the MERGE is to do, one row per key; returns how many rows by why they are there,
-    and by action.
-    """
+    """Write the MERGE's net changes, one per key; returns row counts by reason and by action."""
     if (
         _is_for_arrow(rows, touched)
         and (counts := stage_net_in_driver(rows, staged, touched, TOUCHED)) is not None
@@ -341,7 +336,7 @@ def stage_net(
     if touched:
         numbered = [F.col(f"k{k}").alias(base) for k, base in enumerate(key)]
         touched_keys = spark.read.parquet(*touched).select(F.lit(TOUCHED).alias("why"), *numbered)
-        # Equal keys may be printed differently, and were read twice then.
+        # A key may have two printed forms, and was then read twice.
         gone.append(touched_keys.dropDuplicates(key))
         again = read("again", TOUCHED).dropDuplicates(key)
         new = new.join(gone[0], key, "left_anti").unionByName(again)
@@ -365,7 +360,7 @@ def stage_net(
 
 
 def _written(spark: SparkSession, net: DataFrame, folder: str) -> dict[str, int]:
-    """Write net changes, and count them by why they are there, and by action."""
+    """Write net changes, and count them by reason and by action."""
     net.write.mode("overwrite").parquet(folder)
     counts: Counter[str] = Counter()
     for row in spark.read.parquet(folder).groupBy("why", "action").count().collect():
@@ -381,11 +376,11 @@ def rows_to_judge(
     waiting: str | None,
     keys: tuple[Collection[str], Collection[str]],
 ) -> DataFrame:
-    """Of what stage_net() wrote, the rows that a gate judges; ``t<k>`` is the key as the quarantine
-    names it, null of the others.
+    """Returns the rows of stage_net() that a gate judges.
 
-    Those are rows in quarantine (the first of ``keys``), and rows that the changes in ``waiting``
-    leave behind. Accepted ones (the second) aren't judged.
+    These are rows in quarantine (keys in the first of ``keys``) and rows that the changes in
+    ``waiting`` write. Accepted rows (the second) aren't judged. ``t<k>`` is the key in the
+    quarantine's form, null for rows that aren't in quarantine.
     """
     judged, accepted = keys
     key = [f"b{k}" for k in range(len(rows.key))]
@@ -416,8 +411,9 @@ def rows_to_judge(
 def hold_back(
     spark: SparkSession, rows: RepairRows, staged: str, keys: Collection[str]
 ) -> tuple[str, dict[str, int]]:
-    """Leave rows in quarantine out of what stage_net() wrote; returns the folder of the rest, and
-    its counts.
+    """Remove rows that stay in quarantine from stage_net()'s output.
+
+    Returns the folder of the rest, and its counts.
     """
     stage_named(rows, keys, f"{staged}/still")
     key = [f"b{k}" for k in range(len(rows.key))]
@@ -430,9 +426,7 @@ def hold_back(
 def untouched(
     spark: SparkSession, rows: RepairRows, keys: Collection[str], staged: str, touched: int
 ) -> set[str]:
-    """Of these keys, as the quarantine names them, those that aren't among the touched ones that
-    are staged.
-    """
+    """Returns those of these quarantined keys that aren't among the staged touched keys."""
     if not keys or not touched:
         return set(keys)
     stage_named(rows, keys, f"{staged}/untouched")

@@ -1,5 +1,5 @@
-"""Compares targets with snapshots of the source, several in each, and repairs the rows that differ
-where that is asked for.
+"""Compares targets with snapshots of the source, several tables per snapshot, and repairs rows that
+differ if requested.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _BATCH_ROWS = ("spark.sql.execution.arrow.maxRecordsPerBatch", "8192")
 
 @dataclass(frozen=True, slots=True)
 class ReconcileRequest:
-    """What is asked for; ``by`` asks for it, ``reason`` goes into the ledger with what is
-    repaired.
+    """A request to compare; ``by`` is the requester, ``reason`` goes into the ledger with
+    repairs.
     """
 
     tables: frozenset[str] | None = None
@@ -76,7 +76,7 @@ class ReconcileRequest:
         by: str | None = None,
         reason: str | None = None,
     ) -> ReconcileRequest:
-        """As people give it: by default by the user of this process."""
+        """Returns the request by these options; ``by`` defaults to the user of this process."""
         return cls(
             None if tables is None else frozenset(tables),
             repair,
@@ -87,7 +87,7 @@ class ReconcileRequest:
 
 @dataclass
 class Reconciling:
-    """A reconciliation so far: what was found, by table, and which of the tables failed."""
+    """A reconciliation so far: results by table, and the tables that failed."""
 
     spark: SparkSession
     job: Job
@@ -97,7 +97,7 @@ class Reconciling:
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
 
     def put(self, table_name: str, status: str, reason: str) -> None:
-        """Say of a table why there is no answer."""
+        """Record why a table has no result."""
         by = self.order.by
         self.found[table_name] = Reconciliation(
             now(), self.job.run_id, table_name, status, reason, by=by
@@ -105,7 +105,7 @@ class Reconciling:
         log.warning("table=%s %s: %s", table_name, status, reason)
 
     def fail(self, table_name: str, err: Exception) -> None:
-        """Note a failure, which doesn't stop the other tables."""
+        """Record a failure, which doesn't stop the other tables."""
         named = (
             err
             if isinstance(err, WaldeltaError)
@@ -116,8 +116,9 @@ class Reconciling:
 
 
 def compare_all(work: Reconciling) -> None:
-    """Compare the targets that are asked for, and repair those that differ where that is asked for;
-    what was found and what failed is in ``work``.
+    """Compare the requested targets, and repair those that differ if requested.
+
+    Results and failures are stored in ``work``.
     """
     job = work.job
     with job.connect("reconcile") as connection:
@@ -159,7 +160,7 @@ def compare_all(work: Reconciling) -> None:
 
 
 def _why_other_rows(state: TableState) -> str | None:
-    """Why a target holds other rows than its source on purpose; None when it doesn't."""
+    """Returns why a target differs from its source on purpose, or None."""
     if state.copy_skipped:
         return "it was taken without a copy (copy: false), so that it lacks rows on purpose"
     return (
@@ -171,10 +172,11 @@ def _why_other_rows(state: TableState) -> str | None:
 
 @contextmanager
 def _batches(spark: SparkSession) -> Iterator[None]:
-    """Batches of rows that stay in the processor's cache: Spark takes time by their square over
-    lists.
+    """Use batches small enough for the processor's cache while reading.
+
+    Spark's time grows with the square of a batch's rows for lists.
     """
-    before = cast("str", spark.conf.get(_BATCH_ROWS[0]))  # Spark knows a default
+    before = cast("str", spark.conf.get(_BATCH_ROWS[0]))  # Spark has a default for it.
     spark.conf.set(*_BATCH_ROWS)
     try:
         yield
@@ -191,8 +193,8 @@ def _chosen(
     if unknown and len(unknown) == len(asked):
         raise ConfigError(f"not known: {', '.join(unknown)}: status says which tables there are")
     for name, found in sorted(known.items()):
-        # What isn't published any more, or was never copied, has nothing to be compared unless
-        # somebody asks for it.
+        # Tables that are not published any more, or were never copied, are compared only if
+        # requested by name.
         if (
             name in order.tables
             if order.tables is not None
@@ -202,7 +204,7 @@ def _chosen(
 
 
 def in_groups(sizes: dict[str, int]) -> list[list[str]]:
-    """Which tables share a snapshot, the largest first.
+    """Returns which tables share a snapshot, the largest first.
 
     >>> in_groups({"a": 1 << 40, "b": 1, "c": 2}), in_groups({"empty": 0})
     ([['a'], ['c', 'b']], [['empty']])
@@ -221,12 +223,12 @@ def in_groups(sizes: dict[str, int]) -> list[list[str]]:
 def _compare_group(
     work: Reconciling, states: Sequence[TableState]
 ) -> dict[str, tuple[ComparedTarget, Found]]:
-    """Compare some tables as one snapshot sees them; returns those that differ."""
+    """Compare some tables in one snapshot; returns those that differ."""
     spark, job = work.spark, work.job
     try:
         _count_landed(work, land_backlog(spark, job))
-        # Before the snapshot: what a target gets meanwhile is behind the batch that it is compared
-        # at.
+        # The batches are read before the snapshot: what a target gets during the comparison comes
+        # after the batch it is compared at.
         marks = Watermarks(job, job.slot_identity())
         batches = {state.table_name: marks.of(state) for state in states}
         states = _readable(work, states, marks.versions)
@@ -258,7 +260,7 @@ def _compare_group(
 def _readable(
     work: Reconciling, states: Sequence[TableState], versions: dict[str, int]
 ) -> list[TableState]:
-    """The targets that can be read without harm at these versions; the others are failures."""
+    """Returns the targets that can be read safely at these versions; the others are failures."""
     job, cut, found = work.job, last_cut(work.job), []
     for state in states:
         name = state.table_name
@@ -283,15 +285,16 @@ def _feedings(
     batches: dict[str, int],
     versions: dict[str, int],
 ) -> list[ComparedTarget]:
-    """The tables that can be compared, as the snapshot sees what feeds them; of the others it is
-    told why not.
+    """Returns the tables that can be compared, with their sources as of the snapshot.
+
+    Records the reason for each of the others.
     """
     job, found = work.job, []
     mappings, read, locked = read_unlocked_sources(
         holder.connection, job.pipeline
-    )  # the snapshot holds vacuum back meanwhile
+    )  # The snapshot delays vacuum during the comparison.
     targets = {str(target.id): target for target in read}
-    # Leaves that have joined those gathered since a run looked: their rows are in flight.
+    # Partitions that joined the merged ones since a run read the catalog count as in flight.
     states = [with_leaves(state, mappings) for state in states]
     present = read_catalog_state(holder.connection, states)
     for state in states:
@@ -330,7 +333,8 @@ def _compare_one(
     except NeedsSync as err:
         work.put(name, NOT_COMPARED, str(err))
         return feeding, None
-    except Exception as err:  # Spark's too: one table's comparison must not end the others'
+    except Exception as err:
+        # An error of one table's comparison, Spark's errors included, must not end the others.
         log.exception("table=%s", name)
         work.fail(name, err)
         return feeding, None
@@ -339,7 +343,7 @@ def _compare_one(
 
 
 def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found) -> None:
-    """Read the rows that differ again, as of a snapshot from which the stream goes on."""
+    """Read the rows that differ again, as of a snapshot from which the stream continues."""
     row, job, order = work.found[name], work.job, work.order
     if (why := _obstacle(found)) is not None:
         work.found[name] = replace(
@@ -349,8 +353,8 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
         f": {order.reason}" if order.reason else ""
     )
-    # Keys in flight and columns that were left out weren't compared: what others wrote there is
-    # still to be told.
+    # Keys in flight and left-out columns weren't compared, so external commits to them must still
+    # be reported.
     compared = None if row.in_flight or row.left_out else feeding.version
     try:
         told = [] if compared is None else repaired_commits(job, feeding.state, compared)
@@ -379,11 +383,11 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         repaired=mended,
         reason=f"the target's version {cut.version} holds them",
     )
-    record_current(job, [name])  # quarantined rows came along
+    record_current(job, [name])  # The repair also wrote quarantined rows.
 
 
 def _obstacle(found: Found) -> str | None:
-    """Why rows can't be mended by their keys."""
+    """Returns why rows can't be repaired by their keys, or None."""
     if not found.row.is_complete:
         return (
             f"{found.row.differing_buckets:,} of {found.row.buckets:,} buckets differ, too many to"
@@ -397,9 +401,7 @@ def _obstacle(found: Found) -> str | None:
 
 
 def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
-    """Where its pages are listed; None when there is nothing to tell, or no folder for them on this
-    machine.
-    """
+    """Returns the index of the pages; None without results, or without a folder for pages."""
     from waldelta.stages.check.reports.data_docs import list_reconciliation
 
     try:
@@ -411,7 +413,7 @@ def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
 
 
 def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
-    """Add what was found, by table and in one line, to the run's result."""
+    """Add the results, by table and in one line, to the run's result."""
     for row in found:
         if row.compared:
             table = result.tables.setdefault(row.table_name, TableResult(version=row.version))
@@ -442,7 +444,7 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
 
 
 def describe_different(different: Sequence[Reconciliation], *, repair: bool) -> str:
-    """The targets that differ, a line each, for the error that the run ends with."""
+    """Returns the targets that differ, a line each, for the error that ends the run."""
     lines = "".join(
         f"\n  - {row.table_name}: {'' if row.is_complete else 'at least '}{row.missing:,} missing,"
         f" {row.extra:,} extra, {row.different:,} different, {row.doubled:,} with a key twice"

@@ -1,19 +1,21 @@
-"""Repair: mend a drifted target by the rows that enter it and leave it, in one MERGE, instead of
-copying it again.
+"""Repair: corrects a drifted target in one MERGE of the rows that enter and leave it, without a new
+copy.
 
-1. Land what waits, then settle the publications and take a snapshot, as for a copy.
-2. Land on until everything that the snapshot sees is in the change log. Each key of the table that
-   is touched there, after what the target holds, is to be read again: such rows can't be judged by
-   comparing filters. So is each key in quarantine, which the target lacks whatever its filter says.
+1. Land what waits, wait for old transactions of the publications, and take a snapshot, as for a
+   copy.
+2. Land until everything that the snapshot sees is in the change log. Each key that this changes
+   after the target's position is read again, because such rows can't be judged by comparing
+   filters. Each key in quarantine is read again too, because the target lacks it whatever its
+   filter.
 3. Read from the source, as the snapshot sees it, the rows that enter (an index finds them) and
-   those of touched keys.
-4. Find the rows in the target that its filter doesn't admit any more.
-5. Enter a new generation into the ledger, with the snapshot, commit, enter that it is done: the
-   stream goes on from there as after a copy. Killed in between, the next run finds out which it was
-   (waldelta.stages.sync.unfinished_repairs).
+   the rows of touched keys.
+4. Find the rows in the target that its filter no longer admits.
+5. Record a new generation with the snapshot in the ledger, commit, and record the end: the stream
+   continues as after a copy. If the run is killed in between, the next run finds out whether it
+   committed (waldelta.stages.sync.unfinished_repairs).
 
-Why that is exact: waldelta.pipeline.drift.repair_plan. Whatever it can't be exact for is left to a
-copy, before anything is changed.
+waldelta.pipeline.drift.repair_plan explains why this is exact. Where it can't be exact, the table
+is left to a copy before anything is changed.
 """
 
 from __future__ import annotations
@@ -108,10 +110,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did: rows that entered and left the target by its rule, and touched ones that
-    were read again.
+    """A repair's effect: rows that entered and left the target by its filter, and rows read again.
 
-    ``kept`` rows of these fail their gate still and stay in quarantine.
+    ``kept`` of the latter still fail their gate and stay in quarantine.
     """
 
     cut: TargetCut
@@ -125,13 +126,12 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Rows that an operator wants to be read again: those of ``keys``, as the quarantine names
-    them, or (None) those in quarantine.
+    """Rows that an operator wants to read again: those of ``keys``, or (None) all in quarantine.
 
-    The latter are judged again, but for accepted ones: those of the ids ``accepted``, or all.
-    ``reason`` goes into the ledger, ``by`` is who asked for it, ``why`` the reason that they gave
-    for what they accept. ``compared`` is the target's version in which all rows but these were
-    found equal to the source's.
+    ``keys`` have the quarantine's form. Quarantined rows are judged again, except accepted ones
+    (the ids in ``accepted``, or all). ``reason`` goes into the ledger, ``by`` is the operator,
+    ``why`` the operator's reason for accepting. ``compared`` is the target's version in which all
+    other rows were found equal to the source's.
     """
 
     reason: str
@@ -143,8 +143,9 @@ class Again:
     why: str | None = None
 
     def accepts(self, watched: Mapping[str, IncompleteRow]) -> frozenset[str]:
-        """The keys of the rows that are written whatever their gate says; raises ConfigError when
-        one isn't in quarantine any more.
+        """Returns the keys of the rows that are written without a gate.
+
+        Raises ConfigError when one isn't in quarantine any more.
         """
         if lost := self.accepted - {row.id for row in watched.values()}:
             raise ConfigError(
@@ -157,11 +158,11 @@ class Again:
 
 
 def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
-    """Mend a target that is marked ``needs_sync`` because of this drift, under its lock.
+    """Repair a target that this drift marked ``needs_sync``, under the target's lock.
 
-    Raises NeedsSync when only a whole copy is exact, or costs no more; other WaldeltaErrors when it
-    didn't succeed. The table is in need of a copy then, and nothing was fed twice: a copy makes it
-    whole.
+    Raises NeedsSync when only a whole copy is exact, or costs no more, and other WaldeltaErrors
+    when the repair failed. The table then still needs a copy, which corrects it; no change was
+    applied twice.
     """
     if (why := obstacle(drifted)) is not None:
         raise NeedsSync(why)
@@ -177,14 +178,12 @@ def repair(spark: SparkSession, job: Job, drifted: Repair) -> Repaired:
 
 
 def repair_rows(spark: SparkSession, job: Job, as_copied: Repair, again: Again) -> Repaired:
-    """Read rows of a target that didn't drift otherwise again, and put them right in one MERGE;
-    quarantined ones with them.
+    """Read rows of a target without drift again, quarantined ones too, and merge them in one MERGE.
 
-    Quarantined rows that fail their gate still stay where they are. Raises, before anything is
-    changed: NeedsSync when only a whole copy is exact, StateError or QualityFailed when other rows
-    would come along that are kept out of the target on purpose. Other WaldeltaErrors when it didn't
-    succeed: target and rows are as they were then, or, when the MERGE was committed after all, put
-    right.
+    Quarantined rows that still fail their gate stay there. Raises before anything is changed:
+    NeedsSync when only a whole copy is exact, StateError or QualityFailed when it would also write
+    rows that are kept out of the target on purpose. Other WaldeltaErrors mean that it failed:
+    target and quarantine are unchanged, or, if the MERGE was committed after all, repaired.
     """
     if (why := obstacle(as_copied)) is not None:
         raise NeedsSync(why)
@@ -258,7 +257,7 @@ def _repair(
             folders = [folder for folder, count in counted.items() if count]
             stage_rows(spark, job, rows, holder, staged, folders)
             check_unaltered(job, replicated, membership)
-        # Touched ones are as the source has them from now on.
+        # Touched rows equal the source's from this commit on.
         left_out = untouched(
             spark, rows, held.discarded.keys(), staged, counted[f"{staged}/touched"]
         )
@@ -291,11 +290,10 @@ def _repair(
 
 @dataclass(frozen=True, slots=True)
 class _Quarantined:
-    """What the quarantine holds of a target: by key, rows to be read again and discarded rows;
-    messages that can't be read.
+    """A target's quarantine: by key, rows to read again and discarded rows; and unreadable
+    messages.
 
-    ``accepted`` are the keys of those rows to be read again that are written whatever their gate
-    says.
+    ``accepted`` are the keys of rows that are written without a gate.
     """
 
     watched: dict[str, IncompleteRow]
@@ -307,12 +305,13 @@ class _Quarantined:
 def _read_quarantined(
     quarantine: Quarantine, state: TableState, again: Again | None
 ) -> _Quarantined:
-    """Raises StateError when rows are kept out of the target that an order by keys would bring
-    along.
+    """Read a target's quarantine.
+
+    Raises StateError when reading these keys would also write rows that are kept out on purpose.
     """
     told = quarantine.rows(state.table_name, state.generation)
     watched, messages = watched_rows(told), tuple(message_rows(told))
-    # One that is named by other columns is of another time.
+    # A key with other columns is from before the key was changed.
     discarded = {
         key: row
         for key, row in discarded_rows(told).items()
@@ -327,8 +326,8 @@ def _read_quarantined(
 
 
 def _check_none_kept_out(name: str, watched: Iterable[IncompleteRow]) -> None:
-    """Rows that aren't as the source has them all come along: nobody knows later that a target
-    lacks them.
+    """Raise StateError if rows are kept out of the target: once written they can't be found
+    again.
     """
     if kept_out := sum(row.is_kept_out for row in watched):
         raise StateError(
@@ -349,10 +348,10 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
     held: _Quarantined,
     waiting: str | None,
 ) -> dict[str, StillFails]:
-    """The rows in quarantine that fail their gate still, by key.
+    """Returns the quarantined rows that still fail their gate, by key.
 
-    Changes that wait are read along with them: what an ordinary run would keep out must not enter
-    by that.
+    Waiting changes are judged with them, because rows that a run would keep out must not enter this
+    way.
     """
     judged = {key: row for key, row in held.watched.items() if key not in held.accepted}
     gate = read_gates(job, [state]).get(state.table_name)
@@ -370,10 +369,10 @@ def _judge(  # noqa: PLR0913 - what is judged, and what of it waits or is accept
 def _decided(
     job: Job, again: Again, held: _Quarantined, still: Mapping[str, StillFails], as_of: Lsn
 ) -> Iterator[IncompleteRow]:
-    """The records of rows that stay in quarantine, with the values that they failed by now, and of
-    accepted ones.
+    """Yields the new quarantine records: rows that still fail, with current values, and accepted
+    ones.
 
-    A discarded row that fails still stays discarded.
+    A discarded row that still fails stays discarded.
     """
     for key, found in sorted(still.items()):
         row = held.watched[key]
@@ -413,7 +412,9 @@ def _check_marked(job: Job, state: TableState) -> None:
 def _as_seen(
     job: Job, drifted: Repair, replicated: ReplicatedTarget, storage: StorageState | None
 ) -> Repair:
-    """The drift as the snapshot sees it, which must be the one that was found."""
+    """Returns the drift as the snapshot sees it; raises NeedsSync if it changed since it was
+    found.
+    """
     table, state = replicated.table, drifted.state
     seen = replace(drifted, table=table)
     if (why := obstacle(seen)) is not None:
@@ -442,8 +443,9 @@ def _leaves(storage: StorageState | None) -> list[FileState]:
 
 
 def _stage_touched(spark: SparkSession, job: Job, drifted: Repair, folder: str) -> int:
-    """Write the keys of all changes behind what the target holds; raises NeedsSync for changes that
-    aren't of rows alone.
+    """Write the keys of all changes after the target's position.
+
+    Raises NeedsSync for changes that aren't only of rows.
     """
     state, identity = drifted.state, job.slot_identity()
     after, last = Watermarks(job, identity).of(state), job.change_log(identity).last_batch()
@@ -457,8 +459,8 @@ def _synced_state(
     seen: tuple[SnapshotHolder, StorageState | None],
     generation: int,
 ) -> TableState:
-    """The new generation's row in the ledger: as after a copy from that snapshot, but for what it
-    took.
+    """Returns the new generation's ledger row: as after a copy from that snapshot, without its
+    cost.
     """
     state, table, (holder, storage) = drifted.state, drifted.table, seen
     return replace(
@@ -491,11 +493,11 @@ def _commit(
     net: tuple[str, dict[str, int]],
     given: tuple[Callable[[], None], Again | None, Sequence[IncompleteRow]],
 ) -> TargetCut:
-    """Commit the net changes between two rows of the ledger: whoever finds only the first asks the
-    target (repair_end).
+    """Commit the net changes between two ledger rows.
 
-    Last of ``given`` are the quarantine's rows of the new generation, messages that can't be read
-    among them.
+    A run that finds only the first row reads the target to find out whether they were committed
+    (repair_end). ``given`` ends with the quarantine's rows of the new generation, unreadable
+    messages included.
     """
     (_, counts), (check, again, carried), name = net, given, state.table_name
     marked = job.table_states()[name]
@@ -538,7 +540,7 @@ def _commit(
 
 
 def _end(spark: SparkSession, job: Job, begun: TableState, check: Callable[[], None]) -> None:
-    """Of a repair that broke off; what can't be told now, the next run finds out."""
+    """Record how an aborted repair ended; if that fails now, the next run finds out."""
     try:
         check()
         end_repair(spark, job, begun)
@@ -560,10 +562,10 @@ def _merge(
 ) -> TargetCut:
     folder, counts = net
     tag = repair_tag(begun, job.run_id, counts)
-    # Of a drift Spark's MERGE leaves files alone that no row enters or leaves.
+    # For a drift, Spark's MERGE leaves files alone that no row enters or leaves.
     reread_only = not counts.keys() & {ENTERS, LEAVES}
     if not (reread_only and merge_rows_in_driver(job, begun.table_name, rows, folder, tag, check)):
-        # Whoever committed meanwhile may have copied the target again.
+        # A run that committed concurrently may have copied the target again.
         check()
         merge_rows(
             spark,
@@ -573,5 +575,5 @@ def _merge(
             folder,
             tag,
         )
-    # A touched key that the target never had isn't a change that was skipped.
+    # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, begun, tag), skipped=0)

@@ -1,5 +1,5 @@
-"""Recopy: copy tables again whose source changed in a way that the stream doesn't tell, or leave
-that to a sync.
+"""Resync: copies tables again whose source changed in a way that the stream doesn't contain, or
+leaves them to a sync.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def resync_targets(
     published: Mapping[str, TargetSource],
     drifted: Mapping[str, Repair] | None = None,
 ) -> dict[str, WaldeltaError]:
-    """Take up every target that waits for a new copy; returns what went wrong, by table.
+    """Repair or copy every target that needs a new copy; returns the failures by table.
 
-    Those whose drift this run has found (``drifted``) are repaired, however large, if that is exact
-    and cheaper. Where a sync follows, large tables are left to it: they are named in
-    ``result.needs_sync``, and as a failure too when the copy before failed, so that the run is red
-    until one succeeds. Each run tries a copy of its own once. Published tables that were never
-    copied are the initial sync's: they are named in ``result.never_copied``.
+    Targets whose drift this run found (``drifted``) are repaired, however large, if a repair is
+    exact and cheaper. Where a sync follows, large tables are left to it and listed in
+    ``result.needs_sync``. They are also a failure when their last copy failed, so that the run
+    fails until one succeeds. Each run tries each copy once. Published tables that were never copied
+    are listed in ``result.never_copied`` for the initial sync.
     """
     standings = read_lifecycles(job, published)
     if record_killed(job, standings):
@@ -50,7 +50,7 @@ def resync_targets(
     pending = requiring(standings, RequiredAction.COPY)
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     failures: dict[str, WaldeltaError] = {}
-    result.needs_sync, result.not_applied = [], []  # this may be the stage's second try
+    result.needs_sync, result.not_applied = [], []  # This may be the stage's second attempt.
     for copy in requiring(standings, RequiredAction.WAIT):
         result.warnings.append(
             f"{copy.table_name} is being copied, and its changes wait until that is done"
@@ -83,7 +83,9 @@ def resync_targets(
 def _repair(
     spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle, drift: Repair
 ) -> bool:
-    """Whether the drift is mended; why not is told, and a copy mends it."""
+    """Returns whether the drift was repaired; if not, a warning has the reason, and a copy
+    follows.
+    """
     from waldelta.stages.repair.repair import repair
 
     try:
@@ -146,7 +148,7 @@ def _copy(spark: SparkSession, job: Job, result: RunResult, copy: TableLifecycle
 
 
 def _warning(copy: TableLifecycle) -> str:
-    # A reason that the ledger holds begins with the table's name.
+    # Some reasons in the ledger begin with the table's name.
     return (
         copy.why if copy.why.startswith(f"{copy.table_name}") else f"{copy.table_name}: {copy.why}"
     )

@@ -1,4 +1,4 @@
-"""Reads quarantined rows from the source again, and puts their targets right where it can."""
+"""Reads quarantined rows from the source again, and repairs their targets with them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def read_quarantined_again(
     wanted: Callable[[Mapping[str, TableState]], Mapping[str, Again]],
     tables: Collection[str] | None,
 ) -> dict[str, WaldeltaError]:
-    """Returns the tables that failed, by name: their rows stay in quarantine, the others are done.
+    """Returns the tables that failed, by name; their rows stay in quarantine.
 
-    ``wanted`` says of the tables that get changes, by name, which are read again and how. Raises
-    ConfigError for names in ``tables`` that get none.
+    ``wanted`` selects, from the replicated tables by name, which ones are read again and how.
+    Raises ConfigError for names in ``tables`` that are not replicated.
     """
     failures: dict[str, WaldeltaError] = {}
     with job.connect("quarantine") as connection:
@@ -86,7 +86,7 @@ def _read_again(
     table: tuple[TableState, CatalogTable, ReplicatedTarget | None],
     again: Again,
 ) -> tuple[int, int]:
-    """Returns how many rows are in quarantine no more, and how many still are."""
+    """Returns how many rows left the quarantine, and how many are still in it."""
     state, catalog, target = table
     name = state.table_name
     if target is None or target.problem is not None:

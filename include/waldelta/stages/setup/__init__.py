@@ -1,6 +1,4 @@
-"""Stage setup: creates or alters publications and slots, after preflight found nothing against
-it.
-"""
+"""Stage setup: creates or alters publications and slots, after preflight found no problem."""
 
 from typing import TYPE_CHECKING
 

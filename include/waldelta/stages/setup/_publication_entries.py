@@ -1,9 +1,8 @@
-"""Entries: what in its publications publishes a table, as the ledger knows it, while setup itself
-puts others in their place.
+"""Entries: records which publication entries publish a table, when setup itself replaces them.
 
 Setup changes publications in one transaction, so a table that is published before and after it was
-published all the time. Anybody else may have taken it out for a while: that the entry is another
-one is all that tells (waldelta.pipeline.drift.drift).
+never unpublished. Another program may have removed it for a while; a changed entry is the only sign
+of that (waldelta.pipeline.drift.drift).
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None]:
-    """Enter into the ledger what publishes each copied table after the block, where the same as
-    before did until then.
+    """Record in the ledger what publishes each copied table after the block.
+
+    A table is recorded only if the ledger's entry was valid until then.
     """
     before = _entries(connection, job)
     yield
@@ -47,8 +47,8 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
         was, now_are = before.get(name, frozenset()), after.get(name, frozenset())
         if state.status != SYNCED or not now_are or not is_replaced(state.entries, was, now_are):
             continue
-        # Of a slot that begins another life, all tables are copied anew; a run that is at work on
-        # this one looks for itself.
+        # For a new slot incarnation all tables are copied again; a run that is working on this
+        # table compares for itself.
         with suppress(LockHeld, LateWriter, SlotMissing), target_lock(job, name):
             held = check_same_copy(job, state)
             job.ledger.append_state(
@@ -59,14 +59,14 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
 def is_replaced(
     held: list[str], was: frozenset[Membership], now_are: frozenset[Membership]
 ) -> bool:
-    """Whether what is recorded held until setup put something else in its place, so that this may
-    be recorded; pure.
+    """Returns whether the recorded entry was valid until setup replaced it; pure.
 
-    What loses operations stays on record until a run has seen that. Rules that weren't the same for
-    all kinds of changes stay on record as long as they may have left their mark.
+    Only then the new entry may be recorded. An entry stays when the replacement loses operations,
+    until a run has seen that. It also stays when its rules differed by kind of change, which may
+    have left wrong rows.
     """
     known = from_texts(held)
-    # Of what an earlier version recorded, it is known whether it is gone.
+    # For an entry recorded by an earlier version, only its absence can be seen.
     held_until_then = (
         is_same(known, was) if known else bool(held) and bool(was) and not was_away(held, was)
     )
@@ -81,10 +81,10 @@ def is_replaced(
 
 def _entries(connection: psycopg.Connection[Any], job: Job) -> dict[str, frozenset[Membership]]:
     try:
-        # Of a table that somebody keeps locked nothing is recorded: the next run looks for itself.
+        # Nothing is recorded for a locked table: the next run compares for itself.
         _, targets, _ = read_unlocked_sources(connection, job.pipeline, sizes=False)
         return {str(target.id): target.table.entries for target in targets if not target.is_unread}
     except SourceError as err:
-        # Publications that can't be read together, which setup is there to mend.
+        # These publications can't be read together, and setup is about to correct that.
         log.info("what publishes the tables can't be read: %s", err)
         return {}

@@ -1,9 +1,9 @@
-"""Publications that are younger than what waits in the slot: before PostgreSQL 18 such changes
-can't be decoded by their names.
+"""Publications newer than pending WAL in the slot: before PostgreSQL 18 such changes can't be
+decoded with them.
 
-pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 passes over one
-that isn't there yet; before, peek and get fail for good. So a copy of the slot is read first, which
-goes with a session of its own: the server's own answer.
+pgoutput looks its publications up as of each change's WAL position. PostgreSQL 18 skips one that
+doesn't exist yet; before, peek and get fail permanently. So setup first reads a copy of the slot in
+a separate session, to get the server's own answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from waldelta.stages.setup.facts import Facts, PublicationState
 log = logging.getLogger(__name__)
 
 
-# All that waits is decoded once for this; the first change that can't be ends it at once.
+# All pending WAL is decoded once for this; the first change that can't be decoded ends it at once.
 TRIAL_S = 20
 
 
@@ -42,10 +42,10 @@ def judge_newer(
     managed: Sequence[PublicationState],
     facts: Facts,
 ) -> Iterator[Finding]:
-    """What to tell of publications that setup would make, or a DBA made, behind changes that wait
-    in the slot.
+    """Yields findings about publications that are newer than changes pending in the slot.
 
-    ``conn`` leads to the server that has the slot; ``primary`` knows which transactions are open.
+    Setup would create them, or a DBA did. ``conn`` connects to the server that has the slot;
+    ``primary`` knows which transactions are open.
     """
     slot = facts.slot
     if slot is None or facts.server.version >= 180000 or facts.server.in_recovery:
@@ -63,8 +63,8 @@ def judge_newer(
 
 
 def read_newer(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:
-    """Those of these publications that may be newer than the slot, or were altered since it was
-    made.
+    """Returns the publications that may be newer than the slot, or were altered since its
+    creation.
     """
     rows = fetch(conn, _YOUNG, {"publications": list(publications), "slot": slot})
     return [row.name for row in rows]
@@ -88,11 +88,11 @@ def _judge_existing(primary: Connection, conn: Connection, job: Job) -> Iterator
 
 
 def _try(job: Job, names: Sequence[str]) -> Finding | None:
-    """What decoding by these publications says.
+    """Returns the result of decoding with these publications as a finding, or None.
 
-    In a session of its own: setup tries again on its connections when a table was locked, and
-    before PostgreSQL 15.15, 16.11 and 17.7 a second decode in a session in which one has failed may
-    crash the server.
+    It uses a separate session, because setup retries on its own connections when a table was
+    locked. Before PostgreSQL 15.15, 16.11 and 17.7 a second decode in a session with a failed one
+    may crash the server.
     """
     source = job.pipeline.source
     try:
@@ -111,8 +111,9 @@ def _try(job: Job, names: Sequence[str]) -> Finding | None:
 
 
 def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
-    """Decode what waits in the slot by these publications, in a copy; raises PublicationGone and
-    psycopg.Error.
+    """Decode the slot's pending WAL with these publications, in a slot copy.
+
+    Raises PublicationGone and psycopg.Error.
     """
     asked = source.model_copy(
         update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
@@ -131,11 +132,11 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
 
 @contextmanager
 def _copied(cursor: psycopg.Cursor[Any], slot: str, name: str) -> Iterator[None]:
-    """A temporary copy of the slot: whoever reads the slot itself isn't disturbed."""
+    """Create a temporary copy of the slot, so that readers of the slot aren't disturbed."""
     cursor.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (slot, name))
     try:
         yield
-    finally:  # after an error the server has dropped it already
+    finally:  # After an error the server has dropped it already.
         drop = (
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name"
             " = %s"
@@ -143,9 +144,8 @@ def _copied(cursor: psycopg.Cursor[Any], slot: str, name: str) -> Iterator[None]
         cursor.execute(drop, (name,))
 
 
-# A row that is older than every transaction whose catalogs the slot needs was there when all that
-# waits was written. ALTER PUBLICATION makes rows young too, so that is no more than a reason to
-# try.
+# A row older than every transaction whose catalogs the slot needs existed when all pending WAL was
+# written. ALTER PUBLICATION renews its row too, so a newer row is only a reason to try.
 _YOUNG = """
 select p.pubname as name
 from pg_publication p

@@ -1,5 +1,5 @@
-"""The slot in set-up and teardown: whose it is, by the lake's bookkeeping and the server, and its
-making or adoption.
+"""The slot in setup and teardown: who owns it, by ledger and server, and its creation or
+adoption.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from waldelta.slot.standby import snapshots_logged, wait_replayed
 log = logging.getLogger(__name__)
 
 
-# A standby that is connected has long replayed what was written before by then.
+# By then a connected standby has long replayed what was written before.
 AWAY_TIMEOUT_S = 10
 
 
 def slot_life(job: Job) -> list[SlotMove]:
-    """What began and ended the slot's lives, oldest first."""
+    """Returns what began and ended the slot's incarnations, oldest first."""
     return _begun_or_ended(job.ledger.slot_lives(job.pipeline.source.slot))
 
 
@@ -43,7 +43,7 @@ def _begun_or_ended(done: Sequence[SlotMove]) -> list[SlotMove]:
 
 
 def was_created_by_pipeline(moves: Sequence[SlotMove]) -> bool:
-    """Whether the slot's present life began with its creation by this pipeline."""
+    """Returns whether this pipeline created the slot's current incarnation."""
     return next(
         (
             m.event != "adopted"
@@ -55,11 +55,10 @@ def was_created_by_pipeline(moves: Sequence[SlotMove]) -> bool:
 
 
 def beyond(job: Job, slot: SlotState) -> Lsn | None:
-    """The furthest this pipeline ever moved the slot in its present life, when it stands beyond
-    that; else None.
+    """Returns the furthest position this pipeline recorded for the slot, if the slot is beyond it.
 
-    Every move is recorded before it is made. So it isn't shown to be ours then: it may be another
-    one, made under this name.
+    Otherwise returns None. Every move is recorded before it is made, so such a slot may be another
+    one, created under this name.
     """
     lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
     furthest = (
@@ -71,11 +70,10 @@ def beyond(job: Job, slot: SlotState) -> Lsn | None:
 
 
 def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
-    """Raises SourceChanged when the connection leads to another server than the one where the slot
-    lives.
+    """Raise SourceChanged when the connection leads to another server than the slot's.
 
-    One of its name there is another deployment's, with publications that this pipeline's file fits
-    as well, and wherever it stands: positions of two servers can't be compared.
+    A slot of that name there belongs to another deployment, even if its publications fit this
+    pipeline's file. Positions of two servers can't be compared.
     """
     if not moves or moves[-1].event == "dropped":
         return
@@ -90,11 +88,11 @@ def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
 
 
 def end_life(conn: Connection, job: Job) -> bool:
-    """End the slot's present life: drop it where it is shown to be this pipeline's, and record
-    that; whether it was dropped.
+    """End the slot's current incarnation; returns whether the slot was dropped.
 
-    Raises SlotForeign and SlotInUse, and changes nothing then; LateWriter when another run has set
-    it up anew meanwhile.
+    The slot is dropped if it is known to be this pipeline's, and the end is recorded. Raises
+    SlotForeign and SlotInUse without changes; LateWriter when another run has set it up again
+    since.
     """
     name, dropped = job.pipeline.source.slot, False
     done = job.ledger.slot_lives(name)
@@ -114,8 +112,9 @@ def end_life(conn: Connection, job: Job) -> bool:
 def slot_that_stays(
     slot: SlotState | None, moves: Sequence[SlotMove], furthest: Lsn | None = None
 ) -> list[str]:
-    """A line on a slot that pgoutput feeds from this database, since whoever ran teardown may think
-    it gone.
+    """Returns a line about a pgoutput slot of this database that teardown didn't drop.
+
+    Its operator may think it is gone.
     """
     if slot is None or slot.plugin != PLUGIN or not slot.in_this_database or slot.is_servers_own:
         return []
@@ -142,7 +141,7 @@ def slot_that_stays(
 
 
 def copy_that_stays(conn: Connection, slot: str) -> list[str]:
-    """A line on the copy that a mismatch left."""
+    """Returns a line about the slot copy that a mismatch left."""
     kept = kept_copy(conn, slot)
     if kept is None:
         return []
@@ -155,9 +154,7 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
 
 
 def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
-    """What the bookkeeping says against using the slot: it is gone, another server's, or somebody
-    else's.
-    """
+    """Yields what the ledger says against using the slot: it is gone, or belongs to others."""
     moves, name = slot_life(job), job.pipeline.source.slot
     alive = bool(moves) and moves[-1].event in ("created", "adopted")
     if alive and slot is None:
@@ -187,8 +184,9 @@ def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
 
 
 def _is_half_made(moves: Sequence[SlotMove], slot: SlotState) -> bool:
-    """Whether a setup that died between creating the slot and recording it has made it; nobody has
-    read it since.
+    """Returns whether a setup that died before recording the slot created it.
+
+    Such a slot has not been read since.
     """
     return (
         bool(moves)
@@ -198,8 +196,9 @@ def _is_half_made(moves: Sequence[SlotMove], slot: SlotState) -> bool:
 
 
 def _was_ours(job: Job, slot: SlotState) -> bool:
-    """Whether the slot stands where this lake's last life of it could have left it: nobody else
-    moved it.
+    """Returns whether the slot is where this lake's last incarnation could have left it.
+
+    No other program moved it then.
     """
     lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
     if not lives or lives[-1].system_identifier != slot.system_identifier:
@@ -209,9 +208,7 @@ def _was_ours(job: Job, slot: SlotState) -> bool:
 
 
 def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
-    """What an existing slot's failover property is to be altered to; None when it stays as it
-    is.
-    """
+    """Returns the failover property to set on an existing slot; None when it stays."""
     return (
         source.failover
         if slot is not None and source.failover not in (None, slot.failover)
@@ -220,13 +217,12 @@ def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
 
 
 def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bool = False) -> None:
-    """Create the slot, or adopt the one that exists, and record it; nothing when that was done
-    before.
+    """Create the slot, or adopt the existing one, and record it, unless that was done before.
 
-    One that the script for a DBA made (``scripted``) counts as created here. ``conn`` leads to the
-    server that is to have it: the primary, or a standby, which is waited for until it has the
-    publications. Raises LateWriter when another run, taking this one for dead, does the same: what
-    that one recorded stays.
+    A slot that the DBA's script created (``scripted``) counts as created by this pipeline. ``conn``
+    connects to the server that will have the slot: the primary, or a standby, which is waited for
+    until it has the publications. Raises LateWriter when another run, assuming that this one died,
+    does the same; its record stays.
     """
     name = job.pipeline.source.slot
     done, slot = job.ledger.slot_lives(name), read_slot(conn, name)
@@ -261,7 +257,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         else:
             slot = _create_on_standby(primary, conn, source)
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
-        # Nothing was made: a slot of this name that is there later is somebody else's.
+        # Nothing was created: a slot of this name that appears later is another program's.
         job.ledger.append_life(replace(creating, at=now(), event="dropped"), creating)
         if isinstance(err, WaldeltaError):
             raise
@@ -279,20 +275,20 @@ def _create_on_standby(primary: Connection, conn: Connection, source: Source) ->
                 conn, source.slot, two_phase=source.options.two_phase, primary=primary
             )
         except TransactionsStillOpen:
-            # On a busy primary some always are, also while the standby isn't connected, and that is
-            # what has to be told then.
+            # On a busy primary there always are open transactions, also while the standby isn't
+            # connected, which is then the error to report.
             wait_replayed(primary, conn, AWAY_TIMEOUT_S)
             raise
 
 
 def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> None:
     incarnation, lsn = _incarnation(job, slot), slot.confirmed_flush_lsn.value
-    # Batches of an earlier life stay in the change log, and the new one begins behind them. A run
-    # of that life that is about to commit took the number after the highest, be it its first; it
-    # finds out at its next step.
+    # Batches of an earlier incarnation stay in the change log, and the new one begins after them. A
+    # run of the earlier one that is about to commit has taken at most the number after the highest,
+    # and finds out at its next step.
     log_holds = ChangeLog(job.pipeline.target.root, "", job.storage_options).highest_batch()
     moves = job.ledger.slot_moves()
-    # The log may have been lost.
+    # The change log may have been lost.
     highest = max([log_holds, *(move.batch or 0 for move in moves)])
     had_life = any(move.event in ("created", "adopted") for move in moves)
     behind = highest + 1 if highest or had_life else 0
@@ -314,8 +310,9 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
 
 
 def _incarnation(job: Job, slot: SlotState) -> str:
-    """Where the slot's life begins; numbered when one began there before: a slot adopted again need
-    not have moved.
+    """Returns the position where the incarnation begins, numbered if one began there before.
+
+    A slot that is adopted again may not have moved.
     """
     began = str(slot.confirmed_flush_lsn)
     lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}

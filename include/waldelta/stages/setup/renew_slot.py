@@ -1,9 +1,9 @@
-"""Resync, the PostgreSQL side: a pipeline whose slot is broken for good gets a new one;
-waldelta.jobs.resync mends the targets then.
+"""Resync on PostgreSQL's side: recreates a pipeline's permanently broken slot; waldelta.jobs.resync
+repairs the targets afterwards.
 
-Order of effects: the gap is recorded, the slot's life ends (the slot is dropped, where it is ours),
-publications and slot are set up anew, which begins another life. Killed anywhere in between, the
-next resync, or setup, goes on.
+First the gap is recorded. Then the slot incarnation ends, and the slot is dropped if it is this
+pipeline's. Last, publications and slot are set up again, which begins another incarnation. If a
+resync is killed in between, the next resync, or setup, continues.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ def renew_slot(
     accept_server: str | None = None,
     broken: SlotError | None = None,
 ) -> Gap | None:
-    """Make the slot anew, and whatever of the publications is missing, when the stream can't go on;
-    returns the gap.
+    """Recreate the slot, and missing parts of the publications, if the stream can't continue.
 
-    None, and nothing is done, while the slot is fine, as far as can be seen without reading it:
-    ``broken`` is what reading it found. Raises before anything is changed: SlotMissing when the
-    pipeline was never set up, SlotForeign for a slot that isn't ours to drop, SlotInUse for one
-    that somebody reads, PreflightFailed, and SourceChanged for a server that isn't, or doesn't go
-    on from, the one that the lake was fed by, unless ``accept_server`` names it ("system
+    Returns the gap. Returns None, and does nothing, while the slot seems fine without reading it:
+    ``broken`` is an error found by reading it. Raises before anything is changed: SlotMissing when
+    the pipeline was never set up, SlotForeign for a slot that another owner must drop, SlotInUse
+    for a slot that is being read, and PreflightFailed. Raises SourceChanged for a server that
+    isn't, or doesn't continue, the lake's source, unless ``accept_server`` names it ("system
     identifier/timeline").
     """
     check_writable(job.pipeline.target.root)
@@ -57,7 +56,7 @@ def renew_slot(
         try:
             job.slot_identity()
         except SlotMissing:
-            # A resync was killed between the end of one life and the beginning of the next.
+            # A resync was killed between the end of one incarnation and the beginning of the next.
             opened = open_gaps(job.ledger.gaps(job.pipeline.source.slot))
             if not opened:
                 raise
@@ -83,8 +82,9 @@ def renew_slot(
 
 
 def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | None) -> None:
-    """Targets are about to become what this server holds, which may be a clone, or somebody's
-    test.
+    """Raise SourceChanged unless the operator accepted this server, which may be a clone or a test.
+
+    A resync makes the targets equal to it.
     """
     server = read_position(connection)
     found = f"{server.system_identifier}/{server.timeline}"
@@ -96,7 +96,7 @@ def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | 
 
 
 def _broken(connection: Connection, job: Job) -> SlotError | None:
-    """Why the stream can't go on; None when it can. Raises whatever else is wrong."""
+    """Returns the error that keeps the stream from continuing, or None; raises other errors."""
     name, identity = job.pipeline.source.slot, job.slot_identity()
     try:
         server = slot_position(connection, job)
@@ -110,8 +110,9 @@ def _broken(connection: Connection, job: Job) -> SlotError | None:
 
 
 def _check_droppable(connection: Connection, job: Job) -> None:
-    """Raises SlotForeign when a slot is there that this pipeline isn't shown to have made: only its
-    owner may drop it.
+    """Raise SlotForeign for a slot that this pipeline isn't known to have created.
+
+    Only its owner may drop it.
     """
     name = job.pipeline.source.slot
     slot, moves = read_slot(connection, name), slot_life(job)

@@ -1,9 +1,9 @@
-"""Set-up and teardown: publications first, then the slot, by the difference to what exists.
+"""Setup and teardown: first publications, then the slot, by the difference to what exists.
 
-``plan_setup`` changes nothing; ``apply_setup`` refuses before it changes anything, puts all
-publications in order in one transaction, and creates the slot afterwards: peek and get fail for
-good when a publication they name did not yet exist at the WAL position they decode. Each step can
-die and be run again.
+``plan_setup`` changes nothing. ``apply_setup`` refuses before it changes anything, alters all
+publications in one transaction, and creates the slot afterwards: peek and get fail permanently when
+a named publication didn't exist at the WAL position they decode. Each step can be interrupted and
+repeated.
 """
 
 from __future__ import annotations
@@ -77,65 +77,66 @@ STOP_ON_ERROR = "\\set ON_ERROR_STOP on"
 
 @dataclass(frozen=True, slots=True)
 class SetupPlan:
-    """What preflight found, and the SQL between what exists and what is wanted."""
+    """Preflight's findings, and the SQL that turns what exists into what is wanted."""
 
     findings: tuple[Finding, ...]
     statements: tuple[Statement, ...]
     create_slot: bool
     slot: str
     two_phase: bool = False
-    # Where the slot is to be made, when that isn't the primary: the standby's connection.
+    # The standby's connection, when the slot is created there instead of on the primary.
     read_from: str | None = None
-    # Whether standbys keep the slot: of a new one, and what to alter an existing one to (None: it
-    # stays as it is).
+    # Whether standbys keep a new slot, and the value to set on an existing one (None: unchanged).
     failover: bool = False
     alter_failover: bool | None = None
-    # Whether the slot that exists was made for this pipeline, by the script for a DBA.
+    # Whether the DBA's script created the existing slot for this pipeline.
     scripted: bool = False
-    # What feeds the targets that aren't just the table of their name.
+    # Descriptions of targets whose source isn't just their own table.
     sources: tuple[str, ...] = ()
-    # Who asks, as SQL writes the role.
+    # The requesting role, as SQL writes it.
     role: str = ""
     lock_timeout_ms: int = DDL_LOCK_TIMEOUT_MS
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why set-up would be refused."""
+        """Returns why setup would be refused."""
         return tuple(f.text for f in self.reported() if f.severity == "problem")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Matters of policy."""
+        """Returns matters of policy."""
         return tuple(f.text for f in self.findings if f.severity == "warning")
 
     def reported(self, *, for_dba: bool = False) -> list[Finding]:
-        """The findings with one for all that the role lacks; ``for_dba``: without what the plan's
-        SQL takes care of.
+        """Returns the findings, with one for all missing privileges.
+
+        ``for_dba``: without findings that the plan's SQL resolves.
         """
         return merged(self.findings, self.role, for_dba=for_dba)
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is as wanted."""
+        """Returns whether everything is as wanted."""
         return not self.statements and not self.create_slot and self.alter_failover is None
 
     def as_sql(self) -> str:
-        """The plan as a script that a DBA can run with psql -f, which ends at the first error;
-        empty when nothing is to be done.
+        """Returns the plan as a script for psql -f, which stops at the first error; empty without
+        changes.
 
-        Only for plans without other problems than missing privileges (``require_for_dba``): a DBA
-        may do anything, also what makes the application's statements fail.
+        Use it only for plans whose only problems are missing privileges (``require_for_dba``): a
+        DBA may do anything, also what makes the application's statements fail.
         """
         lines: list[str] = []
         if self.statements:
-            # A filter's text means what was judged here only where backslashes escape nothing.
+            # A filter's text was checked with standard_conforming_strings on, where backslashes
+            # escape nothing.
             standard = "set local standard_conforming_strings = on;"
             lines += ["begin;", f"set local lock_timeout = '{self.lock_timeout_ms}ms';", standard]
             for statement in self.statements:
                 lines += [f"-- {_on_one_line(statement.reason)}", statement.text() + ";"]
             lines.append("commit;")
             if self.create_slot and self.read_from is not None:
-                # The same file is for the standby, too, which can't write what the primary has.
+                # The same file is for the standby too, which can't write what the primary has.
                 lines = [
                     "select not pg_is_in_recovery() as on_primary \\gset",
                     "\\if :on_primary",
@@ -161,8 +162,7 @@ class SetupPlan:
                         "-- for what is to be run on the primary meanwhile, again if need be:"
                         " select pg_log_standby_snapshot()"
                     ),
-                    # A slot that a primary made by mistake would be read by nobody, and hold its
-                    # WAL.
+                    # A slot created on a primary by mistake would never be read, and keep its WAL.
                     f"{create} where pg_is_in_recovery();",
                 ]
         if self.alter_failover is not None:
@@ -170,12 +170,12 @@ class SetupPlan:
             lines.append(
                 f"-- in a psql with 'replication=database' in its connection string: {command}"
             )
-        # By default psql goes on after an error: the slot would be made without its publications,
-        # and hold WAL for nobody.
+        # By default psql continues after an error: the slot would be created without its
+        # publications, and keep WAL without a reader.
         return "\n".join([STOP_ON_ERROR, *lines]) if lines else ""
 
     def describe(self) -> str:
-        """Findings and plan for people."""
+        """Returns findings and plan as readable text."""
         found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
         script = (
             self.as_sql()
@@ -192,12 +192,12 @@ class SetupPlan:
         )
 
     def require(self) -> None:
-        """Raises PreflightFailed with every problem."""
+        """Raise PreflightFailed with every problem."""
         if self.problems:
             raise PreflightFailed(self.problems)
 
     def require_for_dba(self) -> None:
-        """Raises PreflightFailed with the problems that no privilege takes away."""
+        """Raise PreflightFailed with the problems that no privilege solves."""
         problems = tuple(
             f.text for f in self.findings if f.severity == "problem" and f.lacks is None
         )
@@ -206,26 +206,25 @@ class SetupPlan:
 
 
 def _on_one_line(text: str) -> str:
-    # A comment of psql's ends at any of these, and names of tables may hold them.
+    # A psql comment ends at any of these characters, and table names may contain them.
     return "".join(char if char.isprintable() else " " for char in text)
 
 
 def plan_setup(
     conn: Connection, job: Job, translate: Translate = resolvable, *, renew: bool = False
 ) -> SetupPlan:
-    """Look at everything and say what set-up would do; changes nothing and raises only when the
-    server can't be asked, or TableBusy when a table of the publications stays locked against
-    readers.
+    """Plan what setup would do; changes nothing.
 
-    ``translate`` judges whether Spark can evaluate a target's filter. ``renew``: the slot that
-    there is will be replaced.
+    Raises when the server can't be queried, and TableBusy when a table of the publications stays
+    locked against readers. ``translate`` checks whether Spark can evaluate a target's filter.
+    ``renew``: the existing slot will be replaced.
     """
     with (
         job.connect_slot("check", conn) as slot_conn,
         limited(conn, "lock_timeout", DDL_LOCK_TIMEOUT_MS / 1000),
     ):
-        # Sizes and filters are read under their tables' locks, and whoever carries the plan out
-        # keeps runs from landing meanwhile.
+        # Sizes and filters are read under their tables' locks. A caller that carries the plan out
+        # also has the slot's lock, so no run lands during that.
         plan = partial(_plan_setup, conn, slot_conn, job, translate, renew=renew)
         return _with_lock_retry(
             conn, plan, partial(lock_holders, conn, EXCLUSIVE_MODES, waiting=True)
@@ -267,10 +266,10 @@ def _plan_setup(
         planned = plan_targets(conn, pipeline, in_force, facts)
         findings += [*planned.findings, *judge_wheres(conn, pipeline, planned, translate)]
         fed = planned.describe()
-        if not renew:  # a lost slot is made anew whatever is to be checked
+        if not renew:  # A lost slot is recreated whatever the expectations are.
             findings += judge_suites(pipeline, planned.sources)
     findings += _forgotten(job, actual)
-    with suppress(SlotMissing):  # before the first setup there are no targets
+    with suppress(SlotMissing):  # Before the first setup there are no targets.
         findings += judge_replaced(job.table_states().values(), facts)
     scripted = slot is not None and _is_scripted(slot_conn, job, slot, actual)
     if not renew and not scripted:
@@ -292,9 +291,9 @@ def _plan_setup(
 
 @private_files()
 def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -> SetupPlan:
-    """Bring publications and slot into the wanted state; gives the plan that was carried out.
+    """Bring publications and slot into the wanted state; returns the plan that was carried out.
 
-    Raises PreflightFailed before anything is changed. Holds the slot's lock meanwhile.
+    Raises PreflightFailed before anything is changed. Holds the slot's lock during the setup.
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job) as lock:
@@ -304,11 +303,11 @@ def apply_setup(conn: Connection, job: Job, translate: Translate = resolvable) -
 def carry_out(
     conn: Connection, job: Job, lock: AdvisoryLock, translate: Translate, *, renew: bool = False
 ) -> SetupPlan:
-    """Plan, and do as planned, under the slot's lock, which the caller holds; ``renew`` makes the
-    slot anew.
+    """Plan and carry out under the slot's lock, which the caller has; ``renew`` recreates the
+    slot.
     """
-    # One that lost the lock may still be waiting for the slot that it makes, which has no position
-    # until then.
+    # A run that lost the lock may still wait for the slot it creates, which has no position until
+    # then.
     with job.connect_slot("fence", conn) as connection:
         end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, translate, renew=renew)
@@ -317,11 +316,11 @@ def carry_out(
         with job.connect_slot("setup", conn) as slot_conn:
             lock.check()
             end_life(slot_conn, job)
-    # Before the publications change for others: whoever dies in between has at most recorded too
-    # much.
+    # Recorded before the transaction commits: if setup dies in between, it has recorded too much at
+    # most.
     with entries_kept(conn, job) if plan.statements else nullcontext():
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
-    _record_removed(conn, job)  # what a DBA changed by hand
+    _record_removed(conn, job)  # This records what a DBA changed manually.
     fault_point("setup.publications")
     with job.connect_slot("setup", conn) as slot_conn:
         lock.check()
@@ -335,12 +334,11 @@ def carry_out(
 
 @private_files()
 def teardown(conn: Connection, job: Job) -> list[str]:
-    """Drop the slot and the publications that this pipeline made, and nothing else; says what was
-    dropped.
+    """Drop the slot and the publications that this pipeline created; returns what was dropped.
 
-    A slot that existed before, publications without this pipeline's mark and the lake stay. A slot
-    that stays holds WAL, so the last line says why it does and how to drop it. Raises SourceChanged
-    on another server than the slot's.
+    A slot that existed before, publications without this pipeline's mark, and the lake stay. A slot
+    that stays keeps WAL, so the last line explains why it stays and how to drop it. Raises
+    SourceChanged on another server than the slot's.
     """
     slot = job.pipeline.source.slot
     dropped: list[str] = []
@@ -353,7 +351,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
                 f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped:"
                 " let its owner run drop publication, then run teardown again"
             )
-        # The slot goes first: once the publications are gone, it could not be read any more.
+        # The slot goes first: it could not be read any more without its publications.
         if end_life(slot_conn, job):
             dropped.append(f"slot {slot}")
         run_statements(
@@ -407,13 +405,11 @@ def run_statements(
 def _wanted(
     conn: Connection, job: Job, entry: Publication, facts: Facts
 ) -> tuple[PublicationState, list[Finding]]:
-    """What is wanted of a publication, as PostgreSQL prints it, and what PostgreSQL says against
-    it.
-    """
+    """Returns the wanted publication as PostgreSQL prints it, and PostgreSQL's objections."""
     wanted = wanted_publication(job.pipeline.pipeline, entry, job.pipeline.source.slot)
     if unreadable := judge_filters(entry):
-        # Only text that could be read is ever sent; the rest of the entry is judged without its
-        # filters.
+        # Only filters that were parsed are sent to the server; the rest of the entry is judged
+        # without them.
         return (
             replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)),
             unreadable,
@@ -458,7 +454,7 @@ def _bound_locks(conn: Connection) -> None:
 
 
 def _record_removed(conn: Connection, job: Job) -> None:
-    with suppress(SlotMissing):  # a slot that isn't there yet has no copies to lose
+    with suppress(SlotMissing):  # A slot that doesn't exist yet has no copies to lose.
         record_removed(job, read_lifecycles(job, read_published(conn, job)), recopied=True)
 
 
@@ -470,12 +466,11 @@ def _is_ours(job: Job, publication: PublicationState) -> bool:
 def _is_scripted(
     conn: Connection, job: Job, slot: SlotState, actual: Mapping[str, PublicationState]
 ) -> bool:
-    """Whether a slot that nobody has read was made behind this pipeline's publications, whose
-    comments name it.
+    """Returns whether the DBA's script created an unread slot for this pipeline.
 
-    The script for a DBA makes them in that order. One that was there before the publications is
-    somebody's own. So is one that came after a setup of this pipeline, which makes the publications
-    too and has a row in the ledger for the slot.
+    The script creates the publications first, whose comments name the slot. A slot older than the
+    publications belongs to another program. A slot that follows an earlier setup of this pipeline
+    does too: that setup created the publications, and has a ledger row for the slot.
     """
     if job.ledger.slot_lives(slot.name):
         return False

@@ -1,8 +1,7 @@
-"""Slots on the source that no pipeline file names. Each holds back WAL until somebody
-drops it.
+"""Slots on the source that no pipeline file names. Each keeps WAL until it is dropped.
 
-A slot has no comment; the publications that setup made have one, which names their slot. So the
-source itself tells what waldelta left there, also when pipeline file and lake are gone.
+A slot has no comment, but the publications that setup created have one, which names their slot. So
+the source itself shows what waldelta left there, even when pipeline file and lake are gone.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from waldelta.stages.setup.setup import run_statements
 
 @dataclass(frozen=True, slots=True)
 class SlotWithoutPipeline:
-    """A slot that no pipeline file names, and the publications whose marks name it (without what
-    they publish).
+    """A slot that no pipeline file names, and the publications whose marks name it.
 
-    ``pipeline`` is whose file made them; None for a slot that no mark names, which may be
-    anybody's.
+    ``pipeline`` is the one whose file created them; None for a slot that no mark names, whose owner
+    is unknown. The publications don't include what they publish.
     """
 
     slot: SlotState
@@ -36,7 +34,7 @@ class SlotWithoutPipeline:
     publications: tuple[PublicationState, ...]
 
     def describe(self) -> str:
-        """What it is, what it holds back, and how to get rid of it; one line."""
+        """Returns one line: what the slot is, how much WAL it keeps, and how to drop it."""
         slot = self.slot
         since = (
             f", not read since {slot.inactive_since:%Y-%m-%d %H:%M} UTC"
@@ -64,12 +62,11 @@ class SlotWithoutPipeline:
 def find_slots_without_pipeline(
     conn: Connection, named: Collection[str], slot_conn: Connection | None = None
 ) -> list[SlotWithoutPipeline]:
-    """The slots that pgoutput feeds from this database and that aren't among those ``named`` by
-    pipeline files.
+    """Returns the pgoutput slots of this database that are not ``named`` by pipeline files.
 
-    Nor what a mismatch of theirs left: a run names that. ``slot_conn`` leads to a standby whose
-    slots count too: it has slots of its own, and the primary's publications. What PostgreSQL keeps
-    there of the primary's slots isn't among them.
+    Slots left by a mismatch of named slots are not included: a run reports those. ``slot_conn``
+    connects to a standby whose own slots count too. Slots that PostgreSQL synchronizes there from
+    the primary don't.
     """
     kept = {name_of_kept(name) for name in named}
     marks = [
@@ -97,15 +94,12 @@ def drop_slots_without_pipeline(
     chosen: Sequence[str],
     slot_conn: Connection | None = None,
 ) -> list[str]:
-    """Drop these slots and the publications that only they read; says what was dropped, and what
-    stays.
+    """Drop these slots and the publications that only they read; returns what was dropped or stays.
 
-    ``slot_conn`` leads to the standby that was asked too, if any. A publication stays when a slot
-    of that name is on the other server, whatever that is.
-
-    Raises ConfigError for a slot that isn't an orphan of waldelta's, or of which there are two,
-    PrivilegeMissing for another role's publications, before anything is dropped; LockHeld when a
-    run is at work on it.
+    ``slot_conn`` connects to the standby that was searched too, if any. A publication stays when
+    the other server has any slot of that name. Raises before anything is dropped: ConfigError for a
+    slot that isn't one of waldelta's without a pipeline, or that exists twice, and PrivilegeMissing
+    for another role's publications. Raises LockHeld while a run works on the slot.
     """
     every = list(found)
     known = {orphan.slot.name: orphan for orphan in every}
@@ -153,7 +147,7 @@ def drop_slots_without_pipeline(
 
 
 def _servers(conn: Connection, slot_conn: Connection | None) -> list[Connection]:
-    """The primary, and the standby behind it where one was asked too."""
+    """Returns the primary's connection, and the standby's if it was searched too."""
     return [conn] if slot_conn is None or slot_conn is conn else [conn, slot_conn]
 
 

@@ -1,5 +1,5 @@
-"""Held snapshot: a copy's snapshot until all its rows are read, and what that cost the source. A
-part of sync.
+"""Keeps a copy's snapshot until all its rows are read, and measures its cost for the source. Part
+of sync.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from waldelta.snapshot import SnapshotHolder
 
 @dataclass
 class CopySnapshot:
-    """A snapshot that is held since ``began``; ``beside`` is what goes on on the holder's
-    connection as long. ``bill`` is told at the end.
+    """A snapshot that is open since ``began``; ``resources`` use its connection as long.
+
+    ``bill`` is measured at the end.
     """
 
     job: Job
@@ -29,7 +30,7 @@ class CopySnapshot:
     bill: SourceBill = field(default_factory=SourceBill)
 
     def end(self) -> None:
-        """Let go of it, if that hasn't been done."""
+        """Release the snapshot, unless that is done."""
         if self.bill.snapshot_seconds:
             return
         self.resources.close()
@@ -37,7 +38,7 @@ class CopySnapshot:
         self.bill = SourceBill(snapshot_seconds=time.monotonic() - self.began, xmin_age=self._age())
 
     def _age(self) -> int:
-        """For the bill alone, which isn't worth a copy."""
+        """Returns the age for the bill; an error returns 0, because it must not fail a copy."""
         with suppress(WaldeltaError, psycopg.Error), self.job.connect("sync") as connection:
             return xmin_age(connection, self.holder.snapshot)
         return 0

@@ -1,4 +1,4 @@
-"""Copy progress: how far a table's copy is, logged while Spark reads it."""
+"""Copy progress: logs how far a table's copy is while Spark reads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _EVERY_S = 5.0
 def progress(
     holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]
 ) -> Iterator[None]:
-    """Log how far the copy is, as the server sees its readers: works wherever Spark's tasks run."""
+    """Log how far the copy is, from the server's view of its readers; works wherever Spark's tasks
+    run.
+    """
 
     def watch(ended: threading.Event) -> None:
         started = 0
@@ -43,8 +45,9 @@ def progress(
 def describe_progress(
     tasks: Sequence[Sequence[Chunk]], started: int, active: dict[int, int]
 ) -> str:
-    """How much is read; Spark starts its tasks in order, so those before ``started`` that aren't
-    active are done.
+    """Returns how much is read.
+
+    Spark starts its tasks in order, so those before ``started`` that aren't active are done.
     """
     sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
     done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)

@@ -1,9 +1,8 @@
-"""Snapshot diff: bring a target to what a snapshot of its source shows by the rows that differ, in
-one MERGE.
+"""Snapshot diff: brings a target to a snapshot of its source by merging only the rows that differ.
 
-In the place of a copy, for a target that holds most of these rows already: equal rows are not
-written again and keep their metadata columns. It is as exact as a copy whatever the target held
-before, since every row of both sides is compared.
+It replaces a copy for a target that already has most rows: equal rows are not written again and
+keep their metadata columns. It is as exact as a copy whatever the target contained, because every
+row of both sides is compared.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Staged for a key that the target holds more than once, which no MERGE can mend row by row.
+# Action of a key that the target has more than once, which a MERGE can't repair row by row.
 TWICE = "twice"
 
 
 @dataclass(frozen=True, slots=True)
 class RowDiff:
-    """What the diff found and its commit did, in rows; ``version`` is the target's afterwards."""
+    """What the diff found and its commit did, in rows; ``version`` is the target's new version."""
 
     version: int
     inserted: int
@@ -57,20 +56,18 @@ class RowDiff:
 
     @property
     def compared(self) -> int:
-        """Rows of the snapshot, which the target holds now."""
+        """Returns the number of rows in the snapshot, which the target has now."""
         return self.inserted + self.updated + self.unchanged
 
     @property
     def written(self) -> int:
-        """Rows that differed."""
+        """Returns the number of rows that differed."""
         return self.inserted + self.updated + self.deleted
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The state of a target's last complete copy, in whatever life of the slot; None: it has had
-    none.
-    """
+    """The state of a target's last complete copy in any slot incarnation; None: it has none."""
 
     state: TableState | None
 
@@ -79,8 +76,8 @@ class Former:
 class CopiedRows:
     """A copy and its rows, as they are read, once, and as the target would store them.
 
-    ``all_read`` is to be called when nothing reads them from the source again, whatever Spark does
-    anew: it ends the snapshot.
+    Call ``all_read`` when nothing will read them from the source again, whatever Spark recomputes:
+    it ends the snapshot.
     """
 
     copy: TableCopy
@@ -92,7 +89,7 @@ class CopiedRows:
 def obstacle(
     former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]
 ) -> str | None:
-    """Why only a copy of the whole table is exact; None when a diff is.
+    """Returns why only a whole copy is exact, or None when a diff is.
 
     ``held`` and ``wanted`` are Spark types by column: the target's, and those that a copy would
     write.
@@ -116,12 +113,11 @@ def mend_target(
     copied: CopiedRows,
     attempt: int,
 ) -> RowDiff | str:
-    """Compare a copy's rows with the target, by key, and merge what differs; or say why only a
-    whole copy is exact.
+    """Compare a copy's rows with the target by key, and merge the differences.
 
-    ``state`` is the generation that this begins. ``attempt`` is the transaction's version. Raises
-    the error that a task named, LateWriter, SnapshotLost when somebody has changed the target since
-    it was read.
+    Returns the reason instead when only a whole copy is exact. ``state`` is the generation that
+    this begins. ``attempt`` is the transaction's version. Raises the error that a task named,
+    LateWriter, and SnapshotLost when another writer changed the target since it was read.
     """
     uri = uri_of(job, state.table_name)
     compared = read_untouched(job, state).version
@@ -165,7 +161,7 @@ def _mend(
     held: DataFrame,
     attempt: int,
 ) -> TargetCut | None:
-    """Stage and merge the differences; None when the target has a key twice."""
+    """Stage and merge the differences; returns None when the target has a key twice."""
     copy = copied.copy
     found = differences(copy, copied.rows.toDF(*staged_names(copy)), held)
     folder = staging_folder(
@@ -175,10 +171,10 @@ def _mend(
         found.write.mode("overwrite").parquet(folder)
         counts = count_actions(spark, folder)
         if TWICE in counts:
-            return None  # a whole copy reads them again
+            return None  # A whole copy reads the rows again.
         copied.all_read()
         fault_point("resync.compared")
-        # The transaction of a copy, in whose place this stands.
+        # The same transaction id as a copy's, which this replaces.
         app_id = f"{job.slot_identity().app_id}:sync:{state.table_name}"
         tag = CommitTag(app_id, attempt, job.run_id, counts=counts, verb="resync")
         if not counts:
@@ -188,7 +184,9 @@ def _mend(
 
 
 def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFrame:
-    """The net changes between target and source: ``action``, ``b<k>``, and the source's columns."""
+    """Returns the net changes from target to source: ``action``, ``b<k>``, and the source's
+    columns.
+    """
     names = [name for name, _ in copy.columns]
     key = staged_shape(copy, copy.key_columns).key
     held = [F.col(quote(name)).alias(f"t{i}") for i, name in enumerate(names)]
@@ -214,7 +212,7 @@ def differences(copy: TableCopy, source: DataFrame, target: DataFrame) -> DataFr
 
 
 def _differing(copy: TableCopy) -> list[str]:
-    """Conditions, one for each column, on which two rows of one key aren't the same."""
+    """Returns a condition per column that is true where two rows of one key differ."""
     found = []
     for i, (_, kind) in enumerate(copy.columns):
         sent = f"parse_json(c{i})" if kind.spark == VARIANT else f"c{i}"

@@ -1,5 +1,5 @@
-"""Write copy: a copy's rows into its target, by the way that fits: tasks that write files, Spark,
-or only the rows that differ.
+"""Writes a copy's rows into its target: by tasks that write files, by Spark, or only rows that
+differ.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyRows:
-    """The rows of a copy, who reads them and in how many tasks, and under which names they are
-    committed.
+    """The rows of a copy, its reader and number of tasks, and the names it is committed under.
 
-    ``all_read`` is called as soon as nothing reads any more. Not where Spark replaces the target:
-    in that one statement it may read a task's rows again until it commits.
+    ``all_read`` is called as soon as nothing reads any more. Where Spark replaces the target, it
+    isn't called before the commit, because Spark may read a task's rows again.
     """
 
-    # The target's: one table may feed several, and ``copy`` is of what feeds it.
+    # The target's name: one source table may have several targets, and ``copy`` has the source's
+    # name.
     target: TableId
     copy: TableCopy
     columns: Sequence[TargetColumn]
@@ -64,15 +64,17 @@ class CopyRows:
     metadata: dict[str, Any]
     moment: SnapshotMoment
     all_read: Callable[[], object]
-    # Of a target that keeps more than a mirror: what it holds stays.
+    # True for a target that stores more than a mirror: its rows stay.
     keeps: bool = False
 
 
 def write_copy(
     spark: SparkSession, job: Job, rows: CopyRows, generation: int, former: Former | None
 ) -> tuple[CommitResult, int | None, RowDiff | str | None]:
-    """Put the rows into the target: what was written, how many of them are verbatim if that is
-    known, and what differed.
+    """Write the rows into the target; returns the commit, the number of raw rows, and the
+    differences.
+
+    The number of raw rows is None where it is unknown.
     """
     table_id, target = rows.target, job.pipeline.target
     uri, marks = (
@@ -81,14 +83,14 @@ def write_copy(
     )
     mode = target.mode_of(str(table_id))
     is_plain = mode == MIRROR and former is None and not marks
-    if mode == MIRROR:  # else once it is known that it isn't refused
+    if mode == MIRROR:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(spark, job, str(table_id), generation)
     here = open_target(uri, rows.columns, job.storage_options) if is_plain else None
     if here is not None:
 
         def run(count: int, row_schema: pa.Schema, task: Task) -> list[Any]:
             done = run_tasks(spark, count, row_schema, task, stops=True)
-            rows.all_read()  # every task has told of its files
+            rows.all_read()  # Every task has returned its files.
             return done
 
         copied = copy_files(run, here, rows.tasks, rows.reader, rows.txn, rows.metadata)
@@ -112,14 +114,14 @@ def write_copy(
     if isinstance(diff, RowDiff):
         return CommitResult(diff.version, diff.compared, 0), None, diff
     written = replace_target(spark, uri, frame, rows.txn, rows.metadata)
-    if marked and not marks:  # only now: there are none left
+    if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(spark, uri, wanted=False)
     return written, None, diff
 
 
 def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> CommitResult:
-    """Leave the target's rows as they are, as a new generation that late writers of earlier ones
-    can't commit to.
+    """Keep the target's rows under a new generation, which late writers of earlier ones can't
+    commit to.
     """
     take_over_for_copy(spark, job, name, generation)
     version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
@@ -129,7 +131,7 @@ def keep_target(spark: SparkSession, job: Job, name: str, generation: int) -> Co
 def _in_frames(
     reader: ChunkReader,
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The rows as Spark's, of tasks that it numbers."""
+    """Returns the function that reads the rows of Spark tasks by their numbers."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,10 +1,10 @@
-"""Copy files: a copy's rows become the target's files in Spark's tasks, with Arrow, and one commit
-puts them in the place of others.
+"""Copy files: Spark's tasks write a copy's rows as the target's files with Arrow, and one commit
+replaces the old files.
 
-Rows never become Spark's own: the tasks that read them write them too, so that the JVM's rows, its
-Parquet and their conversion cost nothing. The commit is delta-rs's and carries what Spark's would,
-the transaction id and the userMetadata. It is a compare-and-swap on the version that the table had:
-whoever commits to it as waldelta meanwhile makes this copy the late one.
+Rows never become Spark's own: the tasks that read them also write them, which saves the JVM's rows,
+its Parquet writer and conversions. delta-rs commits, with the same transaction id and userMetadata
+as Spark would. The commit is a compare-and-swap on the table's version: if another waldelta run
+commits first, this copy raises LateWriter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from waldelta.spark.tasks import RunTask
 
 log = logging.getLogger(__name__)
 
-# Memory holds so much of what was read until it is a row group.
+# Memory buffers this much of what was read until it is a row group.
 COPY_ROW_GROUP_BYTES = 32 << 20
 _WRITTEN = pa.schema(
     [
@@ -54,9 +54,9 @@ _WRITTEN = pa.schema(
         ("verbatim", pa.int64()),
     ]
 )
-# How often other people's commits may come in between.
+# How many times external commits may come in between.
 _ATTEMPTS = 10
-# With it delta-rs lists a table's features, without that of a NOT NULL.
+# With this type, delta-rs lists a table's features without the one of a NOT NULL.
 _NTZ = "timestamp_ntz"
 _LATE = "{uri} was changed by somebody else while it was replaced: run the sync again"
 
@@ -66,9 +66,7 @@ ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
-    """What a copy wrote; ``raw_rows`` are the rows with a value that its column's type can't
-    hold.
-    """
+    """What a copy wrote; ``raw_rows`` are rows with a value that its column's type can't store."""
 
     written: CommitResult
     raw_rows: int
@@ -76,8 +74,8 @@ class CopiedFiles:
 
 @dataclass(frozen=True, slots=True)
 class CopyTarget:
-    """A target whose files tasks may write, as it was before the copy; travels to the tasks without
-    its ``table``.
+    """A target whose files tasks may write, as before the copy; tasks get it without its
+    ``table``.
     """
 
     uri: str
@@ -88,11 +86,10 @@ class CopyTarget:
 def open_target(
     uri: str, columns: Sequence[TargetColumn], storage_options: dict[str, str] | None
 ) -> CopyTarget | None:
-    """The target with these columns, made when there is none; None when it is to be written by
-    Spark.
+    """Returns the target with these columns, created if missing; None when Spark must write it.
 
-    These are tables that Spark alone writes right: with column mapping, variants, deletion vectors
-    or other features; tables whose columns are others; and those that delta-rs can't reach.
+    Spark must write tables with column mapping, variants, deletion vectors or other features,
+    tables with other columns, and tables that delta-rs can't access.
     """
     if needs_mapping(columns) or any(column.spark_type == VARIANT for column in columns):
         return None
@@ -106,7 +103,7 @@ def open_target(
 
 
 def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) -> DeltaTable:
-    """Raises OSError for a folder with something else in it, as Spark does in its own words."""
+    """Returns the table, created if missing; raises OSError for a folder with other files in it."""
     try:
         return DeltaTable(uri, storage_options=storage_options)
     except TableNotFoundError:
@@ -121,8 +118,9 @@ def _opened(uri: str, wanted: Schema, storage_options: dict[str, str] | None) ->
 
 
 def _fits(table: DeltaTable, wanted: Schema) -> bool:
-    """Whether the table's columns are those wanted, and nothing else asks for Spark. It may have
-    fewer NOT NULLs, not more.
+    """Returns whether the table has the wanted columns, and no feature that requires Spark.
+
+    It may have fewer NOT NULL constraints, not more.
     """
     held, asked = (
         {field.name: field for field in schema.fields} for schema in (table.schema(), wanted)
@@ -133,7 +131,7 @@ def _fits(table: DeltaTable, wanted: Schema) -> bool:
         return False
     if any(field.nullable and not held[name].nullable for name, field in asked.items()):
         return False
-    # A path of more than a name is of a clone's, or of a table that was partitioned.
+    # A path with more than a file name belongs to a clone, or to a table that was partitioned.
     return not any(mark in path for path, _ in _files(table) for mark in "/%:")
 
 
@@ -145,11 +143,10 @@ def copy_files(
     txn: tuple[str, int],
     metadata: Mapping[str, Any],
 ) -> CopiedFiles:
-    """Have tasks write what ``reader`` reads, and put it in the place of what the target holds;
-    durable when this returns.
+    """Have tasks write what ``reader`` reads, and replace the target's files; durable on return.
 
-    ``run`` has tasks done (tasks.run_tasks). Raises the error a task named, LateWriter when
-    somebody else wrote as waldelta meanwhile, TargetNotWritable.
+    ``run`` runs the tasks (tasks.run_tasks). Raises the error a task named, LateWriter when another
+    waldelta run committed in between, TargetNotWritable.
     """
     uri, options, schema = target.uri, target.storage_options, arrow_schema(target.table)
     prefix = new_prefix()
@@ -170,8 +167,7 @@ def copy_files(
                 target, files, txn, json.dumps({"waldelta": dict(metadata)}, sort_keys=True)
             )
     except LateWriter:
-        # After any other error the commit may be there: its answer was lost, or what follows it
-        # failed.
+        # After any other error the commit may exist: its response was lost, or a later step failed.
         discard(uri, options, prefix)
         raise
     except (DeltaError, OSError) as err:
@@ -189,7 +185,7 @@ def _write(
     prefix: str,
     parts: Iterable[pa.RecordBatch],
 ) -> pa.Table:
-    """A task: write what it reads as files; tells of each."""
+    """Run one task: write what it reads as files, and return a row for each."""
     files, told = rooted(uri, storage_options), []
     with _named(uri):
         groups = _row_groups(parts)
@@ -206,8 +202,9 @@ def _write(
 
 
 def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """What comes, gathered or cut to row groups of a size that memory can hold, none of more rows
-    than a file has.
+    """Yields the batches merged or cut to row groups that fit in memory.
+
+    No row group has more rows than a file.
     """
     held: list[pa.RecordBatch] = []
     for part in parts:
@@ -232,7 +229,7 @@ def _raw_rows(rows: pa.Table) -> int:
 
 @contextmanager
 def _named(uri: str) -> Iterator[None]:
-    """Errors of the file system by name."""
+    """Raise the file system's errors as waldelta's."""
     try:
         yield
     except OSError as err:
@@ -242,7 +239,7 @@ def _named(uri: str) -> Iterator[None]:
 def _commit(
     target: CopyTarget, files: Sequence[tuple[str, int, str]], txn: tuple[str, int], metadata: str
 ) -> int:
-    """Put the new files in the place of the others, the version that has them; raises
+    """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
     table, own = target.table, DeltaLog(target.uri, target.storage_options)
@@ -262,8 +259,7 @@ def _commit(
             if not commits:
                 raise target_not_writable(target.uri, err) from None
             if found is None:
-                # Other people's rows go with all others that the copy replaces, as those that came
-                # before it.
+                # The copy replaces external rows like all others, as if they had come before it.
                 later = DeltaTable(target.uri, storage_options=target.storage_options)
                 if not _fits(later, table.schema()):
                     raise LateWriter(_LATE.format(uri=target.uri)) from err
@@ -278,8 +274,9 @@ def _commit(
 
 
 def _among(commits: Iterable[Commit], metadata: str) -> int | None:
-    """The version of our own commit, whose answer was lost; raises LateWriter when another of
-    waldelta's is among them.
+    """Returns the version of our own commit, whose response was lost.
+
+    Raises LateWriter when another waldelta commit is among them.
     """
     for commit in commits:
         if commit.info.get("userMetadata") == metadata:

@@ -1,10 +1,9 @@
-"""Copy states: a snapshot of the source into a target that keeps more than a mirror does, without
-losing what it has kept.
+"""Copy states: writes a snapshot into a target that stores more than a mirror, keeping its history.
 
-A part of sync. The first copy is the target's content: its rows hold from the snapshot on. Any
-later one is compared with the rows that the target says are there (``live_rows``), and only what
-differs becomes states, ends of states or changes, as of the snapshot. What happened between two of
-them, and was seen by the snapshot before it was applied, is one change then.
+Part of sync. The first copy is the target's content: its rows are valid from the snapshot on. A
+later copy is compared with the target's live rows (``live_rows``), and only differences become
+states, ends of states or changes, as of the snapshot. Several changes that the snapshot saw before
+they were applied then count as one.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMoment:
-    """When a snapshot was taken."""
+    """The position and time at which a snapshot was taken."""
 
     lsn: Lsn
     at: datetime
@@ -87,9 +86,7 @@ class SnapshotMoment:
 
 @dataclass(frozen=True, slots=True)
 class CopyCommit:
-    """How a copy is committed: as of which moment, under which transaction and metadata; ``keeps``:
-    what the target holds stays.
-    """
+    """How a copy is committed: its moment, transaction and metadata; ``keeps``: old rows stay."""
 
     moment: SnapshotMoment
     txn: tuple[str, int]
@@ -98,11 +95,10 @@ class CopyCommit:
 
 
 def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
-    """Whether the target keeps what an earlier copy in its mode, and the changes since, have
-    brought.
+    """Returns whether the target keeps the rows of an earlier copy in its mode and later changes.
 
-    Raises ModeRefused when its mode needs a key that the table hasn't, or is another one than the
-    target's.
+    Raises ModeRefused when its mode needs a key and the table has none, or when its mode differs
+    from the target's.
     """
     mode = job.pipeline.target.mode_of(table)
     check_key(mode, table, key)
@@ -116,15 +112,16 @@ def keeps_rows(job: Job, table: str, key: Sequence[str]) -> bool:
 def prepare_states(
     spark: SparkSession, job: Job, table: str, columns: Sequence[TargetColumn], key: Sequence[str]
 ) -> None:
-    """Create the target, when there is none, with the columns of its mode; a changelog's rows may
-    lack their key, since a TRUNCATE has none.
+    """Create the target, if missing, with the columns of its mode.
+
+    A changelog's key columns are nullable, because a TRUNCATE has no key.
     """
     mode, uri = job.pipeline.target.mode_of(table), uri_of(job, table)
     types = {column.name: column.spark_type for column in columns}
     added = mode_columns(mode, {name: types[name] for name in key})
     is_log = mode == CHANGELOG
     wanted = [TargetColumn(c.name, c.spark_type, c.arrow, c.nullable or is_log) for c in columns]
-    # Delta's DDL alone needs these; no Arrow type of them is asked for.
+    # Delta's DDL needs only these; their Arrow types aren't used.
     wanted += [
         TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
     ]
@@ -136,7 +133,7 @@ def prepare_states(
 def copy_states(
     spark: SparkSession, job: Job, begun: TableState, copied: CopiedRows, commit: CopyCommit
 ) -> CommitResult:
-    """Bring a target to what a snapshot shows, in one commit."""
+    """Bring a target to the state of a snapshot, in one commit."""
     mode, uri = job.pipeline.target.mode_of(begun.table_name), uri_of(job, begun.table_name)
     if not commit.keeps:
         take_over_for_copy(spark, job, begun.table_name, begun.generation)
@@ -151,7 +148,7 @@ def copy_states(
 
 
 def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[Column]:
-    """The columns of the mode in the rows of a first copy."""
+    """Returns the mode's columns for the rows of a first copy."""
     types = mode_columns(
         mode, {name: kind.spark for name, kind in copy.columns if name in copy.key_columns}
     )
@@ -227,7 +224,7 @@ def _add(
 
 
 def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:
-    """Differences, as a query of the rows that row_versions would make of them, all as of the
+    """Returns differences as a query of the rows that row_versions would make, as of the
     snapshot.
     """
     at = f"timestamp_micros({round(moment.at.timestamp() * 1_000_000):d})"
@@ -265,10 +262,10 @@ def as_states(kept: Kept, source: str, moment: SnapshotMoment) -> str:
 
 
 def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> None:
-    """Raises ModeRefused when the target knows of positions that are still to come: states are told
-    apart by them.
+    """Raise ModeRefused when the target has positions after the snapshot's.
 
-    A state that seems to begin behind its own end would be taken for one that nobody saw, and go.
+    Positions identify states. A state that begins after its own end would be taken for one that
+    never existed, and be removed.
     """
     columns = (VALID_FROM_LSN, VALID_TO_LSN) if mode == HISTORY else (LSN,)
     (row,) = held.agg(*(F.max(name) for name in columns)).collect()
@@ -284,7 +281,7 @@ def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> 
 def _check_comparable(
     table: str, copy: TableCopy, held: Mapping[str, str], wanted: Mapping[str, str]
 ) -> None:
-    """Raises ModeRefused when old rows and new ones can't stand in one table as they are."""
+    """Raise ModeRefused when old and new rows can't be in one table as they are."""
     if not copy.key_columns:
         raise ModeRefused(
             f"{table} has no key, so a second copy can't be told from its changelog: move its"

@@ -1,5 +1,5 @@
-"""A copied table: how much it was, which snapshot the stream is added to, and the ledger's row that
-says so. A part of sync.
+"""A copied table: its size, the snapshot that the stream continues from, and the ledger's row. Part
+of sync.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from waldelta.stages.sync.skipped_copy import SkippedCopy
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """One table's copy: how much it was, and the snapshot that the stream is added to."""
+    """One table's copy: its size, and the snapshot that the stream continues from."""
 
     table: TableId
     generation: int
@@ -38,11 +38,11 @@ class SyncResult:
     storage: StorageState | None = None
     target_filter: str | None = None
     bill: SourceBill = field(default_factory=SourceBill)
-    # Of a table that was mended: what differed, and was all that was written. None: it was copied
-    # as a whole.
+    # Of a table that was compared: what differed, which is all that was written. None: a whole
+    # copy.
     diff: RowDiff | None = None
-    whole: str | None = None  # why it was, though a diff was asked for
-    # Rows with a value that its column's type can't hold, where the copy has counted them.
+    whole: str | None = None  # Why the whole table was copied although a diff was requested.
+    # Rows with a value that its column's type can't store, where the copy counted them.
     raw_rows: int | None = None
     # Of a table with ``copy: false``, of which nothing was read.
     skipped: SkippedCopy | None = None
@@ -51,8 +51,8 @@ class SyncResult:
 def synced_state(
     begun: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
 ) -> TableState:
-    """The row behind ``begun`` once its copy is complete: what the target holds, and what fed it as
-    the snapshot saw that.
+    """Returns the ledger row after ``begun`` for a complete copy, with the source as of the
+    snapshot.
     """
     table, name = replicated.table, begun.table_name
     mode = pipeline.target.mode_of(name)
@@ -83,5 +83,5 @@ def synced_state(
     state = replace(state, copy_skipped=True, reason=str(copied.skipped))
     if (former := copied.skipped.former) is None:
         return state
-    # The target keeps its columns: Relation messages tell what changed since.
+    # The target keeps its columns: Relation messages contain later changes.
     return replace(state, columns=former.columns, key_columns=former.key_columns)

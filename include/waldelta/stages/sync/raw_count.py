@@ -1,4 +1,4 @@
-"""Verbatim: how many rows of a target have a value that its column's type can't hold."""
+"""Counts the rows of a target with a raw value: one that its column's type can't store."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def count_raw_rows(spark: SparkSession, job: Job, table: str, version: int) -> int:
-    """Rows of a target's version with something in ``_wd_raw``: reads that column alone, which is
-    nearly always null.
+    """Returns the rows of a target's version with a value in ``_wd_raw``.
+
+    It reads only that column, which is nearly always null.
     """
     if not job.pipeline.target.metadata_columns:
         return 0

@@ -1,4 +1,4 @@
-"""Skipped copy: tables whose rows the initial sync doesn't copy (``copy: false``). A part of sync.
+"""Skipped copy: tables whose rows the initial sync doesn't copy (``copy: false``). Part of sync.
 
 As with PostgreSQL's ``copy_data = false``, the target begins empty and gets the changes that the
 slot sends. An UPDATE or DELETE of a row that the target lacks is skipped. Later syncs neither fill
@@ -29,7 +29,7 @@ _SEES_NOTHING = "3:3:"
 
 @dataclass(frozen=True, slots=True)
 class SkippedCopy:
-    """From where on a target gets changes that has no copy of its source.
+    """The position from which a target without a copy gets changes.
 
     ``former`` is the state whose target is continued; None: the target begins empty.
     """
@@ -51,8 +51,9 @@ class SkippedCopy:
 
 
 def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> SkippedCopy:
-    """Where a target without a copy begins: where the slot does, or, if it was synced in the slot's
-    present life, now.
+    """Returns where a target without a copy begins.
+
+    That is where the slot begins, or, if it was synced in the current slot incarnation, now.
     """
     name = str(target.id)
     former = _former(job, name)
@@ -66,7 +67,7 @@ def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> Ski
 
 
 def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
-    """Raises ConfigError where a sync can't leave the target of a table with ``copy: false`` as it
+    """Raise ConfigError where a sync can't keep the target of a table with ``copy: false`` as it
     is.
     """
     name = str(target.id)
@@ -93,7 +94,7 @@ def check_skipped_copy(job: Job, target: ReplicatedTarget) -> None:
 
 
 def stopped(name: str, reason: str) -> str:
-    """Why a table with ``copy: false`` gets no changes any more where only a copy would be exact.
+    """Returns why a table with ``copy: false`` gets no changes where only a copy would be exact.
 
     >>> stopped("public.t", "public.t: its replica identity changed").partition(": remove")[0]
     'public.t: its replica identity changed; it has copy: false, so it waits for the operator'
@@ -102,7 +103,7 @@ def stopped(name: str, reason: str) -> str:
 
 
 def is_empty(job: Job, name: str) -> bool:
-    """Whether a target holds no row, or isn't there."""
+    """Returns whether a target has no row, or doesn't exist."""
     if not _is_there(job, name):
         return True
     return (
@@ -118,8 +119,8 @@ def _remedy(name: str) -> str:
 
 
 def _former(job: Job, name: str) -> TableState | None:
-    """The last state in which the target was complete, of whatever life of the slot, while the
-    target is there.
+    """Returns the last state of any slot incarnation in which the target was complete, if it
+    exists.
     """
     complete = job.ledger.complete_states(name)
     return complete[-1] if complete and _is_there(job, name) else None
@@ -128,7 +129,7 @@ def _former(job: Job, name: str) -> TableState | None:
 def _is_same_table(former: TableState, target: ReplicatedTarget) -> bool:
     root = target.mapping.root_id
     if former.root_id is not None or root is not None:
-        return former.root_id == root  # leaves may come and go
+        return former.root_id == root  # Leaf partitions may be added and removed.
     return not set(former.relation_ids).isdisjoint(target.table.relation_ids)
 
 

@@ -1,9 +1,9 @@
-"""Sync: copy published tables into their targets as one snapshot sees them, while the stream goes
+"""Sync: copies published tables into their targets from one snapshot each, while the stream goes
 on.
 
-Per table: lock, take a snapshot, plan chunks, read them in Spark's tasks, replace the target in one
-commit, record the snapshot in the ledger. Apply then adds every landed change that the snapshot
-doesn't see.
+Per table: lock the target, take a snapshot, plan chunks, read them in Spark's tasks, replace the
+target in one commit, and record the snapshot in the ledger. Apply then adds every landed change
+that the snapshot doesn't see.
 """
 
 from __future__ import annotations
@@ -87,23 +87,23 @@ _ATTEMPTS_PER_GENERATION = 1000
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to copy a table as one of its generations; ``version`` counts up over both."""
+    """One attempt to copy a table under one generation; ``version`` grows with both."""
 
     generation: int
     number: int
 
     @property
     def version(self) -> int:
-        """Delta's transaction version of what the attempt commits."""
+        """Returns Delta's transaction version of what the attempt commits."""
         return self.generation * _ATTEMPTS_PER_GENERATION + self.number
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """A table to be copied, why, and, where its rows are to be compared first, its copy before.
+    """A table to copy, the reason, and, where rows are compared first, its former copy.
 
-    ``known`` is what the ledger said of it when it was chosen. Whoever ``insists`` has it copied
-    whatever became of it since.
+    ``known`` is its ledger row when it was chosen. With ``insists`` the table is copied even if
+    another run has copied it since.
     """
 
     table_id: TableId
@@ -113,8 +113,9 @@ class CopyRequest:
     insists: bool
 
     def is_done(self, last: TableState | None, incarnation: str) -> bool:
-        """Whether another run has done it meanwhile, of which ``last`` is the ledger's row, in this
-        life of the slot.
+        """Returns whether another run has copied the table since, in this slot incarnation.
+
+        ``last`` is the ledger's latest row of the table.
         """
         if self.insists or last is None or (last.status, last.incarnation) != (SYNCED, incarnation):
             return False
@@ -134,17 +135,17 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     only_waiting: bool = False,
     old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
 ) -> list[SyncResult]:
-    """Copy these tables, or without names those that were never copied to the end; returns what was
-    copied.
+    """Copy these tables, or without names those without a complete copy; returns what was copied.
 
-    ``only_waiting``: of these, too, only those that get no changes until they are copied, and that
-    no other run copies meanwhile. ``by_diff``: tables that were copied before, in whatever life of
-    the slot, are compared with the snapshot, and only the rows that differ are written, where that
-    is exact (see snapshot_diff). So is a table whose copy in the slot's present life was begun and
-    didn't end, when an earlier life has one: a resync that was killed is gone on with, whoever does
-    so. A table that fails doesn't stop the others. Raises SyncFailed at the end, naming all that
-    failed; ConfigError for a table that isn't published, ModeRefused for a named one whose mode
-    doesn't allow it; TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
+    ``only_waiting``: copies only tables that get no changes until they are copied, and that no
+    other run is copying. ``by_diff``: tables with a copy from any slot incarnation are compared
+    with the snapshot, and only rows that differ are written, where that is exact (see
+    _snapshot_diff). The same applies to a table whose copy in the current incarnation was begun and
+    didn't end, if an earlier incarnation has one: a killed resync is continued this way. A table
+    that fails doesn't stop the others. Raises SyncFailed at the end with all failures. Raises
+    ConfigError for a table that isn't published and ModeRefused for a named table whose mode
+    doesn't allow it. Raises TransactionsStillOpen, NotPrimary or SlotMissing before anything is
+    copied.
     """
     with job.connect("sync") as connection:
         check_source(connection, job)
@@ -154,7 +155,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
             close_gaps(job)
             return []
         refused = _refused(job, wanted)
-        if insists and refused:  # before anything is changed
+        if insists and refused:  # Raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
         drained = wait_for_version(
@@ -181,12 +182,12 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         except WaldeltaError as err:
             failures[str(wanted.id)] = err
         except Exception as err:
-            # A defect of ours, or of Spark: one table's copy must not end the others'.
+            # A defect of waldelta or Spark in one table's copy must not stop the others.
             log.exception("table=%s", wanted.id)
             failures[str(wanted.id)] = WaldeltaError(f"{type(err).__name__}: {first_line(err)}")
 
-    # The largest first, so that the small ones fill the gaps at its end. A MERGE has the session's
-    # settings for itself.
+    # The largest tables come first, so that small ones fill the gaps at the end. A MERGE needs the
+    # session's settings for itself, so it runs alone.
     kept = [target for target in allowed if job.pipeline.target.mode_of(str(target.id)) != MIRROR]
     alone = (
         allowed if formers else [t for t in kept if keeps_rows(job, str(t.id), t.table.key_columns)]
@@ -207,8 +208,9 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
 
 def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Former]:
-    """The complete copies, by name, of those of these tables that are to be compared with them;
-    None is one that never had any.
+    """Returns by name the complete copies of those tables that are compared with their copy.
+
+    ``Former(None)`` is a table that never had one.
     """
     known = job.ledger.table_rows()
     rows = [row for row in known if row.status == SYNCED]
@@ -226,9 +228,7 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
 
 
 def _refused(job: Job, wanted: Sequence[ReplicatedTarget]) -> dict[str, WaldeltaError]:
-    """Why these targets can't be synced as the pipeline file says, by name, for those where it is
-    so.
-    """
+    """Returns by name why targets can't be synced as the pipeline file requires."""
     found: dict[str, WaldeltaError] = {}
     for target in wanted:
         try:
@@ -247,15 +247,13 @@ def sync_table(
     drained: PublicationVersion,
     former: Former | None = None,
 ) -> tuple[SyncResult, ReplicatedTarget]:
-    """Copy what feeds one target from one snapshot of its own and replace the target with it, in
-    one commit.
+    """Copy one target's source from its own snapshot, and replace the target in one commit.
 
-    With its ``former`` copy, only the rows that differ are written, where that is exact. With
-    ``copy: false`` no row is read: the target begins empty, or keeps what it holds. Raises
-    SnapshotLost when the table was rewritten or the snapshot's session ended meanwhile; nothing is
-    committed then. Published columns, filter and leaves are those that the snapshot sees.
-    SnapshotLost too when it sees publications that were altered after old transactions had
-    ``drained``.
+    With its ``former`` copy, only rows that differ are written, where that is exact. With ``copy:
+    false`` no row is read: the target begins empty, or keeps its rows. Published columns, filter
+    and leaf partitions are those that the snapshot sees. Raises SnapshotLost, and commits nothing,
+    when the table was rewritten or the snapshot's session ended, or when the publications were
+    altered after old transactions had ``drained``.
     """
     began = time.monotonic()
     target = job.pipeline.target
@@ -299,8 +297,8 @@ def sync_table(
             "snapshot": holder.snapshot,
             "lsn": str(holder.lsn),
         }
-        # Both count up, so that Delta skips whatever wakes up too late: it is no commit of ours
-        # then, and a LateWriter.
+        # Both numbers grow, so Delta skips an attempt that commits too late; the attempt then
+        # raises LateWriter.
         txn = (f"{job.slot_identity().app_id}:sync:{table_id}", attempt.version)
         fault_point("sync.planned")
         with ExitStack() as beside:
@@ -369,14 +367,13 @@ def _sync_locked(
     ledger_lock: threading.Lock,
     drained: PublicationVersion,
 ) -> SyncResult | None:
-    """Copy a table as its next generation under its target's lock, starting again when its snapshot
-    is lost.
+    """Copy a table as its next generation under its target's lock; a lost snapshot starts it again.
 
-    None: another run has done that since it was chosen.
+    Returns None when another run has copied it since it was chosen.
     """
     name = str(order.table_id)
-    # Asked before any snapshot is taken: a slot that is set up anew meanwhile has not seen what
-    # this copy lacks.
+    # Read before the snapshot: a slot that is recreated during the copy has not seen what this copy
+    # lacks.
     identity = job.slot_identity()
     life = identity.incarnation
     with target_lock(job, order.table_id) as lock:
@@ -413,7 +410,7 @@ def _sync_locked(
 def _append(
     job: Job, ledger_lock: threading.Lock, row: TableState, after: TableState | None
 ) -> TableState:
-    # One writer at a time: appends to one Delta table from several threads would only collide.
+    # One writer at a time, because concurrent appends to one Delta table would only conflict.
     with ledger_lock:
         return job.ledger.append_state(replace(row, at=now()), after)
 
@@ -446,18 +443,18 @@ def _record_failure(
     begun: TableState,
     err: Exception,
 ) -> None:
-    """Say how the copy ended that ``begun`` says has begun; ``last`` is the row of before it."""
+    """Record how the copy begun by ``begun`` ended; ``last`` is the ledger row before it."""
     if last and _is_as_it_was(last, begun.incarnation, err):
         row = replace(last, run_id=job.run_id)
     else:
         row = replace(begun, status=FAILED, reason=f"{type(err).__name__}: {first_line(err)}")
-    with suppress(LateWriter):  # the table is another run's meanwhile
+    with suppress(LateWriter):  # Another run owns the table now.
         _append(job, ledger_lock, row, begun)
 
 
 def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> bool:
-    """Whether a copy was refused before it changed a target that was fed until then: its changes go
-    on.
+    """Returns whether a copy was refused before it changed a target with changes, which then
+    continue.
     """
     return (
         isinstance(err, ModeRefused) and last.status == SYNCED and last.incarnation == incarnation
@@ -465,8 +462,9 @@ def _is_as_it_was(last: TableState, incarnation: str | None, err: Exception) -> 
 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:
-    """Whoever sees that a table isn't published says so in the ledger: changes of that time are in
-    no copy begun before.
+    """Raise LateWriter if a run recorded that the table left the publications.
+
+    Changes of that time are in no copy begun before.
     """
     state = job.ledger.table_rows(name)[-1]
     if (state.generation, state.status) != (generation, COPYING):
@@ -485,7 +483,7 @@ def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:
 
 def _attempts(name: str) -> tenacity.Retrying:
     def again(err: BaseException) -> bool:
-        # Without Spark no attempt of this process can do better.
+        # Without Spark, no further attempt of this process can succeed.
         return (
             isinstance(err, WaldeltaError)
             and err.retryable
@@ -508,9 +506,7 @@ def _attempts(name: str) -> tenacity.Retrying:
 def _reader(
     conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
 ) -> ChunkReader:
-    """Reads a task's rows, where Spark runs the task; only this closure carries the connection
-    string.
-    """
+    """Returns the function that reads a task's rows in Spark; only it has the connection string."""
 
     def read(number: int) -> Iterator[pa.RecordBatch]:
         # A partition root without leaves has one task with nothing to read.
@@ -529,7 +525,7 @@ def _check_primary(connection: psycopg.Connection[Any], job: Job) -> None:
 
 def _read_targets(connection: psycopg.Connection[Any], job: Job) -> list[ReplicatedTarget]:
     _check_primary(connection, job)
-    # Whose size can't be read now comes last.
+    # Tables whose size can't be read now come last.
     _, targets, _ = read_unlocked_sources(connection, job.pipeline)
     return targets
 
@@ -542,11 +538,11 @@ def _choose(
     *,
     insists: bool,
 ) -> list[ReplicatedTarget]:
-    """The targets of these names; who doesn't insist on them gets those that are due a copy, of all
-    where none is named.
+    """Returns the targets of these names, or all; without ``insists`` only those that need a
+    copy.
     """
     named, published = None if names is None else _named(names), {target.id for target in targets}
-    # Who doesn't insist may come late: what the pipeline had once isn't a wrong name.
+    # Without ``insists`` the names may be outdated: a table that was published once is no error.
     if unknown := sorted(
         (named or set()) - published - (set() if insists else _named(job.ledger.table_states()))
     ):
@@ -573,7 +569,7 @@ def _named(names: Iterable[str]) -> set[TableId]:
 def source_as_of(
     holder: SnapshotHolder, job: Job, table_id: TableId
 ) -> tuple[ReplicatedTarget, StorageState | None]:
-    """The target, and how the rows that feed it are stored, as the snapshot sees them."""
+    """Returns the target, and how its source rows are stored, as the snapshot sees them."""
     try:
         target = read_target(holder.connection, job.pipeline, table_id)
         present = read_catalog_tables(
@@ -595,10 +591,9 @@ def source_as_of(
 
 
 def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None:
-    """Chunks name columns; whether these, and what is published, are still the same is asked once,
-    when all are read.
+    """Check once, after all chunks are read, that columns and publications are unchanged.
 
-    Raises SnapshotLost when they aren't.
+    Chunks name columns. Raises SnapshotLost when something changed.
     """
     with job.connect("sync") as connection:
         _check_primary(connection, job)
@@ -624,8 +619,9 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
 
 
 def _target_filter(job: Job, replicated: ReplicatedTarget) -> RowFilter | None:
-    """Analysed on a connection of its own: the snapshot's may only read. Whether it can be
-    translated is asked first.
+    """Returns the target's filter, after checking that it can be translated.
+
+    It is analysed on a separate connection, because the snapshot's connection is read-only.
     """
     if replicated.mapping.where is None:
         return None

@@ -1,11 +1,10 @@
-"""Repair's end: whether a repair that broke off, or was killed, has committed, and what the ledger
-says of its target from then on.
+"""Finds out whether an aborted or killed repair was committed, and records its target's state.
 
-Under the target's lock. A repair enters into the ledger what its target will be (``copying``, with
-the snapshot), commits under a transaction id of its own, and enters that it is done. Whoever finds
-only the first asks the target's Delta log. Where the commit is missing, an empty one takes its
-place: Delta skips whatever still begins under that id, and refuses whatever has begun. The target
-is then what it was before, and so is its state.
+This happens under the target's lock. A repair first records its target's new state (``copying``,
+with the snapshot) in the ledger, commits under its own transaction id, and records that it is done.
+A run that finds only the first row reads the target's Delta log. If the commit is missing, the run
+commits an empty one in its place: Delta skips a commit that begins later under that id, and refuses
+one that has begun. The target and its state are then as before the repair.
 """
 
 from __future__ import annotations
@@ -53,19 +52,19 @@ _REPAIR, _VOID = "repair", "void"
 def repair_tag(
     begun: TableState, run_id: str, counts: Mapping[str, int] | None = None
 ) -> CommitTag:
-    """The identity of the one commit of a repair; ``begun`` is its first row of the ledger, whose
-    time no other has.
+    """Returns the identity of the repair's single commit.
+
+    ``begun`` is its first ledger row, whose time is unique.
     """
     app_id = f"waldelta:repair:{begun.table_name}:{begun.generation}:{begun.at.isoformat()}"
     return CommitTag(app_id, 1, run_id, counts=dict(counts or {}), verb=_REPAIR)
 
 
 def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> None:
-    """Make these the quarantine's rows of the generation that a repair begins: until it ends it has
-    no others.
+    """Make these the quarantine's rows of the generation that a repair begins; it has no others.
 
-    Those that the target goes on to lack, and those that were accepted: who decided that is
-    recorded with the repair itself.
+    They are the rows that the target continues to lack, and accepted rows, whose decision is
+    recorded with the repair.
     """
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     if rows or quarantine.outlines(begun.table_name, begun.generation):
@@ -75,10 +74,9 @@ def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> No
 def record_repaired(
     spark: SparkSession, job: Job, begun: TableState, cut: TargetCut, by: str | None = None
 ) -> TableState:
-    """Enter into the ledger that a repair is done, and of its quarantined rows that they were read
-    again.
+    """Record in the ledger that a repair is done, and that its quarantined rows were read again.
 
-    Raises LateWriter when the target is another's meanwhile.
+    Raises LateWriter when another run owns the target now.
     """
     before = _before(job, begun)
     held = _count_rows(spark, job, begun.table_name)
@@ -86,7 +84,7 @@ def record_repaired(
     done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
     done = job.ledger.append_state(done, begun)
     fault_point("repair.recorded")
-    # For people: rows of an earlier generation count no more.
+    # These records are for readers: rows of an earlier generation have no effect any more.
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     carried = latest_rows(quarantine.rows(begun.table_name, begun.generation))
     reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (
@@ -117,7 +115,7 @@ def record_repaired(
 
 
 def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
-    """How many rows the target has: by its log, where that tells."""
+    """Returns the target's row count, from its log where possible."""
     table = DeltaTable(uri_of(job, name), storage_options=job.storage_options)
     counted = None if has_deletion_vectors(table) else row_count(files_of(table))
     return (
@@ -126,11 +124,11 @@ def _count_rows(spark: SparkSession, job: Job, name: str) -> int:
 
 
 def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | None:
-    """Find out whether a repair that broke off has committed, and enter its end into the ledger;
-    None: it never will.
+    """Find out whether an aborted repair was committed, and record its end in the ledger.
 
-    The caller holds the target's lock. Raises StateError when the target's Delta log doesn't tell
-    any more, LateWriter when the target is another's meanwhile.
+    Returns None when it never will be committed. The caller must have the target's lock. Raises
+    StateError when the target's Delta log no longer contains that, LateWriter when another run owns
+    the target now.
     """
     name, tag = begun.table_name, repair_tag(begun, begun.run_id)
     if committed_verb(job, begun, tag) is None:
@@ -147,7 +145,7 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
             " copied"
         )
     before = _before(job, begun)
-    # Of a generation that no target was ever of: pruning keeps what is discarded, however old.
+    # The generation was never a target's, and pruning would keep discarded rows of it for ever.
     carry_over(job, begun, [])
     job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
     log.warning(
@@ -159,11 +157,10 @@ def end_repair(spark: SparkSession, job: Job, begun: TableState) -> TargetCut | 
 def end_killed_repairs(
     spark: SparkSession, job: Job, published: Mapping[str, TargetSource]
 ) -> tuple[list[TableLifecycle], dict[str, TargetCut]]:
-    """Where every table stands, once the repairs that were killed have been ended; and what those
-    did that had committed.
+    """Returns every table's lifecycle after ending killed repairs, and what committed ones did.
 
-    A repair whose end nobody can tell leaves its table to be copied. Raises ConfigError and
-    SparkUnreachable where no session can be had, which says nothing of a table.
+    A repair whose end is unknown leaves its table to be copied. Raises ConfigError and
+    SparkUnreachable where no session is available, which isn't about a table.
     """
     standings, cuts, ended = read_lifecycles(job, published), {}, False
     for found in standings:
@@ -183,7 +180,7 @@ def end_killed_repairs(
             log.info("table=%s %s", begun.table_name, err)
         except (ConfigError, SparkUnreachable):
             raise
-        except Exception as err:  # Spark's too: a copy mends it
+        except Exception as err:  # Spark's errors too: a copy repairs the table.
             log.warning("table=%s is to be copied: %s", begun.table_name, first_line(err))
     return (read_lifecycles(job, published) if ended else standings), cuts
 
@@ -198,8 +195,9 @@ def _was_killed(found: TableLifecycle, state: TableState) -> bool:
 
 
 def _check_same_timeline(job: Job, begun: TableState) -> None:
-    """A failover judges by what is ``synced`` how much of it the new primary has: a repair may have
-    been begun before it.
+    """Raise StateError after a failover: it checks only ``synced`` targets against the new primary.
+
+    A repair may have begun before the failover.
     """
     moves, slot = job.ledger.slot_moves(), job.pipeline.source.slot
     if identity_of(slot, moves).timeline != incarnation_of(slot, moves).timeline:
@@ -216,13 +214,13 @@ def _void(spark: SparkSession, job: Job, begun: TableState, tag: CommitTag) -> N
     except (ConfigError, SparkUnreachable):
         raise
     except Exception as err:
-        # Perhaps because the repair has just committed after all.
+        # The repair may have just committed after all.
         if committed_verb(job, begun, tag) is None:
             raise ApplyError(f"{begun.table_name}: {first_line(err)}") from err
 
 
 def _before(job: Job, begun: TableState) -> TableState:
-    """The target's row of the ledger that a repair replaced."""
+    """Returns the target's ledger row that a repair replaced."""
     rows = [row for row in job.table_rows(begun.table_name) if row.at < begun.at]
     if not rows:
         raise StateError(

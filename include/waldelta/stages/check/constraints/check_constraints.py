@@ -1,5 +1,5 @@
-"""CHECK constraints of source tables: what every row of a table meets, so that every row of its
-target must.
+"""CHECK constraints of source tables: every row of a table meets them, so every row of its target
+must as well.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from waldelta.lake.ledger import TableState
 
 @dataclass(frozen=True, slots=True)
 class CheckConstraint:
-    """A constraint's name and its expression as PostgreSQL prints it; a row meets it where that is
-    true or null.
+    """A constraint's name and its expression as PostgreSQL prints it.
+
+    A row meets it where the expression is true or null.
     """
 
     name: str
@@ -26,11 +27,11 @@ class CheckConstraint:
 
 @dataclass(frozen=True, slots=True)
 class ChecksRead:
-    """The constraints that hold for all rows of the tables that feed targets, by target; and the
-    targets whose weren't read.
+    """By target: the constraints that hold for all rows of its source table.
 
-    ``not_landed``: the names of those that a transaction made which may not have landed, by target:
-    rows that it changed first may be in the target as they were.
+    ``unread`` are the targets whose constraints weren't read. ``not_landed`` are, by target, the
+    names of constraints made by a transaction that may not have landed: the target may still have
+    rows from before it.
     """
 
     found: Mapping[str, tuple[CheckConstraint, ...]] = field(default_factory=dict)
@@ -44,11 +45,11 @@ def read_check_constraints(
     landed_as_of: int | None,
     locked: Collection[int] = (),
 ) -> ChecksRead:
-    """Read those of these targets, under a lock on the tables that feed them, but not of tables (by
-    oid) that are ``locked``.
+    """Read the check constraints of these targets' source tables.
 
-    What transactions from ``landed_as_of`` (xid8) on made hasn't landed for certain; None: it
-    doesn't matter. Without those on columns whose collation finds different texts equal.
+    Reading takes a lock on the source tables, so tables (by oid) that are ``locked`` are skipped.
+    Changes of transactions from ``landed_as_of`` (xid8) on may not have landed; None ignores this.
+    Constraints on columns whose collation treats different texts as equal are left out.
     """
     fed_by = {
         state.table_name: split_table_name(state.fed_by or state.table_name) for state in states
@@ -79,8 +80,8 @@ def read_check_constraints(
 
 
 def is_before(xmin: int, xid8: int) -> bool:
-    """Whether a row's 32 bits of a transaction's number are of one before ``xid8``, as PostgreSQL
-    compares them.
+    """Returns whether a 32-bit xmin is of a transaction before ``xid8``, as PostgreSQL compares
+    them.
 
     >>> is_before(5, 9), is_before(9, 9), is_before(2, 2**31 + 9)
     (True, False, True)

@@ -1,8 +1,7 @@
-"""Declared types: what the types of source columns make sure of beyond what their type in the lake
-holds.
+"""Declared types: what the types of source columns guarantee beyond their types in the lake.
 
-A domain's constraints, and lengths and precisions: ``varchar(n)``, ``char(n)``, ``bit(n)``,
-``numeric(p,s)``.
+They are a domain's constraints, and lengths and precisions: ``varchar(n)``, ``char(n)``,
+``bit(n)``, ``numeric(p,s)``.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _LIMITED = (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID, NUMERIC_OID)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredType:
-    """What the type of a column makes sure of.
+    """What the type of a column guarantees.
 
-    ``base_type`` is as PostgreSQL prints it, of a domain the one below it, with ``base_oid`` and
-    the ``typmod`` that limits it (-1: nothing does). ``checks`` are the domains' CHECK constraints
-    on VALUE, ``not_null`` the domains that are NOT NULL.
+    ``base_type`` is as PostgreSQL prints it (of a domain, its base type), with ``base_oid`` and the
+    ``typmod`` that limits it (-1: no limit). ``checks`` are the domains' CHECK constraints on
+    VALUE, ``not_null`` the domains that are NOT NULL.
     """
 
     column: str
@@ -47,28 +46,27 @@ class DeclaredType:
 
     @property
     def length(self) -> int | None:
-        """How many characters, or bits, there are at most (of ``bit``: just so many)."""
+        """Returns the maximum number of characters or bits (of ``bit``: the exact number), or
+        None.
+        """
         if self.typmod < 0 or self.base_oid not in (BPCHAR_OID, VARCHAR_OID, BIT_OID, VARBIT_OID):
             return None
         return self.typmod - (VARHDRSZ if self.base_oid in (BPCHAR_OID, VARCHAR_OID) else 0)
 
     @property
     def precision(self) -> tuple[int, int] | None:
-        """A numeric's digits, and how many of them are behind the point; that may be negative, or
-        more than there are.
-        """
+        """Returns a numeric's digits and its scale, which may be negative or exceed the digits."""
         return precision_and_scale(self.typmod) if self.base_oid == NUMERIC_OID else None
 
 
 def read_declared_types(
     connection: psycopg.Connection[Any], states: Sequence[TableState], landed_as_of: int
 ) -> dict[str, tuple[DeclaredType, ...]]:
-    """What the types of these targets' columns make sure of, by target; columns of which there is
-    nothing to say are left out.
+    """Returns by target what the declared types of its columns guarantee; other columns are left
+    out.
 
-    Of constraints those of transactions that have landed (all below this xid8 have), and that were
-    validated; of a limit that was changed, the wider one, since the target follows with the next
-    change.
+    Only validated constraints of transactions that have landed count (all below this xid8 have). Of
+    a changed length limit the wider one counts, because the target follows with the next change.
     """
     sources = {
         state.table_name: state.root_id or next(iter(state.relation_ids), 0) for state in states
@@ -91,8 +89,8 @@ def read_declared_types(
 
 
 def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:
-    # By number and type too: a name may be another column's by now, and a type is followed with the
-    # next change.
+    # Number and type are compared too: another column may have the name by now, and the target
+    # follows a change of type with the next change.
     column = next((c for c in state.columns if c.name == row.name), None)
     if column is None or column.attnum not in (0, row.attnum) or column.type_oid != row.type_oid:
         return None
@@ -113,14 +111,14 @@ def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | 
 def _wider(column: ColumnState, row: Any) -> int:
     if column.typmod < 0 or row.typmod < 0:
         return -1
-    if row.base_oid in (NUMERIC_OID, BIT_OID):  # other digits are other values
+    if row.base_oid in (NUMERIC_OID, BIT_OID):  # Another scale or length changes the values.
         return column.typmod if column.typmod == row.typmod else -1
     return max(column.typmod, int(row.typmod))
 
 
 def base_columns(state: TableState, declared: Collection[DeclaredType]) -> list[ColumnState]:
-    """The target's columns, those of domains with the name of the type below, as expressions on
-    their values see them.
+    """Returns the target's columns with the base type's name for domains, as expressions see
+    them.
     """
     bases = {one.column: one.base_type for one in declared}
     return [
@@ -129,7 +127,7 @@ def base_columns(state: TableState, declared: Collection[DeclaredType]) -> list[
     ]
 
 
-# Domains may be of domains; only the innermost can have a modifier.
+# A domain may be based on another domain; only the innermost can have a type modifier.
 _TYPES = """
 with recursive part (relation_id, attnum, attname, type_oid, oid, typmod, kind, below,
                      below_typmod, depth) as (

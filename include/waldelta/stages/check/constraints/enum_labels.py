@@ -1,4 +1,4 @@
-"""Labels of enum columns: what a column of such a type can hold on the source."""
+"""Labels of enum columns: the values that a column of an enum type can have on the source."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from waldelta.lake.ledger import TableState
 def read_enum_labels(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
 ) -> dict[str, dict[str, tuple[str, ...]]]:
-    """The labels there are by now, by target and column; of columns of an enum, or of a domain over
-    one.
+    """Returns the current labels by target and column, for columns of an enum or a domain over one.
 
-    A label that was added since is no trouble; one that was renamed has the table copied again.
+    A label added later does no harm; a renamed label requires a resync of the table.
     """
     types = {column.type_oid for state in states for column in state.columns}
     if not types:
@@ -29,7 +28,7 @@ def read_enum_labels(
     }
 
 
-# Domains may be of domains.
+# A domain may be based on another domain.
 _LABELS = """
 with recursive base as (
     select t.oid as asked, t.oid, t.typtype, t.typbasetype from pg_type t

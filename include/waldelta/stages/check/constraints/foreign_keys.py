@@ -1,4 +1,4 @@
-"""Foreign keys of source tables: which rows of a target have to find another row in this or another
+"""Foreign keys of source tables: which rows of a target must have a matching row in this or another
 target.
 """
 
@@ -16,8 +16,8 @@ from waldelta.stages.check.constraints.check_constraints import is_before
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of one side: its number and name, and the oid of its type, of a domain that of the
-    type below it.
+    """A column on one side of a foreign key: number, name, and type oid (of a domain, its base
+    type).
     """
 
     attnum: int
@@ -27,11 +27,11 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """A validated foreign key: ``referring`` columns of one table refer to ``referenced`` ones of
-    another (or the same).
+    """A validated foreign key: ``referring`` columns of one table refer to ``referenced`` columns.
 
-    ``leaves`` are those of a partitioned referenced table, by oid. ``obstacle`` says why Spark
-    can't judge it as PostgreSQL does.
+    The referenced table may be the same one; if it is partitioned, ``leaves`` are the oids of its
+    leaf partitions. ``obstacle`` is the reason why Spark can't judge the key as PostgreSQL does, or
+    None.
     """
 
     name: str
@@ -49,12 +49,11 @@ class ForeignKey:
 def read_foreign_keys(
     connection: psycopg.Connection[Any], relation_ids: Collection[int], landed_as_of: int
 ) -> list[ForeignKey]:
-    """The foreign keys from or to these relations that all rows have been found to meet, by table
-    and name.
+    """Returns the validated foreign keys from or to these relations, by table and name.
 
-    Without those that a transaction made, or whose columns one changed, which hasn't landed (xid8
-    from ``landed_as_of`` on). A partition's own row for the key of the table above it counts; what
-    a key needs for each partition that it refers to doesn't.
+    Keys are left out when a transaction that hasn't landed (xid8 from ``landed_as_of`` on) created
+    them or changed one of their columns. A partition's own row for the key of its parent table
+    counts; the rows that a key needs for each partition it refers to don't.
     """
     rows = fetch(connection, _KEYS, {"oids": sorted(relation_ids)})
     return [_key(row) for row in rows if all(is_before(xmin, landed_as_of) for xmin in row.xmins)]
@@ -88,9 +87,8 @@ def _columns(described: Iterable[dict[str, Any]]) -> tuple[KeyColumn, ...]:
     )
 
 
-# For each partition that a key refers to, and for each one that refers, there is a row below the
-# key's own: conparentid. Columns of releases that don't have them yet are asked for by way of
-# jsonb.
+# For each partition that refers or is referred to, pg_constraint has a row below the key's own
+# (conparentid). Columns that older releases lack are read through jsonb.
 _KEYS = """
 with recursive key (oid, top, parent) as (
     select k.oid, k.oid, k.conparentid

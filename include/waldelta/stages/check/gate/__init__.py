@@ -1,4 +1,4 @@
-"""Gates: what becomes of rows and tables whose expectations fail."""
+"""Gates: decide what happens to rows and tables whose expectations fail."""
 
 from typing import TYPE_CHECKING
 

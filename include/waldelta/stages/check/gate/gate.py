@@ -1,16 +1,16 @@
-"""Gate: expectations marked ``stop`` or ``quarantine`` judge a table's net changes before they are
-merged.
+"""Gate: expectations marked ``stop`` or ``quarantine`` judge a table's net changes before the
+merge.
 
-Judged are the rows that the merge would write, as the target would hold them; deletes always pass.
-What a change didn't send (an unchanged TOASTed value) isn't judged: it was when it came.
-``quarantine`` rows are set aside first (set_aside), and ``stop`` judges the rest, without what was
-released (waldelta.stages.check.gate.release). Nothing is remembered from one attempt to the next:
-whoever applies a range judges it by the files as they are then, and what is told of the range says
-what that commit left out.
+The gate judges the rows that the merge would write, as the target would store them; deletes always
+pass. A value that a change didn't send (an unchanged TOASTed value) isn't judged again.
+``quarantine`` rows are set aside first (set_aside). ``stop`` then judges the rest without released
+changes (waldelta.stages.check.gate.release). No verdict is carried from one attempt to the next:
+each attempt judges the range by the current expectation files, and reports what its own commit left
+out.
 
-Rows that are read again (a retry, a reconciliation's repair) are judged as the source has them now:
-of those in quarantine, judge_complete_rows() says which stay there. They bring along what waits for
-their table: of that all passes, or nothing is changed.
+Rows that are read again (a retry, a reconciliation's repair) are judged with the source's current
+values: judge_complete_rows() returns which quarantined rows stay there. They bring along what is
+waiting for their table: all of it passes, or nothing is changed.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# More rows than that in one range aren't a few bad ones: somebody has to look before anything is
-# merged.
+# More rows than this in one range are not a few bad ones: an operator must decide before anything
+# is merged.
 MOST_SET_ASIDE = 10_000
 _NET = "_wd_net"
 _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
@@ -70,9 +70,7 @@ _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """An expectation that judges before the merge, the place it stands at, and what it is called in
-    its file.
-    """
+    """An expectation that judges before the merge, its place, and its name in its file."""
 
     item: OwnExpectation
     place: str
@@ -80,14 +78,14 @@ class Gated:
 
     @property
     def meaning(self) -> str:
-        """What it is called in messages."""
+        """Returns the expectation's name in messages."""
         column = self.item.kwargs.get("column") if self.item.notes else None
         return self.called + (f" on {column}" if column else "")
 
 
 @dataclass(frozen=True, slots=True)
 class TableGate:
-    """One table's gate; ``released`` is where the commits end that pass its ``stop``."""
+    """One table's gate; commits that end by ``released`` pass its ``stop``."""
 
     table: str
     expectations: tuple[Gated, ...] = ()
@@ -97,8 +95,8 @@ class TableGate:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of the rows that are judged; of the ``toastable`` ones (by place) a change may
-    not have sent the value.
+    """The columns of the judged rows; a change may lack the values of ``toastable`` ones (by
+    index).
     """
 
     names: Sequence[str]
@@ -119,9 +117,9 @@ class _Verdict:
 
 
 def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
-    """The gates of those of these tables that have one, as the files of own expectations are now.
+    """Returns by table the gates of these tables, from the current files of own expectations.
 
-    A file that can't be read may hold a gate: its table has one with a problem.
+    A file that can't be read may contain a gate, so its table has a gate with a problem.
     """
     folder = job.pipeline.quality.suites
     if folder is None:
@@ -145,7 +143,7 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
 def judge_of(
     spark: SparkSession, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
 ) -> Callable[[Staged], JudgedChanges] | None:
-    """What judges the staged changes of a target; None when it has no gate."""
+    """Returns the function that judges the staged changes of a target; None when it has no gate."""
     gate = gates.get(plan.state.table_name)
     return None if gate is None else partial(judge, spark, job, plan, gate)
 
@@ -153,8 +151,9 @@ def judge_of(
 def judge(
     spark: SparkSession, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
 ) -> JudgedChanges:
-    """What is to be merged of the staged changes; raises QualityFailed when nothing may,
-    ConfigError for a gate that can't be.
+    """Returns the staged changes that may be merged.
+
+    Raises QualityFailed when none may, and ConfigError for a gate that can't be evaluated.
     """
     if gate.problem is not None:
         raise ConfigError(
@@ -202,8 +201,9 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class StillFails:
-    """A row in quarantine that was read again and fails its gate still: its key's texts, its values
-    as JSON, and why.
+    """A quarantined row that was read again and still fails its gate.
+
+    It has the key as texts, the values as JSON, and the reason.
     """
 
     key: tuple[str, ...]
@@ -219,13 +219,12 @@ def judge_complete_rows(
     landed_end: int,
     opened: Collection[tuple[str, ...]],
 ) -> list[StillFails]:
-    """Which of these rows, read from the source as a whole, stay in quarantine; raises when a gate
-    stops the others.
+    """Returns which of these complete rows stay in quarantine; raises when a gate stops the others.
 
-    ``rows`` are staged_names() of the copy, and ``t<k>``, the texts of the key of those in
-    quarantine; the others are what waiting changes left behind, up to ``landed_end``. They can't be
-    told apart by commits: what was released lets them pass when nothing has landed since.
-    ``opened`` are the keys of open rows: a discarded one that fails still is no new finding.
+    ``rows`` have the copy's staged_names(), and ``t<k>``, the texts of the key, for quarantined
+    rows. The other rows come from waiting changes up to ``landed_end``. They have no commit
+    positions, so a release lets them pass only when nothing has landed since. ``opened`` are the
+    keys of open rows: a discarded row that still fails is no new finding.
     """
     if gate.problem is not None:
         raise ConfigError(
@@ -280,7 +279,7 @@ def _still_failing(
     failing: Mapping[int, Column],
     opened: Collection[tuple[str, ...]],
 ) -> list[StillFails]:
-    """These rows with their reasons; counts of each expectation only those that are open."""
+    """Returns these rows with their reasons; the expectations' counts include only open rows."""
     found, of_rows = _failing_rows(frame, failing)
     values = values_as_json(found, [name for name, _ in copy.columns], [()] * len(found))
     texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
@@ -299,7 +298,7 @@ def _still_failing(
 def _failing_rows(
     frame: DataFrame, failing: Mapping[int, Column]
 ) -> tuple[pa.Table, list[list[int]]]:
-    """These net changes, and the numbers of the expectations that each fails."""
+    """Returns these net changes, and for each the numbers of the expectations that it fails."""
     marks = F.array(*(F.when(condition, F.lit(number)) for number, condition in failing.items()))
     found = frame.select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
     return found.drop_columns(["failed"]), found["failed"].to_pylist()
@@ -317,8 +316,8 @@ def _columns_of(plan: TargetPlan) -> _Columns:
 
 
 def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
-    """One of each expectation, without an answer yet; raises ConfigError for a gate that can't
-    be.
+    """Returns a verdict without a result for each expectation; raises ConfigError for a refused
+    gate.
     """
     kinds = zip(columns.names, columns.types, strict=True)
     raw = [
@@ -357,7 +356,7 @@ def _verdicts(job: Job, gate: TableGate, columns: _Columns) -> list[_Verdict]:
 
 
 def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
-    """The rows that the merge would write, with the target's columns, and each net change as a
+    """Returns the rows the merge would write, with the target's columns and each change as a
     struct.
     """
     written = ", ".join(f"'{action}'" for action in WRITTEN)
@@ -367,7 +366,7 @@ def _batch_frame(spark: SparkSession, job: Job, plan: TargetPlan, staged: Staged
 
 
 def _values(job: Job, columns: _Columns) -> list[Column]:
-    """Staged columns as the target has them."""
+    """Returns staged columns as the target stores them."""
     values = []
     for i, (name, kind) in enumerate(zip(columns.names, columns.types, strict=True)):
         value = F.parse_json(F.col(f"c{i}")) if kind.spark == VARIANT else F.col(f"c{i}")
@@ -421,7 +420,7 @@ def _set_aside(
 def _stopped(
     columns: _Columns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]
 ) -> list[_Verdict]:
-    """Those of the expectations that the rows don't meet."""
+    """Returns the expectations that the rows don't meet."""
     by_row = [verdict for verdict in verdicts if verdict.condition is not None]
     if by_row:
         failing = {number: _fails(columns, verdict) for number, verdict in enumerate(by_row)}
@@ -432,15 +431,15 @@ def _stopped(
 
 
 def _fails(columns: _Columns, verdict: _Verdict) -> Column:
-    """Whether a row fails an expectation by what was sent of it."""
+    """Returns whether a row fails an expectation by the values that were sent."""
     condition = verdict.condition
     assert condition is not None  # noqa: S101 - _verdicts, _stopped
     return _is_sent(columns, condition.columns) & F.coalesce(condition.unexpected, F.lit(False))
 
 
 def _is_sent(columns: _Columns, names: Sequence[str] | None) -> Column:
-    """Whether a change sent all of the columns of these names (None: any that there are)."""
-    # Spark finds columns whatever their case is.
+    """Returns whether a change sent all columns of these names (None: every column)."""
+    # Spark matches column names case-insensitively.
     asked = None if names is None else {name.lower() for name in names}
     flags = [
         F.col(f"{_NET}.u{i}")
@@ -457,8 +456,9 @@ def _count(
     failing: Mapping[int, Column],
     anything: Column,
 ) -> int:
-    """Count the rows that fail, in one query; raises QualityFailed for an expectation that Spark
-    can't evaluate.
+    """Count the rows that fail, in one query.
+
+    Raises QualityFailed for an expectation that Spark can't evaluate.
     """
     asked = []
     for number, condition in failing.items():
@@ -493,7 +493,7 @@ def _find_unevaluable(
     for number, condition in failing.items():
         try:
             frame.agg(F.count(F.when(condition, 1))).first()
-        except Exception as err:  # its message may show values
+        except Exception as err:  # The exception's message may contain values.
             kind = getattr(err, "getCondition", getattr(err, "getErrorClass", lambda: None))()
             told = NO_TEXT if NO_TEXT in str(err) else kind or type(err).__name__
             verdicts[number].why = f"can't be evaluated ({told})"
@@ -502,9 +502,7 @@ def _find_unevaluable(
 def _judge_as_a_whole(
     gate: TableGate, columns: _Columns, frame: DataFrame, verdicts: Sequence[_Verdict]
 ) -> None:
-    """What isn't of single rows is Great Expectations' to evaluate, on the rows that were sent
-    whole where one wasn't.
-    """
+    """Have Great Expectations evaluate expectations on several rows, using rows sent completely."""
     from waldelta.stages.check.great_expectations import import_great_expectations
 
     import_great_expectations({verdict.gated.item.type for verdict in verdicts})
@@ -532,7 +530,7 @@ def _judge_as_a_whole(
         rows = frame.where(_is_sent(columns, asked)).drop(_NET)
         if (
             rows.isEmpty()
-        ):  # all was released, or sent in part: nothing there tells a mean, or a number of rows
+        ):  # All rows were released or sent partly, so no aggregate can be computed.
             verdict.success, verdict.observed = True, "no rows to judge"
             continue
         try:
@@ -552,12 +550,12 @@ def _judge_as_a_whole(
 
 
 def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
-    """Those of the columns that an expectation may look at by its arguments; None for any.
+    """Returns the columns that an expectation may read by its arguments; None for any.
 
-    A text that is a column's name counts as that column, even where it is a value: too many columns
-    leave a row unjudged that was judged when its value came, too few take a value that wasn't sent
-    for null. Only what may be a condition is read for more, since nearly any text reads as one, and
-    one that doesn't would leave everything unjudged.
+    A text equal to a column's name counts as that column, even where it is a value. Too many
+    columns leave a row unjudged whose value was judged when it came; too few treat an unsent value
+    as null. Only arguments that may be conditions are parsed, because nearly any text parses as
+    one, and one that doesn't would leave everything unjudged.
     """
     asked: set[str] = set()
     for argument, text in _texts(kwargs):
@@ -573,12 +571,12 @@ def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] 
     return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
 
 
-# Arguments that are conditions, at any depth; of Great Expectations' and of ours.
+# Arguments that are conditions, at any depth, in Great Expectations and in waldelta.
 _CONDITIONS = frozenset({"condition", "row_condition", "pass_through_filter"})
 
 
 def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
-    """The texts in an expectation's arguments, however deep, each with the name it is given by."""
+    """Yields every text in an expectation's arguments, at any depth, with its argument's name."""
     if isinstance(given, str):
         yield argument, given
     elif isinstance(given, Mapping):
@@ -600,7 +598,7 @@ def _found(verdict: _Verdict) -> str:
 
 
 def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
-    """Enter what was found beside the checks' results, where the pages find both."""
+    """Record the verdicts together with the checks' results, where the pages find both."""
     at = now()
     rows = [
         ExpectationResult(

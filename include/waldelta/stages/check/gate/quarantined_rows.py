@@ -1,5 +1,5 @@
-"""The rows that targets lack, for people: which, since which change, why, what did come of them;
-and to discard them.
+"""Lists quarantined rows with the change they came from, the reason and the decisions; and discards
+them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ log = logging.getLogger(__name__)
 
 
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Each quarantined row of all targets, or of these; JSON-ready. ``key`` and ``sent`` are
-    PostgreSQL's texts by column.
+    """Returns each quarantined row of all targets, or of these, ready for JSON.
 
-    ``messages`` are the changes that it came from, each with its bytes in hexadecimal, or null
-    where they weren't kept. Messages that can't be read follow, of all tables or of these. Raises
-    ConfigError for a table that isn't a target: an empty answer would read as all well.
+    ``key`` and ``sent`` are PostgreSQL's texts by column. ``messages`` are the changes the row came
+    from, with their bytes in hexadecimal, or null where they weren't stored. Unreadable messages of
+    all tables, or of these, follow. Raises ConfigError for a table that isn't a target, because an
+    empty list would look like success.
     """
     rows = [_listed(row) for row in _open_rows(job, _states(job, tables))]
     messages = open_messages(job.ledger, job.pipeline.source.slot)
@@ -62,16 +62,14 @@ def discard_quarantined(
     by: str | None = None,
     reason: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Say of quarantined rows that their targets are to lack them: of these (``id`` of the list),
-    or all of these tables.
+    """Discard quarantined rows: these (by ``id`` of the list), or all of these tables.
 
-    Of a skipped message (its ``id``) it says that what its tables lack is settled, so that no run
-    reports it any more.
-
-    They aren't open any more, and later changes of them are those of a row that the target hasn't.
-    ``by`` is by default the user of this process. All are discarded, or none. Returns them. Raises
-    ConfigError for rows that aren't open, when nothing is named, and without a reason; LockHeld
-    while a run is at work on a target, StateError when one has yet to commit what it quarantined.
+    Their targets keep lacking them, and later changes of such a row count as changes of a row that
+    the target doesn't have. Discarding a skipped message (by ``id``) marks it as resolved, so that
+    no run reports it again. ``by`` defaults to the user of this process. All are discarded, or
+    none. Returns them. Raises ConfigError for rows that aren't open, when nothing is named, and
+    without a reason; LockHeld while a run works on a target; StateError while a run has not
+    committed what it quarantined.
     """
     if not rows and not tables:
         raise ConfigError(
@@ -88,7 +86,7 @@ def discard_quarantined(
     settled = decided(job, messages, RESOLVED, by, reason)
     rows_left = set(rows) - {message.row.id for message in messages}
     states = _states(job, tables)
-    # Of messages alone no target's rows are meant.
+    # When only messages are named, no target's rows are discarded.
     wanted = (
         {name: states[name] for name in _named(_open_rows(job, states), rows_left)}
         if rows_left or not rows
@@ -99,7 +97,7 @@ def discard_quarantined(
         for state in wanted.values():
             check_same_copy(job, state)
         found = _open_rows(job, wanted)
-        _named(found, rows_left)  # a run may have resolved some meanwhile
+        _named(found, rows_left)  # A run may have resolved some before the locks were taken.
         chosen = [row for row in found if not rows or row.id in rows_left]
         _check_committed(job, wanted, chosen)
         at = now()
@@ -135,8 +133,10 @@ def discard_quarantined(
 def rows_to_accept(
     job: Job, rows: Collection[str], tables: Collection[str] | None
 ) -> list[IncompleteRow]:
-    """The open rows of these ids, but those that an earlier attempt at this run has accepted.
-    Raises ConfigError for any other.
+    """Returns the open rows of these ids, without those that an earlier attempt of this run
+    accepted.
+
+    Raises ConfigError for any other id.
     """
     quarantine, states = (
         Quarantine(job.pipeline.target.root, job.storage_options),
@@ -149,13 +149,11 @@ def rows_to_accept(
 
 
 def record_current(job: Job, tables: Collection[str]) -> None:
-    """Enter what a check would find now of rows that lack values, of tables that one has told of,
-    and which gates keep no row out any more.
+    """Record the current results for quarantined rows of tables, since no other run may do so soon.
 
-    No run may come for long that changes them.
-
-    The work is done by then: where it can't be entered, a warning in the log says so, and the
-    tables' next check tells.
+    Records how many rows lack values, where an earlier check reported it, and which gates exclude
+    no rows any more. The work itself is done by then: if recording fails, the log has a warning,
+    and the tables' next check records the result.
     """
     with record_or_warn("what lacks values now", tables):
         _record_unknown(job, tables)
@@ -168,11 +166,10 @@ def _record_unknown(job: Job, tables: Collection[str]) -> None:
 
 
 def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | None]) -> None:
-    """Enter how many rows of these tables lack values, where that isn't what was told of them last
-    (``recorded``).
+    """Record how many rows of these tables lack values, where it differs from ``recorded``.
 
-    Counted once more behind each entry: somebody else may have told between the count and its
-    entry, which is the last word then.
+    Counts again after each entry, because another process may have recorded a newer count between
+    this count and its entry.
     """
     root, options, recorded = ledger.root, ledger.storage_options, dict(recorded)
     while recorded:
@@ -209,10 +206,10 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
 
 
 def current_user() -> str:
-    """Who runs this process."""
+    """Returns the user who runs this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user need not have a name
+    except (KeyError, OSError):  # A container's user may have no name.
         return f"uid {os.getuid()}"
 
 
@@ -233,7 +230,7 @@ def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
 
 
 def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
-    """The tables of the rows of these ids, or of all where none is named."""
+    """Returns the tables of the rows with these ids, or of all rows where no id is given."""
     tables = {row.id: row.table_name for row in found}
     if unknown := sorted(set(rows) - tables.keys()):
         raise ConfigError(
@@ -243,7 +240,9 @@ def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
 
 
 def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteRow]) -> None:
-    """Whoever does a batch again tells anew what it quarantines."""
+    """Raise StateError for rows of a batch that isn't applied: its repetition quarantines them
+    again.
+    """
     watermarks, held = Watermarks(job, job.slot_identity()), target_generations(job.ledger)
     applied = {name: watermarks.of(_state_of(job, name, held[name])) for name in tables}
     if early := sorted({row.table_name for row in rows if row.batch > applied[row.table_name]}):
@@ -254,7 +253,7 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteR
 
 
 def _state_of(job: Job, table_name: str, generation: int) -> TableState:
-    """What was told last of one of a target's generations."""
+    """Returns the latest ledger row of one generation of a target."""
     return next(
         row for row in reversed(job.ledger.table_rows(table_name)) if row.generation == generation
     )

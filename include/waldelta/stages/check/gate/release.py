@@ -1,7 +1,8 @@
-"""Release: changes that a stop gate holds back are let pass, as somebody has decided; recorded with
-who, when and why.
+"""Release: an operator lets changes pass that a stop gate holds back; who, when and why is
+recorded.
 
-By position: what had landed by then passes, whatever it is; what lands later is judged again.
+A release is by position: everything that has landed by then passes, and later changes are judged
+again.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ def release_tables(
     job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
 ) -> list[dict[str, Any]]:
     """Let all that has landed for these tables pass their stop gates; the next run merges it.
-    Returns what was recorded, of all or of none.
 
-    ``by`` is by default the user of this process. Raises ConfigError for a table that isn't a
-    target, StateError when nothing has landed.
+    Returns what was recorded, for all tables or none. ``by`` defaults to the user of this process.
+    Raises ConfigError for a table that isn't a target, StateError when nothing has landed.
     """
     if not tables:
         raise ConfigError("name the tables whose changes are to pass (--tables)")
@@ -65,16 +65,15 @@ def release_tables(
 
 
 def landed_upto(job: Job, identity: SlotIdentity) -> int:
-    """Where the last transaction ends that has landed in this life of the slot; 0 when none has."""
+    """Returns where the last landed transaction of this slot incarnation ends; 0 when none has."""
     return job.change_log(identity).end_after(job.first_batch())
 
 
 def lands_later(commit_lsn: Any, released: int) -> Any:
-    """Whether a commit, by where its record begins, is none of those released; a column of
-    positions gives a column.
+    """Returns whether a commit, by the start of its record, comes after the released ones.
 
-    What is released ends at ``released``, and with nothing between them the next commit begins
-    there.
+    A column of positions returns a column. Released commits end at ``released``, and the next
+    commit may begin exactly there.
 
     >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0)
     (False, True, True)
@@ -83,13 +82,13 @@ def lands_later(commit_lsn: Any, released: int) -> Any:
 
 
 def released_upto(job: Job) -> dict[tuple[str, int], int]:
-    """Up to which position (of a commit) changes of each table's copy pass its stop gates; none
-    where nothing was released.
+    """Returns by table and copy generation the commit position up to which changes pass stop
+    gates.
     """
     identity = job.slot_identity()
     found: dict[tuple[str, int], int] = {}
     for row in job.ledger.releases():
-        # Positions of another life or timeline say nothing of this one's.
+        # Positions of another incarnation or timeline can't be compared with this one's.
         if (row.incarnation, row.timeline) == (identity.incarnation, identity.timeline):
             copy = (row.table_name, row.generation)
             found[copy] = max(row.upto_lsn, found.get(copy, 0))

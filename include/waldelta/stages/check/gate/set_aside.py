@@ -1,9 +1,9 @@
-"""Set aside: rows that a gate keeps out of a target, taken out of the net changes that are merged.
+"""Set aside: takes rows that a gate excludes out of the net changes to merge.
 
-What the target holds then is decided by what the source holds for certain. A new row isn't written;
-one that stood at its key goes, since the source has replaced it. An update isn't done, and the
-target keeps the row as it was (it is *outdated*); but of an update that moved the key the old row
-goes, since there is none on the source.
+The target then agrees with what is certain about the source. A new row isn't written, and a row
+with its key is deleted, because the source replaced it. An update isn't applied, and the target
+keeps the earlier row (it is *outdated*). If the update moved the key, the old row is deleted,
+because the source no longer has it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AsideRow:
-    """A row that was set aside, for the table ``quarantine`` to tell; ``reason`` says which
-    expectation it fails.
+    """A row that was set aside, for the quarantine table; ``reason`` names the failed
+    expectations.
     """
 
     key: str
@@ -51,7 +51,7 @@ class AsideRow:
 
 @dataclass(frozen=True, slots=True)
 class JudgedChanges:
-    """What is merged once the gate has judged, and what isn't."""
+    """The changes to merge after the gate, and the rows that were set aside."""
 
     staged: Staged
     aside: tuple[AsideRow, ...] = ()
@@ -60,8 +60,9 @@ class JudgedChanges:
 def set_aside(
     spark: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]
 ) -> JudgedChanges:
-    """Take these rows, of net changes that leave one behind, out of ``staged``; ``reasons`` say
-    why, row by row.
+    """Take these rows out of ``staged``; they are net changes that would write a row.
+
+    ``reasons`` has one entry per row.
     """
     moved = move_keys(rows, plan)
     of_action = np.array(rows["action"].to_pylist(), dtype=object)
@@ -94,7 +95,7 @@ def _in_driver(
     _: SparkSession, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
 ) -> Staged:
     net = staged.net
-    assert net is not None  # noqa: S101 - whoever chose this looked
+    assert net is not None  # noqa: S101 - the caller selects this function only with net
     rest = pa.concat_tables([net.filter(pa.array(~_same(net, rows, plan))), gone])
     folder = f"{staged.folder}-let"
     write_parquet(folder, rest)
@@ -102,7 +103,7 @@ def _in_driver(
 
 
 def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
-    """Which net changes leave one of these rows behind."""
+    """Returns which net changes would write one of these rows."""
     both = [
         pa.chunked_array(
             [*net[f"c{i}"].chunks, *rows[f"c{i}"].chunks], net.schema.field(f"c{i}").type
@@ -124,7 +125,7 @@ def _by_spark(
     same = " and ".join(f"s.c{i} <=> a.c{i}" for i in key)
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     listed = ", ".join(f"s.{name}" for name in plan.decode.net_schema.names)
-    # Numbered columns and our own folders: nothing of the source's is in it.
+    # The SQL contains only numbered columns and waldelta's own folders, no names from the source.
     rest = spark.sql(
         f"select {listed} from {staged.source} as s left anti join {parquet(f'{folder}-aside')} as a"  # noqa: E501, S608
         f" on s.action in ({written}) and {same}"

@@ -1,8 +1,9 @@
-"""Gate verdicts: what a gate found not to be met stands on the pages while it stops its table or
-keeps rows out of it.
+"""Gate verdicts: a failed gate's result is shown on the pages while it stops its table or excludes
+rows.
 
-A table's next check takes its place. But where what failed is gone, nothing may be left to check:
-of a row that was deleted before it was merged, or that waits in quarantine no more.
+The table's next check replaces it. If the failing rows are gone, there may be nothing left to
+check, for example when a row was deleted before the merge or left quarantine. Then this module
+records the result as met.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from waldelta.pipeline.targets.lifecycle import target_generations
 
 log = logging.getLogger(__name__)
 
-# How the meanings of their results begin.
+# The meanings of gate results begin with these.
 STOP, QUARANTINE = "gate stop: ", "gate quarantine: "
 _KEPT_BACK = "what no gate holds back any more"
 
 
 def record_passed(job: Job, table: str) -> None:
-    """Enter as met what stopped a table whose changes have left its gate nothing to judge, and
-    keeps no row out of it.
+    """Record a table's stop results as met when its changes left the gate nothing to judge.
+
+    Results that still exclude a row stay.
     """
     with record_or_warn(_KEPT_BACK, [table]):
         unmet = _unmet(job, [table])
@@ -46,11 +48,11 @@ def record_passed(job: Job, table: str) -> None:
 
 
 def record_let_in(job: Job, tables: Collection[str]) -> None:
-    """Enter as met what has kept rows out of these tables, where none of them waits in quarantine
-    for it any more.
+    """Record the results that excluded rows from these tables as met when no such row is
+    quarantined.
 
-    What stops a table still does: so may ``gate: quarantine`` (too many rows, or it can't be
-    evaluated).
+    A result that stops a table stays, including one of ``gate: quarantine`` (too many rows, or the
+    expectation can't be evaluated).
     """
     with record_or_warn(_KEPT_BACK, tables):
         once, still = _keeping(job, _unmet(job, tables))
@@ -58,12 +60,12 @@ def record_let_in(job: Job, tables: Collection[str]) -> None:
 
 
 def judged_by_gates(tables: Collection[str]) -> pc.Expression:
-    """The results of gates of these tables: they judge what is in no version of a target yet."""
+    """Returns the filter for gate results of these tables: they have no version of a target."""
     return of_tables(tables) & pc.field("version").is_null()
 
 
 def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
-    """What gates were told last not to meet of these tables, or not to be able to judge."""
+    """Returns the latest gate results of these tables that are not met or couldn't be evaluated."""
     told = expectations_table(job.pipeline.target.root, job.storage_options)
     rows = told.scan(ExpectationResult.schema.names, chosen=judged_by_gates(tables)).to_pylist()
     last = {
@@ -77,8 +79,8 @@ def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
 def _keeping(
     job: Job, unmet: Sequence[ExpectationResult]
 ) -> tuple[list[ExpectationResult], list[ExpectationResult]]:
-    """Those of these by which rows were set aside when they were told, and those by which some wait
-    in quarantine now.
+    """Returns the results that set rows aside when recorded, and those with rows still in
+    quarantine.
     """
     asked = [row for row in unmet if row.meaning.startswith(QUARANTINE)]
     if not asked:
@@ -88,7 +90,7 @@ def _keeping(
     )
     once, still = [], []
     for row in asked:
-        # As the gate writes it: "fails <what it is called> (<its place>); …".
+        # The gate writes reasons in this form: "fails <what it is called> (<its place>); …".
         called = f" {row.meaning.removeprefix(QUARANTINE)} ("
         named = [
             found
@@ -118,8 +120,8 @@ def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
 
 @contextmanager
 def record_or_warn(what: str, tables: Collection[str]) -> Iterator[None]:
-    """The work itself is done: where this can't be entered, a warning in the log says so, and the
-    tables' next check tells.
+    """Log a warning when recording fails: the work itself is done, and the next check records
+    it.
     """
     try:
         yield

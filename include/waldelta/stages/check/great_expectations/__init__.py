@@ -1,4 +1,4 @@
-"""Great Expectations: importing it, building suites, running them, expectations of our own."""
+"""Great Expectations: imports it, builds and runs suites, and adds expectations of our own."""
 
 from typing import TYPE_CHECKING
 

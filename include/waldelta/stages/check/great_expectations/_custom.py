@@ -1,5 +1,5 @@
-"""Expectations that Great Expectations lacks, registered by importing this module (which imports
-all of it).
+"""Expectations that Great Expectations lacks; importing this module registers them, and imports all
+of Great Expectations.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-# On the execution engine: the answer about the target's own key, or a Future of it, where it was
-# asked for ahead.
+# Attribute of the execution engine: counts of duplicate keys, or Futures of them, that were
+# requested before.
 PREFETCHED_DUPLICATES = "duplicate_keys_asked_ahead"
-# On the execution engine: a Future of the target's profile, None where Arrow couldn't measure it.
+# Attribute of the execution engine: a Future of the target's profile; its result is None where
+# Arrow couldn't measure it.
 PREFETCHED_PROFILE = "profile_measured_ahead"
-# In a result: what was observed, without the rows' values that its ``observed_value`` shows in the
+# Result entry: the observed value without the rows' values that ``observed_value`` shows in the
 # report.
 WITHOUT_VALUES = "observed_without_values"
-# In a result: what was measured of the target.
+# Result entry: the target's measured profile.
 PROFILE = "profile"
 
 
 class UnsatisfiedRowCount(TableMetricProvider):
-    """How many rows a condition isn't true for; joins the other aggregates of a table in one
-    scan.
+    """Counts the rows for which a condition isn't true, in one scan with a table's other
+    aggregates.
     """
 
     metric_name = "target_rows.unsatisfied_count"
@@ -70,24 +71,22 @@ class UnsatisfiedRowCount(TableMetricProvider):
         metric_value_kwargs: dict[str, Any],
         **_: Any,
     ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        # A null condition admits no row, as a publication's filter doesn't.
+        # As in a publication's row filter, a null condition admits no row.
         admitted = F.coalesce(F.expr(metric_value_kwargs["condition"]), F.lit(False))
         return F.count(F.when(~admitted, F.lit(1))), metric_domain_kwargs, {}
 
 
 class _TargetExpectation(BatchExpectation):
-    """An expectation of ours: says what it wants in words, and judges the metrics that it depends
-    on.
-    """
+    """Base class of our expectations: describes itself in words, and judges its metrics."""
 
     @classmethod
     @abstractmethod
     def _words(cls, kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """What is expected, as a template and its parameters, for the report."""
+        """Returns the expectation in words for the report, as a template and its parameters."""
 
     @abstractmethod
     def _judge(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Success and result."""
+        """Returns success and result."""
 
     @classmethod
     @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
@@ -107,8 +106,8 @@ class _TargetExpectation(BatchExpectation):
     def _diagnostic_unexpected_statement_renderer(
         cls, configuration: Any = None, result: Any = None, runtime_configuration: Any = None
     ) -> list[Any]:
-        # What is observed says how many rows; Great Expectations would want shares of values, and
-        # log that there are none.
+        # The observed value already contains the number of rows. Great Expectations would expect
+        # shares of values, and log that they are missing.
         if result is not None and (result.result or {}).get("unexpected_count"):
             return []
         shown: list[Any] = super()._diagnostic_unexpected_statement_renderer(
@@ -126,8 +125,9 @@ class _TargetExpectation(BatchExpectation):
 
 
 class ExpectTargetRowsToSatisfy(_TargetExpectation):
-    """Every row of the target, or a share of them, makes a Spark SQL condition true; null counts as
-    not true.
+    """Every row of the target, or a share of them, makes a Spark SQL condition true.
+
+    Null counts as not true.
     """
 
     condition: str = pydantic.Field(description="a condition in Spark SQL")
@@ -161,7 +161,7 @@ class ExpectTargetRowsToSatisfy(_TargetExpectation):
 
 
 class DuplicateKeyRows(TableMetricProvider):
-    """Rows that share their key with another row."""
+    """Counts rows that share their key with another row."""
 
     metric_name = "target_rows.duplicate_keys"
     value_keys = ("columns",)
@@ -207,8 +207,9 @@ class ExpectTargetKeyToBeUnique(_TargetExpectation):
 
 
 class _MeasuredEarly(_TargetExpectation):
-    """What is asked of all rows kept, or of two targets, before Great Expectations looks;
-    ``DuplicateKeyRows`` has the answer.
+    """Base class of expectations on all kept rows, or on two targets, that are measured beforehand.
+
+    ``DuplicateKeyRows`` returns the measured counts.
     """
 
     columns: list[str] = pydantic.Field(description="what the answer is asked for by")
@@ -223,7 +224,7 @@ class _MeasuredEarly(_TargetExpectation):
 
 
 class ExpectKeptRowsToHold(_MeasuredEarly):
-    """What a target keeps besides its live rows is consistent in itself."""
+    """The rows that a target keeps besides its live rows are consistent."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
 
@@ -239,7 +240,7 @@ class ExpectKeptRowsToHold(_MeasuredEarly):
 
 
 class ExpectTargetRowsToReferToRows(_MeasuredEarly):
-    """Every row of a target that refers to another finds it, in both targets as of one cut."""
+    """Every row of a target with a foreign key has its parent row, in both targets at one cut."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = (
         "target_rows.duplicate_keys",
@@ -251,7 +252,7 @@ class ExpectTargetRowsToReferToRows(_MeasuredEarly):
 
 
 def _none_found(metrics: dict[str, Any], one: str, more: str) -> dict[str, Any]:
-    """The result of an expectation that no rows are found, with examples where some are."""
+    """Returns the result of an expectation that no rows are found, with examples where some are."""
     found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
     shown = f", such as {'; '.join(f'({key})' for key in found.examples)}" if found.examples else ""
     details = {
@@ -263,7 +264,9 @@ def _none_found(metrics: dict[str, Any], one: str, more: str) -> dict[str, Any]:
 
 
 class _FoundBefore(_TargetExpectation):
-    """What the run found before Great Expectations looks; not asked of the rows."""
+    """Base class of expectations whose result the run determined before, without reading the
+    rows.
+    """
 
     meaning: str = pydantic.Field(description="what is expected, in words")
     is_met: bool = pydantic.Field(description="whether it is")
@@ -282,18 +285,19 @@ class _FoundBefore(_TargetExpectation):
 
 
 class ExpectTargetToBeFresh(_FoundBefore):
-    """A target isn't farther behind the source than it may be."""
+    """The target's lag behind the source is within its limit."""
 
 
 class ExpectTargetToKnowAllValues(_FoundBefore):
-    """A target lacks no row because a value of it wasn't sent, as of a TOASTed one that an UPDATE
-    didn't change.
+    """The target lacks no row for want of a value that wasn't sent.
+
+    An UPDATE doesn't send TOASTed values that it didn't change.
     """
 
 
 class TargetProfile(TableMetricProvider):
-    """How many rows there are and how columns are distributed, as it was measured meanwhile; else
-    in a scan of Spark's.
+    """Returns row count and column distributions, measured in the background or else by a Spark
+    scan.
     """
 
     metric_name = "target_rows.profile"
@@ -318,8 +322,9 @@ class TargetProfile(TableMetricProvider):
 
 
 class ExpectTargetToBeAsBefore(_TargetExpectation):
-    """Row count, or the columns' distribution, lie where earlier runs found them; without bounds it
-    only measures.
+    """Row count or column distributions are within the bounds of earlier runs.
+
+    Without bounds the expectation only measures.
     """
 
     columns: list[list[Any]] = pydantic.Field(
@@ -353,7 +358,7 @@ class ExpectTargetToBeAsBefore(_TargetExpectation):
 
 
 class ExpectTargetColumnsToMatch(_TargetExpectation):
-    """The target has the given columns with the given Spark types, and besides only ``_wd_``
+    """The target has the given columns with the given Spark types, and otherwise only ``_wd_``
     columns.
     """
 
@@ -381,8 +386,9 @@ class ExpectTargetColumnsToMatch(_TargetExpectation):
 
 
 def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The same with Python's booleans for NumPy's, at which a checkpoint that writes the answer
-    breaks off.
+    """Returns the method with Python's booleans instead of NumPy's.
+
+    A checkpoint that writes NumPy booleans as JSON raises.
     """
 
     @wraps(validate)
@@ -395,8 +401,8 @@ def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[...,
     return answer
 
 
-# Seen in Great Expectations 1.24; a class of ours in its place would be registered with a warning
-# in each run's log.
+# Seen in Great Expectations 1.24. A replacement class would be registered with a warning in each
+# run's log.
 setattr(  # noqa: B010 - mypy refuses the assignment
     ExpectColumnQuantileValuesToBeBetween,
     "_validate",

@@ -1,5 +1,5 @@
-"""Great Expectations' objects for a planned suite; the engineer's names and arguments are checked
-here.
+"""Builds Great Expectations' objects for a planned suite, and checks the names and arguments of own
+expectations.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from waldelta.stages.check.suite import PlannedExpectation, SuitePlan
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-META = "waldelta"  # under this key an expectation carries its number in the plan
+META = "waldelta"  # Under this key an expectation carries its number in the plan.
 
 
 def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
-    """The suite of a plan; raises ConfigError that lists every own expectation that is refused."""
+    """Returns the suite of a plan; raises ConfigError that lists every refused own expectation."""
     suite, refused = build_known(name, plan)
     if refused is not None:
         raise refused
@@ -34,7 +34,9 @@ def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
 
 
 def build_known(name: str, plan: SuitePlan) -> tuple[gx.ExpectationSuite, ConfigError | None]:
-    """The suite without the own expectations that are refused, and the error that lists these."""
+    """Returns the suite without refused own expectations, and the error that lists these, or
+    None.
+    """
     known = {
         key: impl
         for type_name in list_registered_expectation_implementations()

@@ -1,9 +1,9 @@
-"""Importing Great Expectations without what only other data sources and charts need: half of the
-import's time.
+"""Imports Great Expectations without modules that only other data sources and charts need, which
+are half of the import's time.
 
-It imports SQLAlchemy, drivers and pyspark.ml where they are installed, and does without where they
-aren't; SciPy and Altair serve three of its expectations. So the former are out of its sight here
-and the latter are loaded on first use.
+Great Expectations imports SQLAlchemy, drivers and pyspark.ml where they are installed, and works
+without them. SciPy and Altair serve three of its expectations. The former are hidden during the
+import; the latter are loaded on first use.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-# A suite that needs one of the hidden modules names the expectation here: KL divergence bins
-# numbers with pyspark.ml.
+# A suite that needs a hidden module is listed by expectation: KL divergence bins numbers with
+# pyspark.ml.
 _HIDDEN = ("sqlalchemy", "psycopg2", "pyspark.ml")
 _NEEDS_ALL = frozenset(
     {"expect_column_kl_divergence_to_be_less_than", "ExpectColumnKLDivergenceToBeLessThan"}
@@ -29,7 +29,7 @@ _LATER = ("scipy.stats", "altair")
 
 
 class _Sight(MetaPathFinder):
-    """What one thread's imports find; the others' see no difference."""
+    """Hides modules from the imports of one thread; other threads are not affected."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -50,10 +50,9 @@ class _Sight(MetaPathFinder):
 
 
 def import_great_expectations(kinds: Collection[str] = ()) -> None:
-    """Import Great Expectations for suites with these types of expectations; nothing happens when
-    it is imported.
+    """Import Great Expectations for suites with these types of expectations, unless it is imported.
 
-    It sends nothing home: its analytics are switched off first.
+    Its analytics are switched off first, so it sends no data.
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     if "great_expectations" in sys.modules:
@@ -66,7 +65,7 @@ def import_great_expectations(kinds: Collection[str] = ()) -> None:
 
 
 def import_everything() -> None:
-    """Import Great Expectations for any suite, with our own expectations and what makes reports."""
+    """Import Great Expectations for any suite, with our own expectations and the report modules."""
     import_great_expectations(_NEEDS_ALL)
     for name in (
         "waldelta.stages.check.great_expectations.build",

@@ -1,4 +1,4 @@
-"""Running a planned suite on one version of its target through Great Expectations."""
+"""Runs a planned suite on one version of its target through Great Expectations."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ if TYPE_CHECKING:
     from waldelta.stages.check.measure import DuplicateKeys, Measured
     from waldelta.stages.check.suite import SuitePlan
 
-# Counts only: fetching examples costs a query per expectation, so they are fetched for those that
-# failed.
+# The first validation only counts, because examples cost a query per expectation; they are fetched
+# for failed ones.
 COUNTS_ONLY = {"result_format": "SUMMARY", "partial_unexpected_count": 0}
-# Examples of values that failed; they show up in the reports only, never in logs.
+# Examples of failed values appear only in the reports, never in logs.
 WITH_EXAMPLES = {"result_format": "SUMMARY", "partial_unexpected_count": 5}
 
 
 class SuiteCheck:
-    """A suite made ready in a context, which is not for several threads; ``run`` is."""
+    """A suite prepared in a context: create it in one thread; ``run`` may be called from
+    several.
+    """
 
     def __init__(self, context: EphemeralDataContext, suite: gx.ExpectationSuite) -> None:
         self.name = suite.name
         self._suite = suite
-        # Caching would pay for many scans; the aggregates of a suite are one.
+        # Caching pays off for many scans, but a suite's aggregates are one scan.
         self._source: SparkDatasource = context.data_sources.add_spark(suite.name, persist=False)
         asset = self._source.add_dataframe_asset(suite.name)
         self._batch: BatchDefinition[None] = asset.add_batch_definition_whole_dataframe("version")
@@ -69,14 +71,15 @@ class SuiteCheck:
         prefetched_duplicates: Mapping[tuple[str, ...], Future[DuplicateKeys]],
         prefetched_profile: Future[Measured | None] | None = None,
     ) -> ExpectationSuiteValidationResult:
-        """Validate the frame on its own session; what failed is evaluated again for examples.
+        """Validate the frame on its own session; failed expectations are evaluated again for
+        examples.
 
-        ``prefetched_duplicates`` has the answers about keys, by their columns, that were asked for
-        before, ``prefetched_profile`` the profile.
+        ``prefetched_duplicates`` has the counts of duplicate keys by columns, and
+        ``prefetched_profile`` the profile, which were requested before.
         """
         engine = self._source.get_execution_engine()
-        # It would take the process's default session, which doesn't know this frame's temporary
-        # views.
+        # By default the engine uses the process's default session, which lacks this frame's
+        # temporary views.
         engine.spark = frame.sparkSession
         setattr(engine, PREFETCHED_DUPLICATES, prefetched_duplicates)
         setattr(engine, PREFETCHED_PROFILE, prefetched_profile)
@@ -92,13 +95,13 @@ class SuiteCheck:
         return result
 
     def _part(self, numbers: set[int]) -> gx.ExpectationSuite:
-        # An expectation belongs to one suite; its copy belongs to none.
+        # An expectation can belong to only one suite, so the new suite gets copies.
         chosen = [copy.copy(e) for e in self._suite.expectations if (e.meta or {})[META] in numbers]
         return gx.ExpectationSuite(name=f"{self.name} examples", expectations=chosen)
 
 
 def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
-    """What each expectation found, in the plan's order; of those that say anything."""
+    """Returns each judged expectation's outcome, in the plan's order."""
     ordered = sorted(result.results, key=_number)
     return tuple(
         _outcome(item, plan) for item in ordered if is_judged(plan.expectations[_number(item)])
@@ -106,8 +109,8 @@ def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple
 
 
 def measured(result: ExpectationSuiteValidationResult) -> Measured | None:
-    """What was measured of the target, where that was asked; taken out of the result, whose pages
-    needn't show it.
+    """Returns the measured profile, or None; removes it from the result, whose pages don't show
+    it.
     """
     for item in result.results:
         if (found := item.result.pop(PROFILE, None)) is not None:
@@ -133,14 +136,14 @@ def _has_examples(item: ExpectationValidationResult) -> bool:
 
 def _number(item: ExpectationValidationResult) -> int:
     configuration = item.expectation_config
-    if configuration is None:  # never so for results of a suite
+    if configuration is None:  # Results of a suite always have a configuration.
         raise KeyError(META)
     return int(configuration.meta[META])
 
 
 def _raised(info: dict[str, Any]) -> bool:
-    """Whether evaluation failed; the information is of the expectation, or of each of its
-    metrics.
+    """Returns whether evaluation raised; the information is of the expectation or of each
+    metric.
     """
     if "raised_exception" in info:
         return bool(info["raised_exception"])

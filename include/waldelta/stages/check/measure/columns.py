@@ -1,4 +1,4 @@
-"""Target columns: how a target's columns differ from those recorded, as the check tells it."""
+"""Target columns: how a target's columns differ from the recorded ones, as the check reports it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _SYNONYMS = {
 
 
 def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
-    """Each column that is missing, of another type, or not recorded; names as Great Expectations
-    lists them.
+    """Returns each column that is missing, of another type, or not recorded.
+
+    Names are written as Great Expectations lists them.
     """
     expected = {listed(name): simple_type(type_name) for name, type_name in recorded.items()}
     missing = [f"{name} is missing" for name in expected if name not in held]
@@ -30,15 +31,15 @@ def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> 
 
 
 def listed(name: str) -> str:
-    """As Great Expectations lists a column: in backticks where it has a dot; those within the name
-    stay as they are.
+    """Returns a column's name as Great Expectations lists it: in backticks if it has a dot.
+
+    Backticks within the name stay.
     """
     return name if "." not in name or (name.startswith("`") and name.endswith("`")) else f"`{name}`"
 
 
 def simple_type(type_name: str) -> str:
-    """A type as Spark's simpleString writes it; Spark's own parser would be a query for each
-    column.
+    """Returns a type as Spark's simpleString writes it, without a Spark query per column.
 
     >>> simple_type("MAP<STRING, INTEGER>"), simple_type("decimal(12, 2)")
     ('map<string,int>', 'decimal(12,2)')

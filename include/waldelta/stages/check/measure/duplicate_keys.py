@@ -1,8 +1,8 @@
-"""Keys that stand in more than one row of a target: the check's dearest question, so it is asked
-first.
+"""Finds keys that occur in more than one row of a target. It is the check's most expensive query,
+so it starts first.
 
-The server works on it while Great Expectations is imported here. Needs no Great Expectations;
-``lake_expectations`` makes an expectation of the answer.
+Spark runs it while this process imports Great Expectations. This module doesn't need Great
+Expectations; ``ExpectTargetKeyToBeUnique`` makes an expectation of the result.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Keys that a failed expectation shows.
+# The most keys that a failed expectation shows.
 MOST_EXAMPLES = 5
-# Spark's bitmaps have a bit for each of so many neighbouring integers.
+# Each of Spark's bitmaps has a bit for this many neighbouring integers.
 _BITS = 32_768
 _BYTES_PER_KEY = 8
-# Here a byte stands for each integer between the least and the most.
+# In the driver one byte represents each integer between the lowest and the highest.
 _MOST_BYTES_IN_DRIVER = 64 << 20
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
@@ -45,7 +45,7 @@ _MOST_RANGES = 100
 
 @dataclass(frozen=True, slots=True)
 class DuplicateKeys:
-    """How many rows share their key with another row, and some of those keys, as text."""
+    """How many rows share their key with another row, and some of those keys as text."""
 
     rows: int
     examples: tuple[str, ...] = ()
@@ -54,10 +54,10 @@ class DuplicateKeys:
 def find_duplicate_keys(
     frame: DataFrame, columns: Sequence[str], *, dense: bool = False
 ) -> DuplicateKeys:
-    """Look at every row of the frame; nulls are equal here.
+    """Returns the duplicate keys of the frame; nulls count as equal.
 
-    ``dense``: the key is one integer whose values lie close together. Then a bitmap tells, at a
-    third of the price, whether there is anything to be found.
+    ``dense``: the key is one integer whose values lie close together. A bitmap then finds out, at a
+    third of the cost, whether there are any duplicates.
     """
     if dense and not _may_have_duplicates(frame, columns[0]):
         return DuplicateKeys(0)
@@ -73,10 +73,9 @@ def find_duplicate_keys(
 
 
 class IntegerKey:
-    """A column of integers in a target's key, by the statistics of its files and by Arrow alone.
+    """A column of integers in a target's key, read from the files' statistics and by Arrow.
 
-    ``ranges`` are those that the rows in question lie in, least and most; None: all rows are in
-    question.
+    ``ranges`` are the ranges (lowest, highest) of the keys to compare; None compares all rows.
     """
 
     def __init__(
@@ -98,13 +97,14 @@ class IntegerKey:
     def open(
         cls, uri: str, version: int, column: str, storage_options: Mapping[str, str] | None = None
     ) -> IntegerKey | None:
-        """None for a key of another type, or one whose range not all files tell; then only Spark
-        can say.
+        """Returns the key, or None when only Spark can compare it.
+
+        That is the case for a key of another type, or when a file has no range statistics.
         """
         try:
             table = open_version(uri, version, storage_options)
-            # Statistics go by the files' own names of columns, which a mapping may have given to
-            # another one.
+            # Statistics use the files' own column names, and with a column mapping such a name may
+            # belong to another column.
             if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
                 return None
             files = files_of(table)
@@ -120,15 +120,15 @@ class IntegerKey:
         return cls(table, column, files, storage_options)
 
     def written_since(self, version: int) -> IntegerKey:
-        """The same, of the rows that may share their key with one written since a version whose
-        keys all differ.
+        """Returns the key restricted to rows that may share it with a row written since a version.
 
-        Of two rows that share a key one was written since then, and so both lie where the files
-        written since have keys. All rows, where that can't be told.
+        All keys of that version must differ. Of two rows that share a key, one was written since,
+        so both are in key ranges of files written since. Where these are unknown, all rows are
+        compared.
         """
         if has_deletion_vectors(
             self._table
-        ):  # which a RESTORE may take away again from a file that was there
+        ):  # A RESTORE may remove deletion vectors from a file that existed before.
             return self
         try:
             known = open_version(self._table.table_uri, version, self._storage_options)
@@ -164,7 +164,7 @@ class IntegerKey:
         return IntegerKey(self._table, self._column, files, self._storage_options, ranges)
 
     def rows_in_question(self, frame: DataFrame) -> DataFrame:
-        """Of the target's rows those whose keys have to be compared."""
+        """Returns the target's rows whose keys must be compared."""
         if self._ranges is None:
             return frame
         column = F.col(quote(self._column))
@@ -173,11 +173,10 @@ class IntegerKey:
         )
 
     def is_unique(self) -> bool:
-        """Whether Arrow, without Spark, finds no value in two rows; False also where only Spark can
-        tell.
+        """Returns whether Arrow finds no value in two rows; False also when only Spark can decide.
 
-        It reads that column alone, and holds at most 64 MB of marks. A second of Spark's is tenths
-        of one here.
+        It reads only that column and uses at most 64 MB. What takes Spark a second takes tenths of
+        a second this way.
         """
         if not self._rows:
             return True
@@ -209,16 +208,14 @@ class IntegerKey:
 
     @property
     def is_dense(self) -> bool:
-        """Whether bitmaps of the values would be smaller than the values."""
+        """Returns whether bitmaps of the values would be smaller than the values."""
         spans = zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
-        buckets = sum(
-            (high - low) // _BITS + 1 for low, high in spans
-        )  # each file's, as tasks read them
+        buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # Each task reads one file.
         return bool(buckets * _BITS // 8 <= self._rows * _BYTES_PER_KEY)
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that overlap, or touch, as one."""
+    """Returns the ranges with overlapping and adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:
@@ -233,8 +230,8 @@ def _statistics(column: str) -> tuple[str, str, str]:
 
 
 def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
-    """Whether as many marks are set as there are values; raises IndexError for a value that isn't
-    between the two.
+    """Returns whether all values differ; raises IndexError for a value outside ``low`` to
+    ``high``.
     """
     marks, count = np.zeros(high - low + 1, bool), 0
     for part in parts:
@@ -249,7 +246,7 @@ def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
 
 
 def _may_have_duplicates(frame: DataFrame, column: str) -> bool:
-    """Whether fewer bits are set than there are rows; nulls set none."""
+    """Returns whether fewer bits are set than there are rows; nulls set none."""
     key = F.col(quote(column)).cast("bigint")
     places = frame.select(
         F.bitmap_bucket_number(key).alias("bucket"), F.bitmap_bit_position(key).alias("place")

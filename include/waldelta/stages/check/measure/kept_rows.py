@@ -1,8 +1,7 @@
-"""Kept rows: whether what a target keeps besides its live rows is consistent in itself; a question
-of the check stage.
+"""Kept rows: checks whether the rows that a target keeps besides its live rows are consistent.
 
-Asked of all rows, while the suite of a table judges the live ones. Needs no Great Expectations,
-like ``duplicate_keys``.
+It reads all rows, while a table's suite judges the live ones. This module doesn't need Great
+Expectations, like ``duplicate_keys``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# In the place of columns, what the answer is asked for by (see ``quality``).
+# Takes the place of column names as the key of the prefetched result.
 KEPT_ROWS = "_wd_kept_rows"
 MEANINGS: dict[TargetMode, str] = {
     HISTORY: "states of a key don't overlap, end behind their begin, and only the last one is open",
@@ -49,9 +48,9 @@ _OPERATIONS = ("insert", "update", "delete", TRUNCATE, SNAPSHOT)
 def find_broken_rows(
     frame: DataFrame, mode: TargetMode, key: Sequence[str]
 ) -> tuple[DuplicateKeys, DuplicateKeys]:
-    """How many rows of a target, with all that it keeps, contradict their mode.
+    """Returns how many of a target's kept rows contradict its mode.
 
-    Second, of a changelog, how many changes have columns whose value nobody knows.
+    The second result is, for a changelog, how many changes have columns whose value is unknown.
     """
     lacking = F.lit(False)
     keys = [F.col(quote(name)) for name in key]

@@ -1,9 +1,8 @@
-"""Profile: how many rows a target has and how its columns are distributed, measured beside the
-check.
+"""Profile: a target's row count and the distribution of its columns, measured during the check.
 
-By Arrow, batch by batch, while Spark does what only it can: of a small target, and in a full check.
-After few changes a larger one's is told by the statistics in its log, which cost no scan and know
-no mean; and by Spark what Arrow can't read.
+Arrow measures small targets, and every target of a full check, batch by batch, while Spark does
+what only Spark can. After few changes a larger target's profile comes from the statistics in its
+log, which cost no scan and have no mean. Spark measures what Arrow can't read.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from waldelta.spark_sql import quote
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# Of wide tables the first ones.
+# Of wide tables only the first columns are measured.
 _MOST_COLUMNS = 100
 _ROWS_AT_ONCE = 1 << 16
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
@@ -37,8 +36,9 @@ Measured = tuple[int, list[ColumnProfile]]
 
 
 def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
-    """The columns that are measured, and whether they are numbers; a key's say nothing by their
-    distribution.
+    """Returns the measured columns and whether they are numbers.
+
+    Key columns are left out, because their distribution has no meaning.
     """
     keys = set(state.key_columns)
     columns = [column for column in state.columns if column.name not in keys][:_MOST_COLUMNS]
@@ -46,8 +46,9 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
 
 
 def profile_in_driver(table: DeltaTable, columns: Sequence[tuple[str, bool]]) -> Measured | None:
-    """A mirror's profile without Spark; None where its log doesn't tell. Raises what delta-rs and
-    Arrow raise.
+    """Returns a mirror's profile without Spark; None where its log has no statistics.
+
+    Raises what delta-rs and Arrow raise.
     """
     if has_deletion_vectors(table):
         return None
@@ -61,12 +62,13 @@ def profile_in_driver(table: DeltaTable, columns: Sequence[tuple[str, bool]]) ->
 
 
 def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Measured:
-    """A mirror's profile by all its values, in the memory of some batches. Raises what delta-rs and
-    Arrow raise.
+    """Returns a mirror's profile from all its values, with the memory of a few batches.
+
+    Raises what delta-rs and Arrow raise.
     """
     dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
     files = files_of(table)
-    # Null values needn't be read to be counted where all statistics tell.
+    # Nulls are counted from the statistics where all files have them, without reading values.
     counts = {name: f"null_count.{name}" for name, is_number in columns if not is_number}
     told = {
         name: int(pc.sum(files[count]).as_py() or 0)
@@ -95,7 +97,7 @@ def profile_by_values(table: DeltaTable, columns: Sequence[Sequence[Any]]) -> Me
 
 
 class _Values:
-    """A column's values, added up batch by batch; what isn't finite is no number.
+    """Aggregates a column's values batch by batch; values that aren't finite are ignored.
 
     Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample
     variances (1979).
@@ -126,7 +128,9 @@ class _Values:
         )
 
     def statistics(self) -> tuple[float, ...]:
-        """Mean, standard deviation of the population, least, most; nothing without numbers."""
+        """Returns mean, population standard deviation, minimum and maximum; nothing without
+        numbers.
+        """
         return (
             (self._mean, sqrt(self._squares / self._count), self._least, self._most)
             if self._count
@@ -141,26 +145,26 @@ def _of_statistics(files: pa.Table, rows: int, name: str, *, is_number: bool) ->
         nulls = pc.sum(files[count]).as_py() / rows
     if not is_number or least not in files.column_names or most not in files.column_names:
         return ColumnProfile(name, nulls)
-    # A file of nulls alone has neither.
+    # A file with only nulls has neither bound.
     low, high = _finite(pc.min(files[least]).as_py()), _finite(pc.max(files[most]).as_py())
     return ColumnProfile(name, nulls, least=low, most=high)
 
 
 def profile_aggregate(columns: Sequence[Sequence[Any]]) -> Column:
-    """The same as one aggregate of Spark's, to be read by ``read_profile``."""
+    """Returns the profile as one Spark aggregate, to be read by ``read_profile``."""
     asked = [F.count(F.lit(1))]
     for name, is_number in columns:
         column = F.col(quote(name))
         asked.append(F.count(column))
         if is_number:
             double = column.cast("double")
-            finite = F.when(F.abs(double) < float("inf"), double)  # NaN is the greatest here
+            finite = F.when(F.abs(double) < float("inf"), double)  # Spark sorts NaN above infinity.
             asked += [F.avg(finite), F.stddev_pop(finite), F.min(finite), F.max(finite)]
     return F.struct(*(value.alias(f"v{k}") for k, value in enumerate(asked)))
 
 
 def read_profile(columns: Sequence[Sequence[Any]], values: Sequence[Any]) -> Measured:
-    """The profile from the values of the aggregate."""
+    """Returns the profile from the values of the aggregate."""
     rows, found, at = int(values[0]), [], 1
     for name, is_number in columns:
         nulls = (rows - values[at]) / rows if rows else None

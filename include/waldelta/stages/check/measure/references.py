@@ -1,9 +1,8 @@
-"""References: rows of a target whose foreign key finds no row in the target that it refers to; a
-question of the check stage.
+"""References: foreign keys between targets, which the check stage judges.
 
-``plan_references`` says which keys can be judged, and of which others that isn't said and why;
-``orphans`` has the answers. Both targets are looked at as of one cut: else a row whose partner is a
-batch behind would be an orphan.
+``plan_references`` decides which keys can be judged, and why others can't; ``rows_without_parent``
+counts. Both targets are read at one consistent cut: otherwise a row whose parent is one batch
+behind would count as a row without a parent.
 """
 
 from __future__ import annotations
@@ -30,24 +29,26 @@ from waldelta.stages.check.constraints.foreign_keys import KeyColumn
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# In the place of columns, what the answer is asked for by (see ``quality``).
+# Takes the place of column names as the key of the prefetched result.
 FOREIGN_KEY = "_wd_foreign_key"
 
 _OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
 _INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
-# Of these, equal values are equal in Spark; a float's zeros and NaN too, in joins.
+# Equal values of these types are equal in Spark; so are a float's zeros and NaN, in joins.
 _PLAIN = frozenset({"boolean", "date", "timestamp", "timestamp_ntz", "binary", "float", "double"})
-_TEXTS = frozenset({18, 19, TEXT_OID, VARCHAR_OID, BPCHAR_OID})  # the first two are "char" and name
-# Kept as text, equal values of these print alike: boolean, integers, dates, timestamps, uuid.
+# The first two oids are "char" and name.
+_TEXTS = frozenset({18, 19, TEXT_OID, VARCHAR_OID, BPCHAR_OID})
+# Equal values of these types have equal texts when stored as text: boolean, integers, dates,
+# timestamps, uuid.
 _PRINT_ALIKE = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 2950})
-# Blanks at the end don't count on either side ("padded"), or where the referring one is char(n)
+# Trailing blanks don't count on either side ("padded"), or only where the referring side is char(n)
 # ("own padded").
 Comparison = Literal["same", "integer", "number", "padded", "own padded"]
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A target as of one version, and the columns of the key in it."""
+    """A target at one version, and the key's columns in it."""
 
     table: str
     uri: str
@@ -57,12 +58,12 @@ class Side:
     key: tuple[str, ...] = ()
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Its live rows."""
+        """Returns the target's live rows."""
         kept = spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
         return live_rows(kept, self.mode, self.key)
 
     def open(self, storage_options: Mapping[str, str] | None) -> DeltaTable:
-        """The same without Spark."""
+        """Opens the target's version without Spark."""
         return open_version(self.uri, self.version, storage_options)
 
 
@@ -70,8 +71,8 @@ class Side:
 class Reference:
     """A foreign key from rows of one target to rows of another, or the same one.
 
-    ``comparisons`` say how each pair of columns is compared, ``whole`` that a key which is null in
-    part breaks it (MATCH FULL). ``reported_for`` is the target that the answer is told of.
+    ``comparisons`` define how each pair of columns is compared. With ``whole`` a partly null key
+    breaks the constraint (MATCH FULL). The result is reported for target ``reported_for``.
     ``since``: only rows that changed from that position on are judged.
     """
 
@@ -85,12 +86,12 @@ class Reference:
 
     @property
     def lookup_key(self) -> tuple[str, str, str]:
-        """What the answer is asked for by."""
+        """Returns the key of the prefetched result."""
         return FOREIGN_KEY, self.referring.table, self.name
 
     @property
     def meaning(self) -> str:
-        """What is expected of the target that it is told of."""
+        """Returns the expectation in words, for the target that it is reported for."""
         own, other = ", ".join(self.referring.columns), ", ".join(self.referenced.columns)
         if self.reported_for == self.referring.table:
             return (
@@ -105,8 +106,8 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class ChangedTarget:
-    """What a run did to a target, as far as keys are concerned: its version, and whether rows may
-    have gone.
+    """A run's effect on a target's keys: its new version, and whether rows may have been
+    removed.
     """
 
     version: int | None
@@ -115,12 +116,11 @@ class ChangedTarget:
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """What is known of the targets: states, the newest cut, how each can be told, and what keeps a
-    table from being judged.
+    """What is known of the targets: table states, locations, and the newest consistent cut.
 
-    ``changed`` are those that the run has changed and that are checked now; ``lacking`` those with
-    rows in quarantine, ``read_again`` those of which the run read rows from the source, as they
-    were later than the cut, ``beyond_cut`` those that have got what came behind the cut.
+    ``changed`` are the targets that the run changed and this check covers. ``lacking`` have rows in
+    quarantine. Of ``read_again`` the run read rows from the source at a position after the cut.
+    ``beyond_cut`` contain changes after the cut.
     """
 
     states: Mapping[str, TableState]
@@ -134,18 +134,20 @@ class Lake:
 
 @dataclass
 class PlannedReferences:
-    """References by the target that they are told of, and likewise why others can't be judged."""
+    """References by the target they are reported for, and the reasons why others can't be
+    judged.
+    """
 
     references: dict[str, list[Reference]] = field(default_factory=dict)
     omitted: dict[str, list[str]] = field(default_factory=dict)
 
 
 def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences:
-    """Which foreign keys are judged of the targets that are checked; pure.
+    """Returns which foreign keys are judged in the checked targets; pure.
 
-    Of one between other targets nothing is said, nor of one to a table that no target takes
-    anything of. The referring target's page tells; where only the other one is checked, and may
-    have lost rows, that one's does.
+    A key between targets that aren't checked is left out, and so is one to a table that is not
+    replicated. The referring target reports the result. If only the referenced target is checked
+    and may have lost rows, that target reports it.
     """
     planned = PlannedReferences()
     for key in keys:
@@ -172,7 +174,7 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences
                 continue
             comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
             sides = _side(lake, referring, key.referring), _side(lake, other, key.referenced)
-            # NaN or infinity may stand verbatim, and be null in its column.
+            # NaN or infinity may be stored raw, and be null in its column.
             whole = key.is_full and not any(
                 _may_be_raw(referring, column) for column in key.referring
             )
@@ -183,8 +185,8 @@ def plan_references(keys: Sequence[ForeignKey], lake: Lake) -> PlannedReferences
 
 
 def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
-    """The same for the rows changed since a position, where that is all that can have made
-    orphans.
+    """Returns the reference restricted to rows changed since a position, where no others can
+    fail.
     """
     there = lake.changed.get(reference.referenced.table)
     if (
@@ -197,8 +199,10 @@ def touched(reference: Reference, since: int | None, lake: Lake) -> Reference:
 
 
 def _targets_of(states: Mapping[str, TableState], relation_id: int) -> list[TableState]:
-    """The targets that take rows of this relation as a whole: the table itself, or the root whose
-    leaves are gathered.
+    """Returns the synced targets that take this relation's rows as a whole.
+
+    The relation is the source table itself, or the root whose partitions are merged into one
+    target.
     """
     return [
         state
@@ -211,7 +215,7 @@ def _targets_of(states: Mapping[str, TableState], relation_id: int) -> list[Tabl
 def _referenced(
     states: Mapping[str, TableState], key: ForeignKey
 ) -> tuple[list[TableState], list[TableState]]:
-    """The targets that hold all rows of the referenced table, and those that hold some."""
+    """Returns the targets that have all rows of the referenced table, and those that have some."""
     whole = [s for s in _targets_of(states, key.referenced_id) if _why_partial(s, key) is None]
     some = {key.referenced_id, *key.leaves}
     partial = [
@@ -244,7 +248,7 @@ def _described(lake: Lake, referring: str, referenced: str) -> str | None:
 
 
 def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
-    """Why no target is known to hold every row that may be referred to."""
+    """Returns why no target is known to have every row that may be referred to."""
     why = next(
         (f" ({s.table_name} doesn't: {why})" for s in partial if (why := _why_partial(s, key))), ""
     )
@@ -254,8 +258,8 @@ def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
 def _of_targets(
     key: ForeignKey, referring: TableState, other: TableState, lake: Lake
 ) -> str | None:
-    """Why a key isn't judged between two targets: a row without its partner could be as it should
-    be.
+    """Returns why a key isn't judged between two targets: a row without a parent could be
+    correct.
     """
     return (
         _of_states(referring, other)
@@ -293,16 +297,14 @@ def _of_states(referring: TableState, other: TableState) -> str | None:
 
 
 def _published(state: TableState) -> frozenset[str]:
-    """The operations that are published, as the copy and the last look at the publications had
-    it.
-    """
+    """Returns the operations that were published both at the copy and when last read."""
     now = from_texts(state.entries)
     found = frozenset[str]().union(*(m.publishes for m in now)) if now else _OPERATIONS
     return found & frozenset(state.publishes) if state.publishes else found
 
 
 def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
-    """Why two targets can't be compared as they stand."""
+    """Returns why two targets can't be compared at their current versions."""
     apart = "the two targets stand at different positions"
     if lake.cut is None:
         return f"{apart}: no batch has been applied to all targets yet"
@@ -317,7 +319,7 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
         is_ahead = changed is not None and changed.version not in (None, target.version)
         if (
             is_ahead or state.table_name in lake.beyond_cut
-        ):  # what the cut says would be taken for an answer of today
+        ):  # The cut's version would be taken for the current result.
             return f"{apart}: {state.table_name} has got a batch that not all targets have got"
         if target.reread or state.table_name in lake.read_again:
             return f"{apart}: rows of {state.table_name} were read from the source"
@@ -327,7 +329,7 @@ def _of_cut(lake: Lake, states: Sequence[TableState]) -> str | None:
 
 
 def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
-    """The target's column; by number too, for a name may be another column's by now."""
+    """Returns the target's column by name and number: another column may have the name by now."""
     return next(
         (c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None
     )
@@ -350,8 +352,9 @@ def _comparisons(
 
 
 def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | None:
-    """How values of two types (oid and Spark's) are compared as PostgreSQL does; None where they
-    can't be for certain.
+    """Returns how values of two types (oid and Spark's) are compared as PostgreSQL does.
+
+    Returns None where equality is uncertain.
 
     >>> _comparison((23, "int"), (20, "bigint")), _comparison((25, "string"), (1042, "string"))
     ('integer', 'padded')
@@ -367,9 +370,9 @@ def _comparison(left: tuple[int, str], right: tuple[int, str]) -> Comparison | N
     elif all(kind in _INTEGERS or kind.startswith("decimal") for kind in types):
         found = "same" if len(types) == 1 else "number"
     elif types == {"string"} and oids <= _TEXTS:
-        # By the operator of the column referred to: a text is cast to char(n), whose blanks at the
-        # end don't count in any comparison; char(n) is cast to text without them, whose own do
-        # count.
+        # PostgreSQL uses the operator of the referenced column. It casts a text to char(n), whose
+        # trailing blanks never count. It casts char(n) to text without its trailing blanks, but
+        # those of the other side count.
         found = (
             "padded"
             if right[0] == BPCHAR_OID

@@ -1,10 +1,10 @@
-"""Row conditions: expectations that judge each row by itself, as Spark columns that tell which rows
-don't meet them.
+"""Row conditions: expectations that judge each row by itself, as Spark columns that are true for
+rows that fail.
 
-As Great Expectations evaluates them on Spark (tests compare the two): what is null meets all but
-"not null", and so does what a condition gives null for. Of nulls, and of nothing else, with_raw()
-makes both look at the values that stand in ``_wd_raw``. Great Expectations asks a query of its own
-for each to tell how many rows don't meet it; here many are one.
+They return what Great Expectations returns on Spark (tests compare the two): a null value meets
+every expectation except "not null", and so does a condition that evaluates to null. Only for
+expectations on nulls, with_raw() makes both consider values stored in ``_wd_raw``. Great
+Expectations runs a query per expectation to count failing rows; this module evaluates many in one.
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from pyspark.sql import functions as F
 from waldelta.metadata_columns import RAW
 from waldelta.spark_sql import quote, string
 
-# What it doesn't evaluate; its check says only that it couldn't.
+# Great Expectations can't evaluate such a comparison, and reports only that it failed.
 NO_TEXT = (
     "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of"
     " an expect_target_rows_to_satisfy"
 )
 
-# For which every row has to be of the kind that Great Expectations says; "mostly" is a share of the
-# rows judged.
+# Arguments that any row expectation may have; "mostly" is a share of the judged rows.
 _COMMON = frozenset({"mostly"})
 
 
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """One expectation: ``unexpected`` is true for a row that doesn't meet it, ``judged`` for one
-    that it says anything of.
+    """One expectation: ``unexpected`` is true for a failing row, ``judged`` for a row it applies
+    to.
 
-    ``columns`` are those it looks at, None where that can't be told; ``mostly`` the share of judged
-    rows that have to meet it.
+    ``columns`` are the columns it reads, None where unknown; ``mostly`` is the share of judged rows
+    that must meet it.
     """
 
     unexpected: Column
@@ -46,8 +45,9 @@ class RowCondition:
 
 
 def row_condition(kind: str, kwargs: Mapping[str, Any]) -> RowCondition | None:
-    """The condition of an expectation by its type (or class) and arguments; None for one that isn't
-    translated here.
+    """Returns the condition of an expectation by its type (or class) and arguments.
+
+    Returns None for an expectation that isn't translated in this module.
     """
     known = _KNOWN.get(snake(kind))
     if known is None:
@@ -68,8 +68,9 @@ def _is_share(mostly: Any) -> bool:
 
 
 def is_met(unexpected: int, judged: int, mostly: float) -> bool:
-    """Whether enough rows are as expected; divided as Great Expectations does it, since 0.55 * 100
-    is more than 55.
+    """Returns whether enough rows meet the expectation.
+
+    Divides as Great Expectations does, because 0.55 * 100 is more than 55.
 
     >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0)
     (True, False, True)
@@ -78,7 +79,7 @@ def is_met(unexpected: int, judged: int, mostly: float) -> bool:
 
 
 def snake(kind: str) -> str:
-    """``ExpectColumnValuesToBeNull`` as ``expect_column_values_to_be_null``."""
+    """Returns a class name in snake case: ``ExpectColumnX`` as ``expect_column_x``."""
     if not kind[:1].isupper():
         return kind
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).lstrip(
@@ -87,8 +88,9 @@ def snake(kind: str) -> str:
 
 
 def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an own expectation says the same of a row for ever, whatever the day is and other
-    tables hold.
+    """Returns whether an own expectation's result depends only on the row.
+
+    It then doesn't depend on the current date or other tables.
     """
     name = snake(kind)
     if name not in _KNOWN or any(isinstance(value, Mapping) for value in kwargs.values()):
@@ -97,8 +99,10 @@ def is_of_row_alone(kind: str, kwargs: Mapping[str, Any]) -> bool:
 
 
 def value_condition(column: str) -> str:
-    """Whether a row has a value of a column: one that its type in the lake can't hold is null
-    there, and stands in ``_wd_raw``.
+    """Returns the SQL condition that a row has a value of a column.
+
+    A value that the column's type in the lake can't store is null there, and is stored in
+    ``_wd_raw``.
     """
     return (
         f"({quote(column)} is not null or coalesce(map_contains_key({RAW}, {string(column)}),"
@@ -107,7 +111,7 @@ def value_condition(column: str) -> str:
 
 
 def null_condition(column: str) -> str:
-    """Whether a row has none."""
+    """Returns the SQL condition that a row has no value of a column."""
     return (
         f"({quote(column)} is null and not coalesce(map_contains_key({RAW}, {string(column)}),"
         " false))"
@@ -115,23 +119,24 @@ def null_condition(column: str) -> str:
 
 
 def asks_for_nulls(kind: str, kwargs: Mapping[str, Any], raw: Iterable[str]) -> str | None:
-    """The one of the columns in ``raw``, whose values may stand in ``_wd_raw``, that an expectation
-    wants nulls of, or none.
+    """Returns the column in ``raw`` for which an expectation judges nulls, or None.
+
+    Values of the columns in ``raw`` may be stored in ``_wd_raw``.
     """
     if snake(kind) not in _OF_NULLS:
         return None
     name = _name(kwargs.get("column"))
-    # Spark finds columns whatever their case is, keys of a map it doesn't.
+    # Spark matches column names case-insensitively, but not keys of a map.
     return next((column for column in raw if column.lower() == name.lower()), None)
 
 
 def with_raw(
     kind: str, kwargs: Mapping[str, Any], raw: Iterable[str], meaning: str
 ) -> tuple[str, dict[str, Any]]:
-    """An expectation's type and arguments, so that a value that stands in ``_wd_raw`` isn't taken
-    for null.
+    """Returns an expectation's type and arguments that don't take a value in ``_wd_raw`` for null.
 
-    As it is where that makes no difference, and with arguments that only Great Expectations knows.
+    They are unchanged where that makes no difference, and where an argument is known only to Great
+    Expectations.
 
     >>> options = {"column": "d", "mostly": 0.5}
     >>> with_raw("expect_column_values_to_be_null", options, ["d"], "no d")[1]["condition"]
@@ -149,7 +154,7 @@ def with_raw(
 
 
 def _name(column: Any) -> str:
-    """A column's name; Great Expectations lists one with a dot in backticks."""
+    """Returns a column's name; Great Expectations puts a name with a dot in backticks."""
     text = str(column)
     return text[1:-1] if "." in text and text.startswith("`") and text.endswith("`") else text
 
@@ -161,7 +166,7 @@ def _column(name: str) -> Column:
 def _of_values(
     condition: Callable[[Column, dict[str, Any]], Column | None],
 ) -> Callable[..., RowCondition | None]:
-    """Of one column's values that aren't null."""
+    """Builds a condition on one column's values that aren't null."""
 
     def build(kwargs: dict[str, Any]) -> RowCondition | None:
         column = _column(name := _name(kwargs["column"]))
@@ -197,13 +202,14 @@ def _between(value: Column, kwargs: dict[str, Any]) -> Column | None:
     if not parts:
         return None
     between = parts[0] if len(parts) == 1 else parts[0] & parts[1]
-    # Spark would compare as texts, or as what the bound is while all texts can be cast to that.
+    # Otherwise Spark would compare as texts, or cast the texts to the bound's type while all can be
+    # cast.
     is_text = F.typeof(value).rlike("^(string|boolean)")
     return F.when(is_text, F.raise_error(F.lit(NO_TEXT)).cast("boolean")).otherwise(between)
 
 
 def _number(bound: Any) -> Any:
-    """A bound as Great Expectations takes it: a float where it is a number, or the text of one."""
+    """Returns a bound as Great Expectations takes it: a float for a number or its text."""
     try:
         return bound if bound is None else float(bound)
     except (TypeError, ValueError):
@@ -240,7 +246,7 @@ def _length_equals(value: Column, kwargs: dict[str, Any]) -> Column | None:
 def _pair(
     condition: Callable[[Column, Column, dict[str, Any]], Column],
 ) -> Callable[..., RowCondition | None]:
-    """Of two columns' values; rows where both are null aren't looked at."""
+    """Builds a condition on two columns' values; rows where both are null aren't judged."""
 
     def build(kwargs: dict[str, Any]) -> RowCondition | None:
         names = _name(kwargs["column_A"]), _name(kwargs["column_B"])
@@ -262,7 +268,7 @@ def _satisfy(kwargs: dict[str, Any]) -> RowCondition | None:
 
 
 def columns_of(condition: str) -> tuple[str, ...] | None:
-    """The columns that a condition in Spark SQL names; None when that can't be told.
+    """Returns the columns that a Spark SQL condition names; None when unknown.
 
     >>> columns_of("a > 1 and `b c` is not null")
     ('a', 'b c')
@@ -282,8 +288,8 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
         tree = sqlglot.parse_one(condition, read="spark")
     except sqlglot.errors.SqlglotError:
         return None
-    # A list of columns is that of the row, but for what a subquery selects; a query joins by
-    # columns that it doesn't name.
+    # A star stands for all columns of the row, except in a subquery's select list. A query may join
+    # by columns that it doesn't name.
     stars = [
         star.parent_select if isinstance(star.parent, exp.Select) else None
         for star in tree.find_all(exp.Star)
@@ -291,16 +297,15 @@ def columns_of(condition: str) -> tuple[str, ...] | None:
     by_text = any(call.name.lower() == "identifier" for call in tree.find_all(exp.Anonymous))
     if None in stars or by_text or isinstance(tree, exp.Query):
         return None
-    # A field of a struct, or a key of a map, reads as a column of a table: which part is the column
-    # isn't said.
+    # The field of a struct, or the key of a map, parses as a table's column: which part is the
+    # column is unknown.
     return tuple(
         sorted({part.name for column in tree.find_all(exp.Column) for part in column.parts})
     )
 
 
 def is_fixed(condition: str) -> bool:
-    """Whether a condition in Spark SQL is made only of what depends on the row's values, as far as
-    that is known.
+    """Returns whether a Spark SQL condition is known to depend only on the row's values.
 
     >>> is_fixed("a > 1 and lower(b) like 'x%'")
     True
@@ -316,8 +321,8 @@ def is_fixed(condition: str) -> bool:
         nodes = list(sqlglot.parse_one(condition, read="spark").walk())
     except sqlglot.errors.SqlglotError:
         return False
-    # Without parentheses some functions read as columns; words in a literal of a date are the day
-    # of the query.
+    # Some functions without parentheses parse as columns, and words such as 'today' in a date
+    # literal mean the query's date.
     moments = {
         node.name.lower()
         for node in nodes
@@ -326,7 +331,7 @@ def is_fixed(condition: str) -> bool:
     return {node.key for node in nodes} <= _FIXED and not moments & _MOMENTS
 
 
-# Of a parsed condition: what gives the same for the same values. Whatever else there is may not.
+# Node kinds of a parsed condition that return the same for the same values. Any other node may not.
 _FIXED = frozenset(
     [
         "abs",

@@ -1,5 +1,5 @@
-"""Rows of a target whose foreign key finds no row in the target that it refers to, found
-by Spark or, of small targets, here.
+"""Finds rows of a target whose foreign key has no matching row in the referenced target, by Spark
+or, for small targets, in the driver.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def find_rows_without_parent(spark: SparkSession, reference: Reference) -> DuplicateKeys:
-    """How many rows refer to none, by Spark: an anti-join of the two; rows with a null in their key
-    refer to nothing.
+    """Returns the rows without a parent row, found by Spark's anti-join.
+
+    Rows with a null in their key refer to nothing.
     """
     rows = reference.referring.frame(spark)
     if reference.since is not None:
@@ -60,9 +61,7 @@ def find_rows_without_parent(spark: SparkSession, reference: Reference) -> Dupli
 
 
 def _padded(reference: Reference) -> tuple[list[bool], list[bool]]:
-    """Of which columns of the two sides blanks at the end, and nothing else that is white, don't
-    count.
-    """
+    """Returns for both sides which columns are compared without trailing blanks (only spaces)."""
     comparisons = reference.comparisons
     return [one in ("padded", "own padded") for one in comparisons], [
         one == "padded" for one in comparisons
@@ -88,9 +87,10 @@ def _or(left: Column, right: Column) -> Column:
 def count_rows_without_parent(
     spark: SparkSession, reference: Reference, storage_options: Mapping[str, str] | None = None
 ) -> DuplicateKeys:
-    """How many rows refer to none; here where both targets are small and none does, else by Spark.
+    """Returns the rows without a parent row.
 
-    Of small ones all rows are judged, whatever has changed.
+    If both targets are small and every row has a parent, the driver finds out by itself; otherwise
+    Spark counts. In small targets all rows are judged, whatever has changed.
     """
     try:
         found = rows_without_parent_in_driver(reference, storage_options)
@@ -105,8 +105,9 @@ def count_rows_without_parent(
 def rows_without_parent_in_driver(
     reference: Reference, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
-    """The same of two small mirrors, by Arrow; None when Spark has to look. Raises what delta-rs
-    and Arrow raise.
+    """Returns the number of rows without a parent in two small mirrors, by Arrow.
+
+    Returns None when Spark is needed. Raises what delta-rs and Arrow raise.
     """
     sides = reference.referring, reference.referenced
     if any(side.mode != MIRROR for side in sides) or "number" in reference.comparisons:

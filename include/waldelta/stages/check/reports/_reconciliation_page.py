@@ -1,5 +1,5 @@
-"""Reconciliations as pages of the reports: plain tables without scripts or anything from the
-network, every text escaped.
+"""Reconciliations as report pages: plain tables without scripts or network resources, every text
+escaped.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _LONGEST = 100
 def write_pages(
     folder: Path, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]
 ) -> None:
-    """Write a page for each table that was compared, or couldn't be, and put it on the list;
-    ``names`` are the tables' files.
+    """Write and list a page for each table that was compared, or that couldn't be.
+
+    ``names`` are the tables' file names.
     """
     for row in found:
         run = (
@@ -68,10 +69,9 @@ def write_pages(
 
 
 def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
-    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many of
-    these went.
+    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many.
 
-    Several pipelines may share a folder, each with its own number.
+    Several pipelines may share a folder, each with its own limit.
     """
     pages = [
         entry
@@ -87,7 +87,7 @@ def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
 
 
 def summary_of(row: Reconciliation) -> str:
-    """What was found, in a line without values."""
+    """Returns the result in a line without values."""
     if row.status == NOT_COMPARED or row.source_rows is None:
         return f"reconciliation: {row.status}: {row.reason}"
     counts = ", ".join(
@@ -107,7 +107,7 @@ def summary_of(row: Reconciliation) -> str:
 
 
 def table_page(row: Reconciliation) -> str:
-    """One table's page."""
+    """Returns one table's page."""
     verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
     body = f"<p>{mark(verdict)} {html.escape(summary_of(row))}</p>{fact_table(_facts(row))}"
     if row.differences:

@@ -1,8 +1,8 @@
-"""A check's result as a page: what Great Expectations' renderers say of each expectation, in HTML
-of our own.
+"""A check's result as a page: the descriptions by Great Expectations' renderers, in our own HTML.
 
-Great Expectations' own view puts names and values into its HTML as they are, and needs scripts,
-styles and fonts from the network. Here every text is escaped, and the page is whole by itself.
+Great Expectations' own view inserts names and values into its HTML without escaping, and needs
+scripts, styles and fonts from the network. This module escapes every text, and the page needs no
+network.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A name in a template of the renderers'; of two dollar signs or more none begins one.
+# A parameter in a renderer's template; two or more dollar signs don't begin one.
 _PARAMETER = re.compile(r"(?<!\$)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-# What the renderers say of an expectation by an icon: this parameter has it as a character.
+# The renderers mark an expectation with an icon: this parameter has it as a character.
 _ICON = "markdown_status_icon"
 _VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed"}
-# Which class renders the tables of results, as Great Expectations is configured.
+# The renderer class of the result tables, in Great Expectations' configuration format.
 _TABLE_RENDERER = {
     "class_name": "ValidationResultsColumnSectionRenderer",
     "table_renderer": {
@@ -37,15 +37,15 @@ _TABLE_RENDERER = {
         "class_name": "SeverityTableRenderer",
     },
 }
-# This parameter is HTML already: a JSON schema, escaped between these.
+# This parameter is already HTML: an escaped JSON schema between these tags.
 _SCHEMA, _AROUND_SCHEMA = "formatted_json", re.compile(r"</?pre>")
 _LINE_BREAK = re.compile(r"<br\s*/?>")
-# Nouns behind a number, which the renderers always give in the plural.
+# Nouns after a number, which the renderers always write in the plural.
 _COUNTED = re.compile(r"^( unexpected value| character| row)s\b")
 
 
 def check_page(result: ExpectationSuiteValidationResult) -> str:
-    """The page of one table's check, with what ``batch_parameters`` says about it."""
+    """Returns the page of one table's check, with the facts in ``batch_parameters``."""
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
     counts = result.statistics
     met = (
@@ -63,8 +63,9 @@ def check_page(result: ExpectationSuiteValidationResult) -> str:
 
 
 def _verdict(result: ExpectationSuiteValidationResult) -> str:
-    """The check in one word, as the list of reports has it: an unmet expectation of severity
-    warning fails no check.
+    """Returns the check's verdict in one word, as in the list of reports.
+
+    An unmet expectation of severity warning doesn't fail the check.
     """
     missed = {
         one.expectation_config.severity
@@ -75,16 +76,16 @@ def _verdict(result: ExpectationSuiteValidationResult) -> str:
 
 
 def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
-    """The expectations by column, those of the whole table first, as the renderers describe
-    them.
+    """Returns the expectations by column as the renderers describe them, those of the table
+    first.
     """
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
 
     try:
         document = ValidationResultsPageRenderer(_TABLE_RENDERER).render(result).to_json_dict()
     except Exception as err:
-        # A renderer's failure isn't the check's: what was found stands in the lake, and the page
-        # says so.
+        # A renderer's failure doesn't fail the check: the results are in the lake, and the page
+        # links there.
         log.exception("Great Expectations can't describe the results of %s", result.suite_name)
         reason = (
             f"Great Expectations can't describe these results ({type(err).__name__}): see"
@@ -92,7 +93,8 @@ def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
         )
         return [{"section_name": "Expectations", "content_blocks": [reason]}]
     found: list[dict[str, Any]] = document["sections"]
-    return found[1:]  # the first is an overview of the check, which check_page() gives
+    # The first section is an overview of the check, which check_page() writes itself.
+    return found[1:]
 
 
 def _section(section: Mapping[str, Any]) -> str:
@@ -108,7 +110,7 @@ def _kind(block: Mapping[str, Any]) -> Any:
 
 
 def _content(content: Any) -> str:
-    """A block of the renderers', a list of them, or a plain value; every text of it is escaped."""
+    """Returns the HTML of a renderer's block, a list of blocks or a plain value, escaped."""
     if content is None:
         return ""
     if isinstance(content, list | tuple):
@@ -123,7 +125,7 @@ def _content(content: Any) -> str:
         KeyError,
         TypeError,
         ValueError,
-    ):  # of no known kind, or a value that looks like a block
+    ):  # The block is of an unknown kind, or is a value that looks like a block.
         return _json(content)
 
 
@@ -141,7 +143,7 @@ def _json(value: Any) -> str:
 
 
 def _sentence(block: Mapping[str, Any]) -> str:
-    """A template of the renderers' with its parameters, which stand out from its words."""
+    """Returns a renderer's template with its parameters marked as code."""
     given = block["string_template"]
     if not isinstance(given, dict):
         return _text(given)
@@ -159,7 +161,7 @@ def _sentence(block: Mapping[str, Any]) -> str:
 
 
 def _agreeing(value: Any, words: str) -> str:
-    """The words behind a value: of one thing in the singular."""
+    """Returns the words after a value, in the singular for a value of 1."""
     return _COUNTED.sub(r"\1", words) if str(value) == "1" else words
 
 
@@ -214,7 +216,7 @@ def _tabs(block: Mapping[str, Any]) -> str:
 
 
 def _graph(block: Mapping[str, Any]) -> str:
-    """A chart's numbers as a table: to draw it takes scripts."""
+    """Returns a chart's numbers as a table, because drawing it needs scripts."""
     chart = block["graph"]
     try:
         chart = json.loads(chart) if isinstance(chart, str) else chart

@@ -1,7 +1,7 @@
-"""The renderer of Great Expectations' result tables, with a warning told from a failure.
+"""Renderer of Great Expectations' result tables that distinguishes warnings from failures.
 
 Great Expectations marks every unmet expectation alike, whatever its severity. It loads this class
-by its name.
+by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ WARNING_ICON = "⚠"
 
 
 class SeverityTableRenderer(ValidationResultsTableContentBlockRenderer):
-    """As its base class, but an unmet expectation of severity warning has WARNING_ICON."""
+    """Marks an unmet expectation of severity warning with WARNING_ICON; otherwise as its base
+    class.
+    """
 
     @classmethod
     def _get_content_block_fn(cls, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,8 @@
-"""The HTML reports of one pipeline's checks: where they are, how they are named, listed, kept and
-pruned.
+"""The HTML reports of one pipeline's checks: where they are stored, and how they are named, listed
+and pruned.
 
-The folder holds the pages, our own index of them and, in ``.results``, the validation results they
-are made from. All files are readable by their owner only: a report may show values of rows that
-failed.
+The folder has the pages, our own index of them and, in ``.results``, the validation results they
+are made from. Only the owner can read the files, because a report may show values of failed rows.
 """
 
 from __future__ import annotations
@@ -49,15 +48,17 @@ if TYPE_CHECKING:
     )
 
 _KEPT = "kept_results"
-_LONGEST_NAME = 100  # the file name of a page has the name twice
+_LONGEST_NAME = 100  # The file name of a page contains the name twice.
 
 
 def page_name(table: str) -> str:
-    """A table's name as part of a file name: encoded, so that no name can leave the folder."""
+    """Returns a table's name as part of a file name, encoded so that no name can leave the
+    folder.
+    """
     encoded = ".".join(encode_segment(part) for part in split_table_name(table))
     if len(encoded) <= _LONGEST_NAME:
         return encoded
-    # Cut before an escape sequence could be cut in two; the digest keeps names apart.
+    # The name is cut before an escape sequence, not within one; the digest keeps names distinct.
     return (
         re.sub(r"%.?$", "", encoded[:_LONGEST_NAME])
         + "-"
@@ -66,17 +67,18 @@ def page_name(table: str) -> str:
 
 
 def run_identifier(pipeline: str, run_id: str, at: datetime) -> RunIdentifier:
-    """The run's name in the reports: pipeline, Airflow's run id and the time."""
+    """Returns the run's name in the reports: pipeline, Airflow run id and time."""
     from great_expectations.core.run_identifier import RunIdentifier
 
-    # It becomes the name of a folder.
+    # The name becomes a folder's name.
     safe_id = re.sub(r"[^A-Za-z0-9_.:+@=-]", "_", run_id)[:150].strip(".") or "_"
     return RunIdentifier(run_name=f"{pipeline} {safe_id} {at:%Y-%m-%dT%H:%M:%SZ}", run_time=at)
 
 
 def open_context(folder: Path | None) -> EphemeralDataContext:
-    """A context that keeps results in the folder, if there is one; nothing else is written, nothing
-    is sent.
+    """Returns a context that stores results in the folder, if there is one.
+
+    It writes nothing else and sends no data.
     """
     import_great_expectations()
     import great_expectations as gx
@@ -106,7 +108,7 @@ def keep_result(
     result: ExpectationSuiteValidationResult,
     run: RunIdentifier,
 ) -> ValidationResultIdentifier:
-    """Keep a result for its page; returns what names it."""
+    """Store a result for its page, and return its identifier."""
     from great_expectations.data_context.types.resource_identifiers import (
         ExpectationSuiteIdentifier,
         ValidationResultIdentifier,
@@ -125,7 +127,7 @@ def keep_result(
 def write_check_pages(
     context: EphemeralDataContext, folder: Path, identifiers: Sequence[ValidationResultIdentifier]
 ) -> None:
-    """Write the pages of kept results; each appears as a whole."""
+    """Write the pages of stored results; each file is replaced atomically."""
     for identifier in identifiers:
         write_whole(
             page_path(folder, identifier), check_page(context.stores[_KEPT].get(identifier))
@@ -133,9 +135,7 @@ def write_check_pages(
 
 
 def replace_unescaped_pages(context: EphemeralDataContext, folder: Path, pipeline: str) -> None:
-    """Write the pages again that Great Expectations' own view wrote in earlier versions: it escapes
-    no name and no value.
-    """
+    """Write pages of earlier versions again, which Great Expectations' own view wrote unescaped."""
     for identifier in _kept_of(context, pipeline):
         path = page_path(folder, identifier)
         if path.is_file() and not is_own_page(path):
@@ -149,9 +149,7 @@ def list_reports(
     at: datetime,
     verdicts: Sequence[TableVerdict],
 ) -> Path:
-    """Put a run's pages, and the tables that couldn't be checked, on the list, write the index anew
-    and return it.
-    """
+    """Add a run's pages and uncheckable tables to the list, and write and return the index."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for verdict in verdicts:
         page = "" if verdict.page is None else verdict.page.relative_to(folder).as_posix()
@@ -178,15 +176,16 @@ def _write_index(folder: Path, pipeline: PipelineFile) -> Path:
 
 
 def page_path(folder: Path, identifier: ValidationResultIdentifier) -> Path:
-    """The page of a result, laid out as Great Expectations does."""
+    """Returns the path of a result's page, in Great Expectations' folder layout."""
     suite, run = identifier.expectation_suite_identifier, identifier.run_id
     parts = [*suite.to_tuple(), *run.to_tuple(), f"{identifier.batch_identifier}.html"]
     return folder.joinpath("validations", *parts)
 
 
 def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str, keep: int) -> int:
-    """Drop the results of all but a pipeline's last ``keep`` runs, their pages and their places on
-    the list.
+    """Remove the results, pages and list entries of all but a pipeline's last ``keep`` runs.
+
+    Returns the number of removed runs.
     """
     store, identifiers = context.stores[_KEPT], _kept_of(context, pipeline)
     runs = sorted({(i.run_id.run_time, i.run_id.run_name) for i in identifiers}, reverse=True)
@@ -201,7 +200,7 @@ def drop_old_results(context: EphemeralDataContext, folder: Path, pipeline: str,
 
 
 def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationResultIdentifier]:
-    # Other pipelines may have results in the same folder; no pipeline's name has a space.
+    # Other pipelines may have results in the same folder; a pipeline's name has no space.
     return [
         i
         for i in context.stores[_KEPT].list_keys()
@@ -210,9 +209,7 @@ def _kept_of(context: EphemeralDataContext, pipeline: str) -> list[ValidationRes
 
 
 def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation]) -> Path | None:
-    """Write the pages of a reconciliation, put them on the list, and return its index; None where
-    there is no folder.
-    """
+    """Write and list the pages of a reconciliation; returns the index, or None without a folder."""
     folder = own_docs_folder(pipeline)
     if folder is None:
         return None
@@ -228,8 +225,9 @@ def list_reconciliation(pipeline: PipelineFile, found: Sequence[Reconciliation])
 
 
 def prune_reports(pipeline: PipelineFile, keep: int | None = None) -> int:
-    """Remove the reports of all but the last ``keep`` runs (``quality.keep_reports``); returns how
-    many went.
+    """Remove the reports of all but the last ``keep`` runs (default ``quality.keep_reports``).
+
+    Returns the number of removed runs.
     """
     folder, keep = docs_folder(pipeline), pipeline.quality.keep_reports if keep is None else keep
     if folder is None or not folder.is_dir():

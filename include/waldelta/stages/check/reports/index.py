@@ -1,8 +1,6 @@
-"""The list of a pipeline's reports: one small file per checked table beside the pages, read by both
-their indexes.
+"""The list of a pipeline's reports: a small file per checked table, which both indexes read.
 
-Great Expectations makes the pages; its own index needs scripts from the network and every kept
-result to be read again.
+Great Expectations' own index needs scripts from the network, and reads every stored result again.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ _RunVerdict = Literal["failed", "warning", "passed"]
 
 @dataclass(frozen=True, slots=True)
 class ReportEntry:
-    """One table's check in one run; ``page`` is relative to the folder of the reports, empty of a
-    table that couldn't be checked.
+    """One table's check in one run.
 
-    ``version`` is None of a target that isn't there. ``told`` says what was found where that isn't
-    how many expectations are met.
+    ``page`` is relative to the reports' folder, and empty for a table that couldn't be checked.
+    ``version`` is None for a missing target. ``told`` is the result's text where the result isn't a
+    count of met expectations.
     """
 
     at: datetime
@@ -37,20 +35,20 @@ class ReportEntry:
     table: str
     version: int | None
     expectations: int
-    failures: tuple[str, ...]  # critical, in words without values
+    failures: tuple[str, ...]  # Critical expectations that failed, in words without values.
     warnings: tuple[str, ...]
     page: str
     told: str | None = None
 
     @property
     def verdict(self) -> _RunVerdict:
-        """The worst of what was found."""
+        """Returns the worst result."""
         return "failed" if self.failures else "warning" if self.warnings else "passed"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """The tables of one check, those that failed first."""
+    """The tables of one check, failed ones first."""
 
     at: datetime
     pipeline: str
@@ -59,12 +57,12 @@ class CheckedRun:
 
     @property
     def verdict(self) -> _RunVerdict:
-        """The worst of its tables'."""
+        """Returns the worst verdict of its tables."""
         return self.entries[0].verdict
 
 
 def add_entry(folder: Path, entry: ReportEntry) -> None:
-    """Put a report on the list; the file appears as a whole, whoever reads meanwhile."""
+    """Add a report to the list; concurrent readers never see a partial file."""
     write_whole(
         _entry_path(folder, entry.page or _pageless(entry)),
         json.dumps(asdict(entry) | {"at": entry.at.isoformat()}),
@@ -72,7 +70,7 @@ def add_entry(folder: Path, entry: ReportEntry) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, in a folder for its owner alone; it appears as a whole."""
+    """Write a file atomically, in a folder that only its owner can read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
@@ -80,13 +78,14 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def remove_entry(folder: Path, page: str) -> None:
-    """Take a report off the list; nothing happens when it isn't on it."""
+    """Remove a report from the list, if it is listed."""
     _entry_path(folder, page).unlink(missing_ok=True)
 
 
 def drop_old_pageless(folder: Path, pipeline: str, keep: int) -> int:
-    """Take a pipeline's checks without a page off the list but those of the last ``keep`` runs on
-    it; returns how many went.
+    """Remove list entries without a page, except those of a pipeline's last ``keep`` runs.
+
+    Returns the number of removed entries.
     """
     entries = [
         entry for entry in read_entries(folder) if entry.pipeline == pipeline and entry.told is None
@@ -100,12 +99,12 @@ def drop_old_pageless(folder: Path, pipeline: str, keep: int) -> int:
 
 
 def entry_of(folder: Path, page: str) -> ReportEntry | None:
-    """What the list says of one page; None when it isn't on it."""
+    """Returns the list entry of one page, or None."""
     return _read_entry(_entry_path(folder, page))
 
 
 def read_entries(folder: Path) -> list[ReportEntry]:
-    """All reports on the list whose page is there, or that have none, in no order."""
+    """Returns all listed reports whose page exists, or that have none, in no order."""
     found = (_read_entry(path) for path in (folder / ENTRIES_FOLDER).glob("*.json"))
     return [
         entry
@@ -115,7 +114,9 @@ def read_entries(folder: Path) -> list[ReportEntry]:
 
 
 def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
-    """The reports by run, newest first; within a run what failed comes first, then by name."""
+    """Returns the reports by run, newest first; within a run failed ones come first, then by
+    name.
+    """
     worst: Sequence[_RunVerdict] = ("failed", "warning", "passed")
     ordered = sorted(entries, key=lambda e: (worst.index(e.verdict), e.table))
     ordered.sort(key=_run_of, reverse=True)
@@ -128,7 +129,7 @@ def _run_of(entry: ReportEntry) -> tuple[datetime, str, str]:
 
 
 def _pageless(entry: ReportEntry) -> str:
-    """What tells a check without a page from others; no page is called so."""
+    """Returns the identifier of a check without a page; no page has such a name."""
     return "\n".join((entry.at.isoformat(), entry.pipeline, entry.run_id, entry.table))
 
 
@@ -137,8 +138,9 @@ def _entry_path(folder: Path, page: str) -> Path:
 
 
 def _read_entry(path: Path) -> ReportEntry | None:
-    """The entry of a file; None where there is none, or its page would lie outside the folder of
-    the reports.
+    """Returns the entry in a file.
+
+    Returns None where there is no valid entry, or its page would be outside the reports' folder.
     """
     folder = path.parent.parent.resolve()
     try:
@@ -146,11 +148,11 @@ def _read_entry(path: Path) -> ReportEntry | None:
         row["at"] = datetime.fromisoformat(row["at"])
         row["failures"], row["warnings"] = tuple(row["failures"]), tuple(row["warnings"])
         entry = ReportEntry(**row)
-        # Pages are pruned by what their entries say: neither ".." nor a linked folder may lead
-        # elsewhere.
+        # Pruning deletes the pages that entries name: neither ".." nor a linked folder may lead
+        # outside.
         stays = ".." not in Path(entry.page).parts and (
             folder / entry.page
         ).resolve().is_relative_to(folder)
         return entry if stays else None
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # pruned at this moment, or no file of ours
+        return None  # The file was just pruned, or is no list entry.

@@ -1,5 +1,5 @@
-"""Reports as HTML, and the list of them: plain tables without scripts or anything from the network,
-every text escaped.
+"""Reports and their index as HTML: plain tables without scripts or network resources, every text
+escaped.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ code,pre{font:.92em/1.5 ui-monospace,monospace;overflow-wrap:anywhere}
 td>div+div{margin-top:.3rem}
 td td,td th{padding:.1rem .8rem .1rem 0}
 nav a{margin-right:1.2rem}"""  # noqa: E501
-# A page on a disk has no headers. Its one style is known by its digest; whatever else a browser
-# would load or run is none of ours.
+# A page opened from a disk has no HTTP headers. The policy allows only the page's own style, by its
+# digest, and nothing else to load or run.
 POLICY = (
     "default-src 'none'; style-src"
     f" 'sha256-{b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; base-uri 'none';"
@@ -58,20 +58,20 @@ _HEAD = (
 
 
 def page(title: str, body: str) -> str:
-    """A whole page; ``body`` is HTML already."""
+    """Returns a complete page; ``body`` must be HTML."""
     return _PAGE.format(
         first=_FIRST, policy=POLICY, title=html.escape(title), style=_STYLE, body=body
     )
 
 
 def is_own_page(path: Path) -> bool:
-    """Whether page() made this file: its policy is what it begins with."""
+    """Returns whether page() made this file, by the policy at its beginning."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return _FIRST in file.read(len(_PAGE))
 
 
 def fact_table(facts: Iterable[tuple[str, str]]) -> str:
-    """Names and values as a table."""
+    """Returns names and values as a table."""
     rows = (
         f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
         for name, value in facts
@@ -80,21 +80,21 @@ def fact_table(facts: Iterable[tuple[str, str]]) -> str:
 
 
 def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) -> str:
-    """The runs as a table, in the order given; ``link`` gives the address of a report's page, where
-    it has one.
+    """Returns the runs as a table, in the given order; ``link`` returns the address of a report's
+    page.
     """
     return f"<table>{_HEAD}{''.join(_run(run, link) for run in runs)}</table>"
 
 
 def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
-    """The index beside a pipeline's pages; it opens from a disk without network."""
+    """Returns the index of a pipeline's pages; it opens from a disk without network."""
     failed = sum(run.verdict == "failed" for run in runs)
     told = f"<p>{counted(len(runs), 'run')} kept, newest first; {failed} of them failed.</p>"
     return page(f"Data Docs of {pipeline}", told + run_table(runs, lambda entry: quote(entry.page)))
 
 
 def mark(verdict: str) -> str:
-    """A verdict as a coloured word."""
+    """Returns a verdict as a coloured word."""
     return f'<span class="mark {verdict}">{verdict}</span>'
 
 

@@ -1,5 +1,5 @@
-"""Declared limits: lengths and precisions of the source's types that a target's type doesn't force
-by itself. Pure.
+"""Declared limits: lengths and precisions of the source's types that a target's type doesn't
+enforce. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from waldelta.stages.check.measure.row_conditions import LENGTHS_BETWEEN, LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What is expected of a column: Great Expectations' name for it and arguments, or a
-    ``condition`` in Spark SQL.
+    """An expectation on a column: Great Expectations' type and arguments, or a Spark SQL
+    ``condition``.
     """
 
     meaning: str
@@ -27,7 +27,9 @@ class Limit:
 
 
 def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
-    """What a column that is held as ``spark_type`` doesn't say by itself; null always meets it."""
+    """Yields the limits that a column stored as ``spark_type`` doesn't enforce; null meets them
+    all.
+    """
     meaning = f"{declared.column} fits {declared.base_type}"
     if declared.length is not None and spark_type == "string":
         if declared.base_oid == BIT_OID:
@@ -35,7 +37,7 @@ def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
                 meaning, LENGTHS_EQUAL, {"value": declared.length}, _of_length(declared, "=")
             )
         else:
-            # Of char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
+            # char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
             # characters.
             yield Limit(
                 meaning, LENGTHS_BETWEEN, {"max_value": declared.length}, _of_length(declared, "<=")
@@ -58,7 +60,7 @@ def limits(declared: DeclaredType, spark_type: str) -> Iterator[Limit]:
 
 
 def printed_numeric(precision: int, scale: int) -> str:
-    """What a numeric of this precision prints, as a regular expression.
+    """Returns a regular expression for what a numeric of this precision prints.
 
     >>> printed_numeric(5, 2)
     '^(NaN|-?[0-9]{1,3}[.][0-9]{2})$'

@@ -1,7 +1,7 @@
 """Freshness: how far a target is behind the source when a run checks it. Pure.
 
-Not when it changed last: a source on which nothing happens is up to date. Seconds are the age of
-the moment up to which the target holds every commit; bytes the WAL that is still to be read.
+It doesn't depend on the target's last change: a source without changes has an up-to-date target.
+Seconds are the age of the moment up to which the target has every commit; bytes are the unread WAL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far behind a target is; None of what isn't known, or isn't to be judged of this run."""
+    """A target's lag; None for what is unknown or isn't judged in this run."""
 
     seconds: float | None = None
     bytes: int | None = None
@@ -25,7 +25,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class FreshnessLimit:
-    """A limit and what was found, in the same unit."""
+    """A limit and the measured lag, in the same unit."""
 
     severity: Literal["warning", "critical"]
     behind: float
@@ -34,22 +34,22 @@ class FreshnessLimit:
 
     @property
     def is_met(self) -> bool:
-        """Whether the target is fresh enough."""
+        """Returns whether the target is fresh enough."""
         return self.behind <= self.limit
 
     @property
     def meaning(self) -> str:
-        """What is expected."""
+        """Returns the expectation in words."""
         return f"at most {self.limit:,} {self.unit} behind the source"
 
     @property
     def observed(self) -> str:
-        """What was found."""
+        """Returns the measured lag in words."""
         return f"{self.behind:,.0f} {self.unit} behind"
 
 
 def freshness_limits(lag: Lag, wanted: Freshness) -> Iterator[FreshnessLimit]:
-    """The limits that can be judged, warnings first."""
+    """Yields the limits that can be judged, warnings first."""
     mb = None if lag.bytes is None else lag.bytes / _MB
     limits: list[tuple[Literal["warning", "critical"], int | None, int | None]] = [
         ("warning", wanted.warn_seconds, wanted.warn_mb),

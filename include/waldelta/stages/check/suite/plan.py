@@ -1,7 +1,6 @@
-"""Which expectations a target must meet: derived from the ledger's record of it, plus the
-engineer's own.
+"""Plans which expectations a target must meet: derived from its ledger record, plus own ones.
 
-Pure: the plan names Great Expectations' types and arguments, ``waldelta.stages.check.check`` runs
+Pure: the plan names Great Expectations' types and arguments; ``waldelta.stages.check.check`` runs
 it.
 """
 
@@ -57,11 +56,10 @@ Origin = Literal["catalog", "publication", "pipeline", "own"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedExpectation:
-    """One expectation: its type and arguments as Great Expectations knows them, and where it comes
-    from.
+    """One expectation: its type and arguments in Great Expectations' terms, and its origin.
 
-    ``suffices``: a column without nulls meets it for certain, if it has any there is more to look
-    at.
+    ``suffices``: a column; without nulls in it the expectation is certainly met. If it has nulls,
+    the expectation must be evaluated.
     """
 
     type: str
@@ -69,17 +67,17 @@ class PlannedExpectation:
     severity: Severity
     origin: Origin
     meaning: str
-    place: str | None = None  # of the engineer's own: file and number
+    place: str | None = None  # Of an own expectation: file and number.
     suffices: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """What the source makes sure of for all rows of a table: CHECK constraints, the labels of enum
-    columns by name, what columns' declared types say, foreign keys; how fresh the target is, and
-    how many rows it lacks since a value of theirs never came (None: that isn't asked).
+    """What the source guarantees for all rows of a table, and what limits its target.
 
-    ``omitted`` are those that can't be judged, and why.
+    That is CHECK constraints, labels of enum columns by name, declared types, and foreign keys. The
+    target's freshness limits belong here too, and the number of rows it lacks because a value was
+    never sent (None: not judged). ``omitted`` are rules that can't be judged, and why.
     """
 
     checks: Sequence[CheckConstraint] = ()
@@ -93,8 +91,8 @@ class SourceRules:
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """A target's expectations, what could not be made one, and why the engineer's own were
-    refused.
+    """A target's expectations, the rules that could not be planned, and the error for refused own
+    ones.
     """
 
     table: str
@@ -112,9 +110,8 @@ def plan_suite(
 ) -> SuitePlan:
     """Plan the suite of one target.
 
-    ``held_columns`` are the columns its Delta table has now: they tell whether ``_wd_raw`` is kept.
-    ``sure`` is what the source makes sure of besides, ``before`` what earlier runs measured (None:
-    that isn't asked).
+    ``held_columns`` are the columns its Delta table has now, which show whether ``_wd_raw`` exists.
+    ``sure`` are the source's guarantees, ``before`` earlier measurements (None: not judged).
     """
     sure = sure or SourceRules()
     omitted: list[str] = list(sure.omitted)
@@ -206,8 +203,9 @@ def _not_null(
 def _has_value(
     column: ColumnState, held: Sequence[str], meaning: str, omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
-    """Not null, where NaN, infinity or BC dates are null in their column and stand in
-    ``_wd_raw``.
+    """Plan a not-null expectation for a column whose NaN, infinity or BC dates are in ``_wd_raw``.
+
+    Such values are null in the column itself.
     """
     if RAW not in held:
         omitted.append(
@@ -237,8 +235,8 @@ def _checks_hold(
 ) -> Iterator[PlannedExpectation]:
     for check in checks:
         meaning = f"CHECK constraint {check.name} holds: {check.expression}"
-        # Where it is null a row meets it, so that those are looked for which make its opposite
-        # true.
+        # A row meets a constraint that is null, so the condition searches for rows where its
+        # negation is true.
         read = partial(published_filter, f"(NOT {check.expression})")
         found = _translated(state, held, f"CHECK constraint {check.name}", read, omitted)
         if found is not None:
@@ -251,7 +249,7 @@ def _checks_hold(
 def _domains_hold(
     state: TableState, held: Sequence[str], declared: Sequence[DeclaredType], omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
-    # As expressions on VALUE see them: of the type below the domain.
+    # Expressions on VALUE see the base type of the domain.
     plain = replace(state, columns=base_columns(state, declared))
     for one in declared:
         column = next(c for c in state.columns if c.name == one.column)
@@ -261,7 +259,7 @@ def _domains_hold(
             read = partial(_value_filter, check, one.column)
             found = _translated(plain, held, what, read, omitted)
             if found is not None:
-                # A stored null may have got around the domain (see ``CREATE DOMAIN``).
+                # A stored null may have bypassed the domain (see ``CREATE DOMAIN``).
                 condition = f"({is_null} or not coalesce({found}, false))"
                 meaning = f"{what} holds: {check.expression}"
                 yield PlannedExpectation(
@@ -285,8 +283,9 @@ def _value_filter(check: CheckConstraint, column: str) -> RowFilter:
 
 
 def _is_null(column: ColumnState, held: Sequence[str]) -> str:
-    """Whether a row has no value: what its type can't hold stands in ``_wd_raw``, or nobody
-    knows.
+    """Returns the condition that a row has no value; "false" where that is unknown.
+
+    Values that the column's type can't store are in ``_wd_raw``.
     """
     name = quote(column.name)
     if not column_type(column.type_name, column.spark_type).may_be_raw:
@@ -311,15 +310,15 @@ def _limits_hold(
 
 
 def _references_hold(references: Sequence[Reference]) -> Iterator[PlannedExpectation]:
-    # A warning: triggers that enforce a key can be switched off on the source, which stays
-    # "validated" all the same.
+    # A warning: triggers that enforce a key can be disabled on the source, and the key remains
+    # "validated".
     for reference in references:
         kwargs = {"columns": list(reference.lookup_key), "meaning": reference.meaning}
         yield PlannedExpectation(REFERENCES_HOLD, kwargs, "warning", "catalog", reference.meaning)
 
 
 def _all_values_known(state: TableState, rows: int | None) -> Iterator[PlannedExpectation]:
-    # A changelog has its rows all the same, and says which values they lack.
+    # A changelog has the rows anyway, and records which values they lack.
     if rows is not None and state.kept_as != CHANGELOG:
         kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": recorded_unknown(rows)}
         yield PlannedExpectation(ALL_VALUES_KNOWN, kwargs, "warning", "pipeline", VALUES_KNOWN)
@@ -332,8 +331,9 @@ def _is_fresh(limits: Sequence[FreshnessLimit]) -> Iterator[PlannedExpectation]:
 
 
 def _is_as_before(state: TableState, before: Before | None) -> Iterator[PlannedExpectation]:
-    """Planned also while nothing is said yet, so that a full check measures; ``is_judged`` tells
-    them apart.
+    """Plan the profile expectations, also without bounds, so that a full check measures.
+
+    ``is_judged`` distinguishes them.
     """
     if before is None:
         return
@@ -352,21 +352,22 @@ def _is_as_before(state: TableState, before: Before | None) -> Iterator[PlannedE
 
 
 def is_judged(planned: PlannedExpectation) -> bool:
-    """Whether it says anything: of drift nothing is said before enough runs have measured a
-    target.
+    """Returns whether the expectation has a result.
+
+    A profile expectation has none before enough runs have measured the target.
     """
     return planned.type != AS_BEFORE or bool(planned.kwargs["bounds"])
 
 
 def departures(planned: PlannedExpectation, measured: Measured) -> list[str]:
-    """Where what was measured isn't as one expectation of drift says."""
+    """Returns where the measured profile departs from the bounds of a profile expectation."""
     return find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
 
 
 def _filters_hold(
     state: TableState, held: Sequence[str], omitted: list[str]
 ) -> Iterator[PlannedExpectation]:
-    # Rows that an earlier filter let in stay, so that each row passes one of them.
+    # Rows that an earlier filter admitted stay, so each row passes one of the filters.
     filters = [state.row_filter or EVERYTHING, *state.later_filters]
     if EVERYTHING not in filters:
         text = filters[0] if len(filters) == 1 else " OR ".join(f"({f})" for f in filters)
@@ -401,11 +402,12 @@ def _translated(
     read: Callable[[], RowFilter],
     omitted: list[str],
 ) -> str | None:
-    """A condition of PostgreSQL's as Spark SQL; None where there is no certain counterpart, which
-    is told.
+    """Returns a PostgreSQL condition as Spark SQL.
+
+    Returns None, and adds to ``omitted``, where there is no certain equivalent.
     """
     try:
-        # Without metadata columns there is no map of the values that stand verbatim.
+        # Without metadata columns there is no map of values that are stored raw.
         names: dict[str, str] | None = None if RAW in held else {}
         row_filter = read()
         if absent := set(row_filter.columns) - {column.name for column in state.columns}:
@@ -440,7 +442,8 @@ def _own(
         column.name: column_type(column.type_name, column.spark_type) for column in state.columns
     }
     raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in held]
-    # Those with a gate too: what a copy brought, or was let pass, was never judged by it.
+    # Expectations with a gate are included, because the gate never judged rows of a copy or
+    # released rows.
     for number, item in enumerate(own.suite.expectations):
         meaning = own.meaning(number)
         kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
@@ -458,5 +461,5 @@ def _nameable(column: str) -> bool:
 
 
 def _gx_name(column: str) -> str:
-    """A column's name as Great Expectations lists it: with backticks when it has a dot."""
+    """Returns a column's name as Great Expectations lists it: in backticks when it has a dot."""
     return f"`{column}`" if "." in column else column

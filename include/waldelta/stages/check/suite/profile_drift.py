@@ -1,8 +1,8 @@
-"""Departures: where a target's profile isn't as those of earlier runs were; by median and MAD,
-which outliers don't move. Pure.
+"""Profile anomalies: where a target's profile departs from those of earlier runs, by median and
+MAD, which outliers don't move. Pure.
 
-A statistic departs when it is farther from the median of the earlier ones than ``factor`` × 1.4826
-× MAD, and than a floor of its own, so that what never changed may change a little: see
+A statistic departs when its distance from the median of earlier ones exceeds ``factor`` × 1.4826 ×
+MAD, and also a minimum distance. So a statistic that never changed may change a little: see
 docs/pipeline-file.md, Drift.
 """
 
@@ -18,20 +18,21 @@ from waldelta.config.quality import Drift
 from waldelta.lake.ledger.profiles import ColumnProfile, Profile
 from waldelta.quantities import counted
 
-# So that the MAD of a normal distribution is its standard deviation.
+# Scales the MAD of a normal distribution to its standard deviation.
 _NORMAL = 1.4826
-# A share of so few rows, or their mean, says little.
+# With so few rows, a share or a mean has no meaning.
 _FEWEST_ROWS = 100
 _FEW_MORE_ROWS = 10
 
-# From and to where a statistic is as before, by its name.
+# By name of a statistic: the range that is not an anomaly.
 Bounds: TypeAlias = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What earlier runs say: bounds of the row count and of each column's statistics; empty while
-    there are too few.
+    """Bounds of the row count and of each column's statistics, from earlier runs.
+
+    They are empty while there are too few runs.
     """
 
     runs: int
@@ -40,11 +41,10 @@ class Before:
 
 
 def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
-    """Where statistics are as before, by the latest runs; of one that fewer than ``after_runs``
-    have measured there is none.
+    """Returns the bounds of each statistic by its latest measurements.
 
-    Those that only full checks measure go back farther: each by the latest runs that have measured
-    it.
+    A statistic measured by fewer than ``after_runs`` runs has none. Statistics that only full
+    checks measure go back farther: each uses the latest runs that measured it.
     """
     latest = history[-wanted.of_runs :]
     if len(latest) < wanted.after_runs:
@@ -80,7 +80,7 @@ def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
         ]
         values = told[-wanted.of_runs :]
         if len(values) >= wanted.after_runs:
-            # Where all values were alike, half as much again, or half of it, is as before.
+            # Where all values were equal, up to half more or half less is no anomaly.
             least = (
                 0.0 if name == "nulls" else wanted.tolerance * abs(median(values)) * (floor == 0)
             )
@@ -100,8 +100,9 @@ def find_departures(
     part: str,
     bounds: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> list[str]:
-    """What to tell of the row count (``part`` rows) or of columns, without their values, which a
-    log mustn't have.
+    """Returns the departures of the row count (``part`` rows) or of columns.
+
+    They have no values of columns, which must not appear in a log.
     """
     rows, columns = measured
     if part == "rows":

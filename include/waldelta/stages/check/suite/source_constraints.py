@@ -1,6 +1,4 @@
-"""Source rules: what the source makes sure of for the rows of targets, read before the check stage
-looks at them.
-"""
+"""Source rules: what the source guarantees for the rows of targets, read before the check stage."""
 
 from __future__ import annotations
 
@@ -42,24 +40,25 @@ if TYPE_CHECKING:
     from waldelta.pipeline import Job
 
 
-# Of so many runs at most is it read up to which transaction all had landed: those of an older
-# version didn't tell.
+# The most runs whose results are searched for the position of landed transactions: results of an
+# older version don't have it.
 _MOST_RUNS = 20
 _NOT_LANDED = (
     "CHECK constraint {name}: not checked, since what came before it may not have landed; the next"
     " run that lands checks it"
 )
-# The verbs that judge targets beside the runs that land.
+# The verbs that check targets while other runs may land changes.
 _CONCURRENT_JOBS = ("validate", "maintain", "quarantine")
 
 
 def read_rules(
     job: Job, result: RunResult, tables: Sequence[str], quick: Collection[str] = ()
 ) -> dict[str, SourceRules]:
-    """What the source makes sure of, by target; a check goes on without, when the source can't be
-    asked.
+    """Returns by target what the source guarantees; empty, with a warning, when it can't be
+    queried.
 
-    ``quick`` are those that the run changed little: of foreign keys only what it touched is judged.
+    ``quick`` are targets that the run changed little: their foreign keys are judged only on changed
+    rows.
     """
     if not tables:
         return {}
@@ -105,8 +104,8 @@ def read_rules(
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    """How far behind all targets are, those that lack more, by name, and why that isn't known in
-    seconds.
+    """The lag common to all targets, the seconds of targets that lag more, and why seconds are
+    unknown.
     """
 
     common: Lag
@@ -117,8 +116,10 @@ class _Lag:
 def _lag(
     job: Job, result: RunResult, connection: Connection, states: Sequence[TableState]
 ) -> _Lag | None:
-    """Of a run that lands, by when it looked: only it knows; of one beside runs, by the oldest
-    commit that they lack.
+    """Measure the lag of the targets.
+
+    A run that lands uses the time of its read, which only it knows. A check that runs concurrently
+    uses the oldest commit that the targets lack.
     """
     wanted = job.pipeline.quality.freshness
     looks = result.verb in _CONCURRENT_JOBS
@@ -146,7 +147,7 @@ def _lag(
                     }
                     unread = oldest_unread(slot_connection, job, position.flush_lsn)
                     seconds = 0.0 if unread is None else _age(at, unread)
-    except (WaldeltaError, psycopg.Error) as err:  # the rest can be judged all the same
+    except (WaldeltaError, psycopg.Error) as err:  # The rest can be judged anyway.
         unknown = str(err)
     return _Lag(Lag(seconds, behind), lacking, unknown)
 
@@ -169,7 +170,8 @@ def _with_freshness(
     if name in lag.seconds:
         found = replace(found, seconds=max(found.seconds or 0.0, lag.seconds[name]))
     limits = tuple(freshness_limits(found, job.pipeline.quality.freshness))
-    if lag.common.seconds is None:  # it may be behind by more than what it is known to lack
+    # The target may lag by more than the commits it is known to lack.
+    if lag.common.seconds is None:
         limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
     if limits and name in result.not_applied:
         limits, told = (), ["freshness: not judged, since the target stays behind with this run"]
@@ -177,12 +179,13 @@ def _with_freshness(
 
 
 def _landed_as_of(job: Job) -> int:
-    """All transactions below this one (xid8) are in the newest cut of the slot's life; 0: that
-    isn't known.
+    """Returns the xid8 below which all transactions are in the newest cut of the slot incarnation.
+
+    Returns 0 when unknown.
     """
     made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(job.first_batch()))
-    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied all has landed more
-    # than its cuts have.
+    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied everything has landed
+    # more than its cuts contain.
     runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
     told = (RunResult.from_json(run.result).landed_as_of for run in islice(runs, _MOST_RUNS))
     return next((xid for xid in told if xid), 0)
@@ -211,7 +214,7 @@ def _with_references(
     ]
     reread = [name for name, table in result.tables.items() if table.reread]
     cut = job.ledger.last_cut()
-    # A run knows what it has left its targets at.
+    # A run that applies changes knows its own targets' versions.
     ahead = _beyond_cut(job, related, cut) if result.verb in _CONCURRENT_JOBS else ()
     lake = Lake(states, uris, cut, _changed(result, rules), lacking, reread, ahead)
     if job.pipeline.source.options.origin == "none":
@@ -231,8 +234,9 @@ def _with_references(
 
 
 def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
-    """The targets that have got batches behind the cut, since others haven't; one that can't be
-    read is told by its own check.
+    """Returns the targets that contain batches after the cut, which other targets still lack.
+
+    A target that can't be read is reported by its own check.
     """
     watermarks, found = Watermarks(job, job.slot_identity()), []
     for state in states if cut is not None else ():
@@ -243,8 +247,8 @@ def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) ->
 
 
 def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarget]:
-    """What the run did to the targets that are checked; one that it only checks has lost nothing by
-    it.
+    """Returns what the run did to the checked targets; a target that it only checks lost no
+    rows.
     """
     found = {}
     for name in rules:
@@ -257,10 +261,9 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarg
 
 
 def _since(job: Job) -> int | None:
-    """Where the newest cut of an earlier run ends that has told what it applied: what changed since
-    lies behind it.
+    """Returns the end of the newest cut by an earlier run with a recorded result.
 
-    What others did, this run tells and checks.
+    All changes that this run reports and checks come after it, also those of unreported commits.
     """
     has_told: dict[str, bool] = {job.run_id: False}
     for run_id, end in job.ledger.cut_ends(job.first_batch()):

@@ -1,4 +1,4 @@
-"""What a check found: outcomes of expectations, by table, and the report of a run."""
+"""What a check found: outcomes of expectations by table, and the report of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waldelta.stages.check.suite.plan import PlannedExpectation
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one expectation found; ``success`` is None when it could not be evaluated."""
+    """The result of one expectation; ``success`` is None when it could not be evaluated."""
 
     planned: PlannedExpectation
     success: bool | None
@@ -29,7 +29,7 @@ class Outcome:
         if self.unexpected_count:
             found = counted(self.unexpected_count, "row")
         told = self.planned.meaning
-        # One of the engineer's without notes is called by its type and columns already.
+        # The name of an own expectation without notes already consists of its type and columns.
         if not told.startswith(self.planned.type):
             column = self.planned.kwargs.get("column") if self.planned.origin == "own" else None
             told = f"{self.planned.type}: {told}" + (f" on {column}" if column else "")
@@ -37,8 +37,10 @@ class Outcome:
 
 
 def unchecked(err: WaldeltaError) -> Outcome:
-    """What keeps a target, or a part of its suite, from being judged; as bad as a critical
-    expectation that isn't met.
+    """Returns the outcome for an error that keeps a target, or part of its suite, from being
+    judged.
+
+    It counts as a failed critical expectation.
     """
     planned = PlannedExpectation(
         CAN_BE_JUDGED, {}, "critical", "pipeline", "all its expectations can be judged"
@@ -48,10 +50,10 @@ def unchecked(err: WaldeltaError) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TableVerdict:
-    """A target's outcomes, the Delta version they hold for, and their page; None where a quick
-    check found all met, or no pages are made.
+    """A target's outcomes, their Delta version, and their page.
 
-    ``version`` is None of a target that isn't there.
+    ``page`` is None where a quick check found all met, or no pages are written. ``version`` is None
+    for a missing target.
     """
 
     table: str
@@ -61,13 +63,13 @@ class TableVerdict:
     page: Path | None
     seconds: float
     measured: Measured | None = None
-    # The suite's digest, when all rows meet what they decide on alone, and whether all were looked
-    # at (``judged_before``).
+    # The suite's digest, when all rows meet the expectations that depend on rows alone, and whether
+    # all rows were judged (``passed_suites``).
     suite: str | None = None
     whole: bool = False
 
     def failed(self, severity: str) -> list[Outcome]:
-        """The outcomes of one severity that weren't met."""
+        """Returns the unmet outcomes of one severity."""
         return [o for o in self.outcomes if not o.success and o.planned.severity == severity]
 
 
@@ -82,22 +84,22 @@ class QualityReport:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The critical expectations that weren't met, with their tables."""
+        """Returns the critical expectations that weren't met, with their tables."""
         return self._failed("critical")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The expectations of severity warning that weren't met, with their tables."""
+        """Returns the expectations of severity warning that weren't met, with their tables."""
         return self._failed("warning")
 
     @property
     def failed_tables(self) -> tuple[str, ...]:
-        """The tables with a critical expectation that wasn't met."""
+        """Returns the tables with a critical expectation that wasn't met."""
         return tuple(verdict.table for verdict in self.tables if verdict.failed("critical"))
 
     @property
     def location(self) -> str | None:
-        """The page to open: the first failing table's, else the index of all reports."""
+        """Returns the page to open: the first failing table's, else the index of all reports."""
         for severity in ("critical", "warning"):
             for verdict in self.tables:
                 if verdict.failed(severity) and verdict.page is not None:
@@ -106,7 +108,7 @@ class QualityReport:
 
     @property
     def summary(self) -> str:
-        """One line for logs."""
+        """Returns one line for logs."""
         count = sum(len(verdict.outcomes) for verdict in self.tables)
         missed = (
             f"{len(self.failures)} critical and {counted(len(self.warnings), 'warning')} not met"

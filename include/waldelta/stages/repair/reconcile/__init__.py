@@ -1,6 +1,4 @@
-"""Reconciliation: whether a target holds what its source holds, told by checksums that both sides
-compute.
-"""
+"""Reconciliation: compares a target with its source by checksums that both sides compute."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
-"""Fingerprints: the hash of each row and of its key, and their sums by bucket, alike on both sides.
+"""Fingerprints: the hash of each row and of its key, and sums of hashes by bucket, equal on both
+sides.
 
-A bucket is a share of the keys (of the rows, where there is no key). The sums are taken modulo 2⁶⁴,
-so that what is known to be in flight can be taken out of them again, and that a row which is there
-twice counts twice.
+A bucket is a share of the keys (of the rows, where there is no key). The sums are modulo 2⁶⁴, so
+that rows in flight can be subtracted again, and a duplicate row counts twice.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from waldelta.stages.repair.reconcile._hash64 import Hashes, hash_texts
 from waldelta.types import TargetType
 from waldelta.types.type_map import may_be_raw
 
-# So that the rows of one bucket are few to read, and the sums of all are few beside the rows.
+# With these numbers a bucket has few rows to read, and the sums are few compared with the rows.
 _ROWS_PER_BUCKET, _FEWEST, _MOST = 512, 16, 1 << 16
 _NONCE_BYTES = 2
-# Of a batch that is hashed at once; its texts are up to three times as long.
+# The size of a batch that is hashed at once; its texts are up to three times as long.
 _MOST_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """How the rows of one table are hashed; travels to the tasks.
+    """How the rows of one table are hashed; it is serialized to Spark's tasks.
 
-    ``key`` are the columns by which rows are found; empty where there are none. ``raw``: whether
-    the target has ``_wd_raw``. ``in_hex``: of texts their UTF-8 in hexadecimal is hashed, since
-    PostgreSQL would hash the bytes of another encoding.
+    ``key`` are the columns that identify rows, empty if there are none. ``raw``: whether the target
+    has ``_wd_raw``. ``in_hex``: texts are hashed as hexadecimal UTF-8, because PostgreSQL would
+    hash the bytes of another encoding.
     """
 
     table: str
@@ -49,24 +49,25 @@ class Fingerprint:
 
     @property
     def key_columns(self) -> tuple[tuple[str, TargetType], ...]:
-        """The key's columns with their types."""
+        """Returns the key's columns with their types."""
         types = dict(self.columns)
         return tuple((name, types[name]) for name in self.key)
 
     @property
     def key_seed(self) -> int:
-        """Of the keys' hashes: others than those of the rows."""
+        """Returns the seed of the keys' hashes, which differs from that of the rows' hashes."""
         return self.seed ^ 1
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
-        """The columns whose values may stand in ``_wd_raw``; a batch has their texts behind all
-        columns, in this order.
+        """Returns the columns whose values may be stored in ``_wd_raw``.
+
+        A batch has their texts after all columns, in this order.
         """
         return tuple(name for name, kind in self.columns if may_be_raw(kind)) if self.raw else ()
 
     def raws_of(self, batch: pa.RecordBatch) -> list[ArrowArray | None]:
-        """What stands verbatim of each column; None of one that never does."""
+        """Returns the raw values of each column; None for a column that never has any."""
         places = {name: len(self.columns) + n for n, name in enumerate(self.raw_columns)}
         return [batch.column(places[name]) if name in places else None for name, _ in self.columns]
 
@@ -80,8 +81,9 @@ def drawn(
     raw: bool,
     encoding: str,
 ) -> Fingerprint:
-    """With marks and a seed of this run's own; ``rows`` is about how many there are, ``encoding``
-    that of the source's database.
+    """Returns a fingerprint with random marks and a random seed.
+
+    ``rows`` is the approximate number of rows, ``encoding`` that of the source's database.
     """
     marks = Marks.drawn(secrets.token_hex(_NONCE_BYTES)[: _NONCE_BYTES + 1])
     seed, buckets = secrets.randbits(62), bucket_count(rows)
@@ -89,7 +91,7 @@ def drawn(
 
 
 def bucket_count(rows: int) -> int:
-    """A power of two.
+    """Returns the number of buckets, a power of two.
 
     >>> bucket_count(0), bucket_count(1_000_000), bucket_count(10**9)
     (16, 2048, 65536)
@@ -99,20 +101,18 @@ def bucket_count(rows: int) -> int:
 
 
 def hash_as(texts: ArrowArray, plan: Fingerprint, seed: int) -> Hashes:
-    """The hash of each text, in the form that the plan says."""
+    """Returns the hash of each text, in the plan's form."""
     return hash_texts(hex_text(texts) if plan.in_hex else texts, seed)
 
 
 def hash_keys(columns: list[ArrowArray], plan: Fingerprint) -> Hashes:
-    """The hash of each key, given as the target's columns."""
+    """Returns the hash of each key, given as the target's columns."""
     typed = [(column, kind) for column, (_, kind) in zip(columns, plan.key_columns, strict=True)]
     return hash_as(lake_rows(typed, [None] * len(typed), plan.marks), plan, plan.key_seed)
 
 
 def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]:
-    """The hashes of each row's key and of the row, of a batch of the plan's columns and verbatim
-    texts.
-    """
+    """Returns the hashes of each row's key and of the row, of a batch of columns and raw texts."""
     names = [name for name, _ in plan.columns]
     columns = [(batch.column(n), kind) for n, (_, kind) in enumerate(plan.columns)]
     rows = hash_as(lake_rows(columns, plan.raws_of(batch), plan.marks), plan, plan.seed)
@@ -122,14 +122,14 @@ def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]
 
 
 def in_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in parts whose texts Arrow can put together: it counts their bytes in 32 bits."""
+    """Yields parts of a batch whose texts Arrow can join: it counts their bytes in 32 bits."""
     per_part = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
     for first in range(0, batch.num_rows, per_part):
         yield batch.slice(first, per_part)
 
 
 class Sums:
-    """Rows and the sum of their hashes, by bucket."""
+    """Row counts and sums of row hashes, by bucket."""
 
     def __init__(self, buckets: int) -> None:
         self.rows: NDArray[np.int64] = np.zeros(buckets, np.int64)
@@ -144,12 +144,12 @@ class Sums:
     def add_sums(
         self, buckets: NDArray[Any], rows: NDArray[np.int64], totals: NDArray[np.uint64]
     ) -> None:
-        """Add what was summed up elsewhere."""
+        """Add sums computed by another task or query."""
         np.add.at(self.rows, buckets, rows)
         np.add.at(self.totals, buckets, totals)
 
     def without(self, keys: Hashes, rows: Hashes) -> Sums:
-        """These sums without some rows that are in them."""
+        """Returns these sums without some of their rows."""
         taken = Sums(len(self.rows))
         taken.add(keys, rows)
         left = Sums(len(self.rows))
@@ -157,7 +157,7 @@ class Sums:
         return left
 
     def differing(self, other: Sums) -> NDArray[np.int64]:
-        """The numbers of the buckets that aren't the same in both."""
+        """Returns the numbers of the buckets that differ."""
         found: NDArray[np.int64] = np.flatnonzero(
             (self.rows != other.rows) | (self.totals != other.totals)
         )
@@ -165,11 +165,11 @@ class Sums:
 
     @property
     def count(self) -> int:
-        """All rows."""
+        """Returns the number of all rows."""
         return int(self.rows.sum())
 
 
 def buckets_of(keys: Hashes, buckets: int) -> NDArray[np.int64]:
-    """The bucket of each key."""
+    """Returns the bucket of each key."""
     found: NDArray[np.int64] = keys & np.int64(buckets - 1)
     return found

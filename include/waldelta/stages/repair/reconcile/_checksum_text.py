@@ -1,11 +1,11 @@
-"""Canonical texts: what stands for a value in a checksum, made by PostgreSQL of its value and by
-Arrow of the lake's.
+"""Canonical texts: represent a value in a checksum, computed by PostgreSQL from the source and by
+Arrow from the lake.
 
-Equal texts on both sides mean that a copy of the value taken now would be what the target has.
-Mostly it is what PostgreSQL prints. Floats and moments are their bits in hexadecimal, which is
-quicker than to print them and leaves no question of digits; a numeric without a scale of its own
-has no zeros at its end; an array is its elements' texts, joined. What a type of the lake can't hold
-is PostgreSQL's text on both sides: there it stands in ``_wd_raw``.
+Equal texts mean that a copy of the value taken now would equal the target's. Usually it is what
+PostgreSQL prints. Floats and moments are their bits in hexadecimal, which is faster than printing
+and independent of digits. A numeric without a scale has no trailing zeros. An array is its
+elements' texts, joined. A value that the lake's type can't store is PostgreSQL's text on both
+sides: the target has it in ``_wd_raw``.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ from waldelta.types.text import Text
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HEX = np.stack([np.repeat(_DIGITS, 16), np.tile(_DIGITS, 16)], axis=1)
-# PostgreSQL counts from 2000, Arrow from 1970.
+# PostgreSQL's epoch is 2000, Arrow's 1970.
 _DAYS, _MICROSECONDS = 10_957, 946_684_800_000_000
 _NANS = {
     4: (np.uint32(0x7F800000), np.uint32(0x7FC00000)),
     8: (np.uint64(0x7FF << 52), np.uint64(0xFFF << 51)),
 }
-_EXACT_DIGITS = 6  # of a decimal's scale: with more, Arrow prints small values with an exponent
-# A numeric whose digits don't come back from a double; one beyond a double's range can't even be
-# asked.
+# Of a decimal's scale: with more digits, Arrow prints small values with an exponent.
+_EXACT_DIGITS = 6
+# True for a numeric that changes when cast to double; one outside a double's range can't be cast.
 _ROUNDED = (
     "case when {0} in ('NaN', 'Infinity', '-Infinity', 0) then false when pg_catalog.abs({0})"
     " between 5e-324 and 1.79e308 then {0}::pg_catalog.float8::text::pg_catalog.numeric <> {0} else"
     " {0} is not null end"
 )
-_FUNCTION_ARGUMENTS = 90  # PostgreSQL takes 100
+_FUNCTION_ARGUMENTS = 90  # PostgreSQL takes at most 100.
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands between the values of a row, for null, and between elements: drawn anew for each
-    run.
+    """Separators between values and between elements, and the text for null, drawn for each run.
 
-    No value can know them, so that two rows of other values never give one text.
+    No value can contain them on purpose, so rows with different values never have the same text.
     """
 
     between: str
@@ -66,13 +65,14 @@ class Marks:
 
     @classmethod
     def drawn(cls, nonce: str) -> Marks:
-        """With a few letters of the run's."""
+        """Returns marks with a few characters of the run's nonce."""
         return cls(f"\x1f{nonce}", f"\x1e{nonce}", f"\x1d{nonce}")
 
 
 def is_comparable(kind: TargetType) -> bool:
-    """Whether both sides can make the same text; a variant isn't what PostgreSQL's document
-    prints.
+    """Returns whether both sides can produce the same text.
+
+    A variant's text differs from the document that PostgreSQL prints.
     """
     return not isinstance(kind, Variant)
 
@@ -83,8 +83,9 @@ def is_comparable(kind: TargetType) -> bool:
 def source_text(
     columns: Sequence[tuple[sql.Composable, TargetType]], marks: Marks, *, raw: bool
 ) -> sql.Composable:
-    """The SQL of a row's text, of these columns; without ``raw`` a value that the lake can't hold
-    is null there.
+    """Returns the SQL of a row's text, from these columns.
+
+    Without ``raw``, a value that the lake can't store is null in the target.
     """
     values = [_source_value(column, kind, marks, raw=raw) for column, kind in columns]
     while len(values) > _FUNCTION_ARGUMENTS:
@@ -104,7 +105,7 @@ def _joined(values: Sequence[sql.Composable], marks: Marks) -> sql.Composable:
 def _source_value(
     column: sql.Composable, kind: TargetType, marks: Marks, *, raw: bool
 ) -> sql.Composable:
-    """The text of one value, the mark of null for one that is."""
+    """Returns the text of one value, with the mark of null for null."""
     value, unheld = _source_texts(column, kind, marks)
     null = sql.Literal(marks.null)
     if unheld is not None:
@@ -116,8 +117,8 @@ def _source_value(
 def _source_texts(
     column: sql.Composable, kind: TargetType, marks: Marks
 ) -> tuple[sql.Composable, sql.Composable | None]:
-    """The text of a value that its type in the lake holds (null for null), and the condition that
-    it doesn't.
+    """Returns the text of a value that its lake type can store (null for null), and the condition
+    that it can't.
     """
     match kind:
         case Moment():
@@ -130,12 +131,12 @@ def _source_texts(
 
 
 def _source_plain(column: sql.Composable, kind: TargetType) -> sql.Composable:
-    """The text of a value whatever it is."""
+    """Returns the text of a value of any content."""
     match kind:
         case Number(name="float4" | "float8"):
             return _source_float(column, kind)
         case NumericAsDouble():
-            # Of any number of digits: held or not, the text is the same.
+            # With any number of digits the text is the same whether a double can store it or not.
             return sql.SQL("pg_catalog.trim_scale({}::pg_catalog.numeric)::text").format(column)
         case Text(is_plain=True) | Number() | Bytea():
             return sql.SQL("{}::text").format(column)
@@ -151,7 +152,7 @@ def _source_moment(column: sql.Composable, kind: Moment) -> tuple[sql.Composable
 
 
 def _source_float(column: sql.Composable, kind: Number) -> sql.Composable:
-    # There are many NaNs.
+    # Floats have many NaN bit patterns.
     return sql.SQL(
         "pg_catalog.{send}(case when {column} = 'NaN' then 'NaN'::pg_catalog.{name} else {column}"
         " end)::text"
@@ -162,7 +163,7 @@ def _source_decimal(
     column: sql.Composable, kind: Decimal
 ) -> tuple[sql.Composable, sql.Composable | None]:
     value = sql.SQL("{}::pg_catalog.numeric").format(column)
-    # NaN is greater than everything.
+    # NaN is greater than every number.
     limit, scale = (
         sql.SQL(f"1e{kind.arrow.precision - kind.arrow.scale}"),
         sql.SQL(str(kind.arrow.scale)),
@@ -176,7 +177,7 @@ def _source_decimal(
 def _source_array(
     column: sql.Composable, kind: Array, marks: Marks
 ) -> tuple[sql.Composable, sql.Composable | None]:
-    if kind.brackets != "{}":  # a vector: always plain
+    if kind.brackets != "{}":  # The column is a vector, which is always plain.
         column = sql.SQL("{}::pg_catalog.float4[]").format(column)
     element = sql.SQL("({})[_wd_i]").format(column)
     value, unheld = _source_texts(element, kind.element, marks)
@@ -208,8 +209,9 @@ def lake_rows(
     raws: Sequence[ArrowArray | None],
     marks: Marks,
 ) -> ArrowArray:
-    """The text of each row, of these columns; ``raws`` are what stands verbatim of each (None:
-    nothing).
+    """Returns the text of each row, from these columns.
+
+    ``raws`` are each column's raw values from ``_wd_raw`` (None: it has none).
     """
     texts = []
     for (values, kind), raw in zip(columns, raws, strict=True):
@@ -226,13 +228,13 @@ def lake_rows(
 def _with_raw(text: ArrowArray, raw: ArrowArray, kind: TargetType, marks: Marks) -> ArrowArray:
     if isinstance(kind, NumericAsDouble):
         raw = _without_zeros(raw)
-    # A value beside its verbatim text is never ours.
+    # waldelta never writes both a value and its raw text, so such a row differs.
     both = pc.binary_join_element_wise(text, raw, marks.element)
     return pc.if_else(raw.is_valid(), pc.if_else(text.is_valid(), both, raw), text)
 
 
 def lake_text(values: ArrowArray, kind: TargetType, marks: Marks) -> ArrowArray:
-    """The text of each value, null for null."""
+    """Returns the text of each value, null for null."""
     match kind:
         case Boolean():
             text = pc.if_else(values, "t", "f")
@@ -279,7 +281,7 @@ def _numbers(values: ArrowArray) -> NDArray[Any]:
 
 
 def _fixed_text(numbers: NDArray[Any], values: ArrowArray) -> ArrowArray:
-    """Big-endian numbers as PostgreSQL prints a bytea of them."""
+    """Returns big-endian numbers as PostgreSQL prints them as bytea."""
     size = numbers.dtype.itemsize
     texts = np.empty((len(numbers), 2 + 2 * size), np.uint8)
     texts[:, 0], texts[:, 1] = ord("\\"), ord("x")
@@ -296,7 +298,7 @@ def _bytes_text(values: ArrowArray) -> ArrowArray:
 
 
 def hex_text(values: ArrowArray) -> ArrowArray:
-    """The bytes of each value, of texts or binary ones, in hexadecimal."""
+    """Returns the bytes of each text or binary value in hexadecimal."""
     values = values.cast(pa.binary())
     filled = pc.fill_null(values, b"") if values.null_count else values
     _, offsets, data = filled.buffers()
@@ -330,16 +332,16 @@ def _decimal_text(values: ArrowArray) -> ArrowArray:
 
 
 def _as_integers(values: ArrowArray) -> ArrowArray:
-    """A decimal's digits as a decimal without a scale."""
+    """Returns a decimal's digits as a decimal of scale 0."""
     valid, data = values.buffers()
     kind = pa.decimal128(values.type.precision, 0)
     return pa.Array.from_buffers(kind, len(values), [valid, data], values.null_count, values.offset)
 
 
 def _double_text(values: ArrowArray) -> ArrowArray:
-    """As numeric prints without zeros at the end."""
+    """Returns a double as PostgreSQL's numeric prints it, without trailing zeros."""
     texts: ArrowArray = values.cast(pa.string())
-    odd = pc.match_substring_regex(texts, "[en]")  # an exponent, nan or inf
+    odd = pc.match_substring_regex(texts, "[en]")  # The text has an exponent, or is nan or inf.
     if pc.any(odd).as_py():
         plain = iter(_plain(text) for text in texts.filter(odd).to_pylist())
         texts = pc.replace_with_mask(
@@ -363,7 +365,8 @@ def _without_zeros(texts: ArrowArray) -> ArrowArray:
 def _list_text(values: ArrowArray, kind: Array, marks: Marks) -> ArrowArray:
     elements = lake_text(storage(values.flatten()), kind.element, marks)
     elements = pc.fill_null(elements, marks.null) if elements.null_count else elements
-    # Behind each element, not between them: an empty one isn't none.
+    # The mark follows each element instead of separating them, so an empty element differs from
+    # none.
     elements = pc.binary_join_element_wise(elements, marks.element, "")
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -373,7 +376,7 @@ def _list_text(values: ArrowArray, kind: Array, marks: Marks) -> ArrowArray:
 
 
 def _map_text(values: ArrowArray) -> ArrowArray:
-    """As hstore prints."""
+    """Returns a map as hstore prints it."""
     lengths = pc.fill_null(pc.list_value_length(_as_lists(values)), 0).to_numpy(
         zero_copy_only=False
     )

@@ -1,8 +1,8 @@
-"""PostgreSQL's 64-bit hash of a text (``hashtextextended``), of many texts at once.
+"""Computes PostgreSQL's 64-bit hash of a text (``hashtextextended``) for many texts at once.
 
-src/common/hashfn.c, hash_bytes_extended() on a little-endian machine: Bob Jenkins' lookup3, twelve
-bytes a round. A server of another byte order computes other numbers, and one of another encoding
-than UTF-8 hashes other bytes: a text is asked for first.
+Source: src/common/hashfn.c, hash_bytes_extended() on a little-endian machine: Bob Jenkins' lookup3,
+twelve bytes a round. A server with another byte order computes other numbers, and one with an
+encoding other than UTF-8 hashes other bytes, so a probe text is compared first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from waldelta.types.scan import packed
 Words: TypeAlias = NDArray[np.uint32]
 Hashes: TypeAlias = NDArray[np.int64]
 
-# Rows that are hashed together: their state stays in the processor's cache.
+# Rows that are hashed together: their state fits in the processor's cache.
 _ROWS = 8192
 _ROUND = 12
 _INITIAL = 0x9E3779B9 + 3923095
@@ -31,8 +31,8 @@ _MIX = (
     (2, 1, 4, 1, 0),
 )
 _FINAL = ((2, 1, 14), (0, 2, 11), (1, 0, 25), (2, 1, 16), (0, 2, 4), (1, 0, 14), (2, 1, 24))
-# What is left of a round of so many bytes, as three words; the lowest byte of the last one is the
-# length's.
+# Masks of the rest of a round of n bytes, as three words; the lowest byte of the last word belongs
+# to the length.
 _KEPT = np.array(
     [[(1 << 8 * min(4, max(0, n - 4 * word))) - 1 for word in range(3)] for n in range(_ROUND)],
     np.uint32,
@@ -40,7 +40,7 @@ _KEPT = np.array(
 
 
 def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
-    """The hash of each text, as PostgreSQL's bigint; there mustn't be nulls.
+    """Returns the hash of each text as PostgreSQL's bigint; nulls are not allowed.
 
     >>> import pyarrow as pa
     >>> hash_texts(pa.array(["", "waldelta"]), 0).tolist()
@@ -48,10 +48,10 @@ def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
     """
     source, offsets = packed(texts, "")
     padded = np.concatenate([source, np.zeros(_ROUND, np.uint8)])
-    # A word begins at every byte.
+    # Each byte is the start of a word.
     words: Words = np.lib.stride_tricks.as_strided(padded[:4].view("<u4"), (len(padded) - 3,), (1,))
     lengths = np.diff(offsets)
-    # The longest first, so that those which still have a round to go stand together.
+    # The longest come first, so that rows with rounds left are adjacent.
     order = np.argsort(-lengths, kind="stable")
     found = np.empty(len(lengths), np.int64)
     with np.errstate(over="ignore"):
@@ -62,7 +62,7 @@ def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
 
 
 def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> Hashes:
-    """Of rows in the order of their lengths, the longest first."""
+    """Returns the hashes of rows in descending order of their lengths."""
     begun = (lengths + _INITIAL).astype(np.uint32)
     state = [begun, begun.copy(), begun.copy()]
     if seed:
@@ -70,7 +70,7 @@ def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], s
         state[1] += np.uint32(seed & 0xFFFFFFFF)
         _mix(state)
     rounds = lengths // _ROUND
-    # How many rows have more than n rounds, for each n.
+    # For each n: how many rows have more than n rounds.
     going = np.searchsorted(
         -rounds, -np.arange(1, (rounds[0] if len(rounds) else 0) + 1), side="right"
     )

@@ -1,4 +1,4 @@
-"""Rows of buckets that differ: which of them are on one side only, or differ; pure."""
+"""Compares the rows of differing buckets: which are on one side only, or differ; pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HASHES = ["k", "h"]
 
 @dataclass(frozen=True, slots=True)
 class Valued:
-    """A row's columns: as they are shown, and as they are compared."""
+    """A row's columns: as shown, and as compared."""
 
     shown: Sequence[str | None]
     exact: Sequence[str]
@@ -28,22 +28,22 @@ class Valued:
 
 @dataclass(frozen=True, slots=True)
 class HashedRows:
-    """Rows by the hashes of their keys (``k``) and of themselves (``h``), with the texts that name
-    them (``t<n>``).
+    """Rows by the hashes of their keys (``k``) and of themselves (``h``), with naming texts
+    (``t<n>``).
     """
 
     table: pa.Table
 
     @classmethod
     def schema(cls, texts: int) -> pa.Schema:
-        """Of rows that are named by so many texts."""
+        """Returns the schema for rows with this many naming texts."""
         return pa.schema(
             [("k", pa.int64()), ("h", pa.int64()), *((f"t{n}", pa.string()) for n in range(texts))]
         )
 
     @classmethod
     def of(cls, found: Sequence[tuple[Any, ...]], texts: int) -> HashedRows:
-        """Of tuples."""
+        """Returns the rows from tuples."""
         schema = cls.schema(texts)
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         return cls(
@@ -54,7 +54,7 @@ class HashedRows:
         )
 
     def named(self, hashes: pa.Array[Any], names: Sequence[str]) -> dict[int, str]:
-        """How one of the rows of each of these keys is named, by the key's hash."""
+        """Returns by hash of these keys the name of one row."""
         chosen = self.table.filter(pc.is_in(self.table["k"], value_set=hashes)).to_pylist()
         return {
             row["k"]: json.dumps({name: row[f"t{n}"] for n, name in enumerate(names)})
@@ -65,8 +65,9 @@ class HashedRows:
 def differing_rows(
     source: HashedRows, target: HashedRows, names: Sequence[str], *, keyed: bool
 ) -> list[RowDifference]:
-    """The rows that aren't the same on both sides, in the order of their keys' names; without the
-    columns that differ.
+    """Returns the rows that aren't the same on both sides, ordered by their keys' names.
+
+    The columns that differ are not filled in.
     """
     counts = _counts(source).join(
         _counts(target), _HASHES, join_type="full outer", right_suffix="_target"
@@ -125,7 +126,7 @@ def with_columns(
     target: Valued | None,
     most: int,
 ) -> RowDifference:
-    """A row that differs with the columns in which it does; values longer than ``most`` are cut."""
+    """Returns a differing row with the columns that differ; values longer than ``most`` are cut."""
     if source is None or target is None:
         return found
     columns = [

@@ -1,8 +1,8 @@
-"""The source's side of a reconciliation: sums, rows and values, computed by PostgreSQL as one
-snapshot sees its rows.
+"""The source's side of a reconciliation: sums, rows and values, computed by PostgreSQL from the
+rows of one snapshot.
 
-It only reads, in short transactions that import the snapshot. What it hands over is as many numbers
-as there are buckets, then the hashes and keys of the rows of those that differ.
+It only reads, in short transactions that import the snapshot. PostgreSQL returns a few numbers per
+bucket, then the hashes and keys of rows in differing buckets.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ Fetched = list[tuple[Any, ...]]
 
 BYTES_PER_CHUNK = 128 << 20
 SESSIONS = 2
-# Of a table without a key: rows are told by what stands in their columns.
+# The rows of a table without a key are named by the beginning of their columns.
 _COLUMNS_SHOWN, _TEXT_SHOWN = 12, 100
-# With a letter that isn't ASCII's, where chr() makes one: of the encodings with more than a byte a
-# letter only UTF-8's.
+# The probe has a non-ASCII letter where chr() can make one: of the encodings with several bytes a
+# letter, only in UTF-8.
 _PROBE = """
 select text, {hashed}
 from (
@@ -71,8 +71,9 @@ from (
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """What it takes to read one table; ``again`` are its rows without regard to chunks, ``key`` its
-    key's columns and types.
+    """What is needed to read one table.
+
+    ``again`` are its rows regardless of chunks, ``key`` the key's columns and types.
     """
 
     conninfo: str
@@ -84,8 +85,9 @@ class SourceSide:
     holder_pid: int
 
     def sums(self) -> Sums:
-        """The sums of all rows that pass the filters. Raises ConfigError for a server that hashes
-        otherwise than this machine.
+        """Returns the sums of all rows that pass the filters.
+
+        Raises ConfigError for a server whose hashes differ from this machine's.
         """
         total = Sums(self.plan.buckets)
         for found in self._of_chunks(self._sums_statement):
@@ -96,7 +98,7 @@ class SourceSide:
         return total
 
     def rows(self, buckets: Sequence[int]) -> HashedRows:
-        """The rows of these buckets: hashes, and keys as texts."""
+        """Returns the rows of these buckets: hashes, and keys as texts."""
         found = [
             row
             for part in self._of_chunks(lambda rows: self._rows_statement(rows, buckets))
@@ -105,15 +107,13 @@ class SourceSide:
         return HashedRows.of(found, len(self.shown))
 
     def hashes(self, texts: Sequence[ArrowArray]) -> tuple[Hashes, Hashes]:
-        """Of the rows with these keys (texts by column): the hashes of their keys and of the
-        rows.
-        """
+        """Returns the key hashes and row hashes of the rows with these keys (texts by column)."""
         found = dict(self._of_keys(texts, []))
         return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
 
     def values(self, texts: Sequence[ArrowArray]) -> dict[int, Valued]:
-        """Of the rows with these keys, by the keys' hashes: what each column prints, and its
-        canonical text.
+        """Returns by key hash each column's printed text and canonical text, of the rows with these
+        keys.
         """
         columns = [(column_sql(self.copy, name), kind) for name, kind in self.plan.columns]
         shown = [printed(column) for column, _ in columns]
@@ -127,13 +127,14 @@ class SourceSide:
 
     @property
     def shown(self) -> list[str]:
-        """The columns that rows are named by."""
+        """Returns the columns that name rows."""
         return list(self.plan.key) or [name for name, _ in self.plan.columns][:_COLUMNS_SHOWN]
 
     def _sums_statement(self, rows: sql.Composable) -> sql.Composable:
         hashed = sql.SQL("select {hashes} from {rows}").format(hashes=self._hashes(), rows=rows)
         if not self.plan.key:
-            hashed = sql.SQL("{} offset 0").format(hashed)  # else PostgreSQL hashes each row twice
+            # Without offset 0, PostgreSQL would hash each row twice.
+            hashed = sql.SQL("{} offset 0").format(hashed)
         return sql.SQL(
             "select (k & {mask})::int4, count(*), sum(h)::text from ({hashed}) as r group by 1"
         ).format(mask=sql.Literal(self.plan.buckets - 1), hashed=hashed)
@@ -165,7 +166,7 @@ class SourceSide:
         columns = [(column_sql(self.copy, name), kind) for name, kind in self.plan.columns]
         row = self._hash(columns, self.plan.seed)
         if not self.plan.key:
-            # One name for both would be ambiguous.
+            # Two different expressions of one name would be ambiguous.
             return sql.SQL("{0} as k, {0} as h").format(row)
         keys = [(column_sql(self.copy, name), kind) for name, kind in self.plan.key_columns]
         return sql.SQL("{} as k, {} as h").format(self._hash(keys, self.plan.key_seed), row)
@@ -174,7 +175,7 @@ class SourceSide:
         return self._hash_of(source_text(columns, self.plan.marks, raw=self.plan.raw), seed)
 
     def _hash_of(self, text: sql.Composable, seed: int) -> sql.Composable:
-        """As ``hash_as`` hashes the text."""
+        """Returns the SQL that hashes a text as ``hash_as`` does."""
         if self.plan.in_hex:
             text = sql.SQL("pg_catalog.encode(pg_catalog.convert_to({}, 'UTF8'), 'hex')").format(
                 text
@@ -186,7 +187,7 @@ class SourceSide:
     def _of_chunks(
         self, statement: Callable[[sql.Composable], sql.Composable]
     ) -> Iterator[Fetched]:
-        """What a statement on a chunk's rows finds in each chunk, by several sessions at once."""
+        """Yields a statement's results for each chunk, from several concurrent sessions."""
 
         def read(number: int) -> list[Fetched]:
             with self._session(number) as connection:
@@ -207,7 +208,7 @@ class SourceSide:
         statement: Callable[[sql.Composable], sql.Composable],
     ) -> Fetched:
         with self._transaction(connection):
-            # As a copy's chunk is read.
+            # A chunk is read as in a copy.
             ((is_other, bounds),) = connection.execute(
                 lock_query(self.copy, chunk).encode()
             ).fetchall()
@@ -293,7 +294,7 @@ def _named_errors(conninfo: str, copy: TableCopy) -> Iterator[None]:
 
 
 def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
-    # The primary message alone: detail and context may hold values.
+    # Only the primary message is used: detail and context may contain values.
     reason = err.diag.message_primary or type(err).__name__
     if err.sqlstate in GONE | NO_SNAPSHOT:
         return SnapshotLost(

@@ -1,5 +1,5 @@
-"""The lake's side of a reconciliation: sums, rows and values of one version of a target, here or by
-Spark's tasks.
+"""The lake's side of a reconciliation: sums, rows and values of one version of a target, read by
+the driver or by Spark's tasks.
 """
 
 from __future__ import annotations
@@ -47,17 +47,16 @@ log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
 _TEXT_SHOWN = 100
-# One core hashes so much in seconds, a few rows at once; Spark takes as long to start, and divides
-# more among its tasks.
+# One core hashes this much in seconds. Spark takes as long to start, but divides more among tasks.
 _MOST_ROWS, _MOST_FILE_BYTES = 1_000_000, 64 << 20
 _SUMS = pa.schema([("bucket", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSide:
-    """One version of a target; ``shown`` are the columns that its rows are named by.
+    """One version of a target; ``shown`` are the columns that name its rows.
 
-    ``small`` are its rows where they are read here (read_small()).
+    ``small`` are its rows where the driver reads them (read_small()).
     """
 
     spark: SparkSession
@@ -68,7 +67,7 @@ class TargetSide:
     small: ds.Dataset | None = None
 
     def sums(self, aside: Hashes) -> Sums:
-        """The sums of all rows but those whose keys' hashes are set aside (in order)."""
+        """Returns the sums of all rows except those whose key hashes are in ``aside`` (sorted)."""
         plan = self.plan
 
         def sum_up(batches: Batches) -> Batches:
@@ -88,7 +87,9 @@ class TargetSide:
         return total
 
     def rows(self, buckets: Sequence[int], aside: Hashes) -> HashedRows:
-        """The rows of these buckets but those that are set aside: hashes, and keys as texts."""
+        """Returns the rows of these buckets except those in ``aside``: hashes, and keys as
+        texts.
+        """
         plan, shown, wanted = self.plan, self.shown, np.sort(np.array(buckets, np.int64))
         names = [name for name, _ in plan.columns]
         places, schema = [names.index(name) for name in shown], HashedRows.schema(len(shown))
@@ -106,8 +107,8 @@ class TargetSide:
         return HashedRows(self._run(choose, schema))
 
     def values(self, hashes: Collection[int]) -> dict[int, Valued]:
-        """Of the rows with these keys, by the keys' hashes: what each column shows, and its
-        canonical text.
+        """Returns by key hash each column's shown text and canonical text, of the rows with these
+        keys.
         """
         plan, wanted = self.plan, np.sort(np.array(list(hashes), np.int64))
         names, count = [name for name, _ in plan.columns], len(plan.columns)
@@ -143,7 +144,7 @@ class TargetSide:
         return self._run_by_spark(task, schema)
 
     def _batches(self, dataset: ds.Dataset) -> Batches:
-        """The rows, with the columns that Spark's tasks have them with."""
+        """Yields the rows with the column names that Spark's tasks use."""
         columns = {f"c{n}": pc.field(name) for n, (name, _) in enumerate(self.plan.columns)}
         verbatim = self.plan.raw_columns
         for batch in batches(dataset, columns | ({RAW: pc.field(RAW)} if verbatim else {})):
@@ -159,8 +160,8 @@ class TargetSide:
         columns = [
             F.col(quote(name)).alias(f"c{n}") for n, (name, _) in enumerate(self.plan.columns)
         ]
-        # Not the map itself: with one Spark takes time by the square of a batch's rows to tell its
-        # size.
+        # The map itself isn't passed: Spark's time to compute its size grows with the square of a
+        # batch's rows.
         raws = [
             F.try_element_at(RAW, F.lit(name)).alias(f"r{n}")
             for n, name in enumerate(self.plan.raw_columns)
@@ -170,15 +171,16 @@ class TargetSide:
 
 
 def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | None:
-    """The rows of a small target's version (None: the newest), to be read here; None where Spark is
-    to read them.
+    """Returns the rows of a small target's version (None: the newest) for the driver.
+
+    Returns None where Spark must read them.
     """
     try:
         table = DeltaTable(uri, version=version, storage_options=job.storage_options)
         if not (is_known(table) and is_at_most(files_of(table), _MOST_ROWS, _MOST_FILE_BYTES)):
             return None
         dataset = table.to_pyarrow_dataset(parquet_read_options=SPARKS_TIMESTAMPS)
-        # Rows are read a row group at a time.
+        # The driver reads one row group at a time.
         return dataset if max(row_group_bytes(dataset), default=0) <= MOST_DRIVER_BYTES else None
     except (DeltaError, OSError, pa.ArrowException) as err:
         log.info("%s is read by Spark: %s", uri, err)
@@ -186,7 +188,7 @@ def read_small(job: Job, uri: str, version: int | None = None) -> ds.Dataset | N
 
 
 def is_among(values: Hashes, chosen: Hashes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which values are among those, which are in order."""
+    """Returns which values are among the sorted ``chosen``."""
     if not len(chosen):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(chosen, values), len(chosen) - 1)
@@ -194,7 +196,7 @@ def is_among(values: Hashes, chosen: Hashes) -> np.ndarray[tuple[int], np.dtype[
 
 
 def _shown(values: pa.Array, raw: pa.Array | None, *, whole: bool) -> pa.Array:
-    """Values as people read them: only of the few rows that are told."""
+    """Returns values as readable text; used only for the few rows that are reported."""
     texts = pa.array(pg_text(storage(values)), pa.string())
     texts = texts if raw is None else pc.coalesce(raw, texts)
     return texts if whole else pc.utf8_slice_codeunits(texts, 0, _TEXT_SHOWN)

@@ -1,15 +1,14 @@
-"""Reconciling one table: what a snapshot of the source shows against one version of its target,
-less what is in flight between them.
+"""Reconciles one table: compares a snapshot of the source with one version of its target, without
+what is in flight between them.
 
-1. The target's version is known, and up to which batch it has applied the stream; then the snapshot
-   is taken.
-2. Everything that the snapshot sees has landed. So a key that both sides may rightly differ in
-   stands in the change log: behind the target's batch, or before it, in a transaction that was
-   decoded before the snapshot sees it. Such keys are set aside on both sides, as are the rows that
-   the target is known to lack.
-3. Both sides sum up hashes by bucket, PostgreSQL its rows, this process those of a small target,
-   Spark those of others.
-4. The rows of buckets that differ are compared by their hashes, then those that differ by their
+1. The target's version and its last applied batch are read; then the snapshot is taken.
+2. Everything that the snapshot sees is landed. So each key in which both sides may rightly differ
+   is in the change log: after the target's batch, or before it, in a transaction that was decoded
+   before the snapshot sees it. Such keys are set aside on both sides, and so are the rows that the
+   target is known to lack.
+3. Both sides sum hashes by bucket: PostgreSQL its rows, this process those of a small target,
+   Spark those of larger ones.
+4. The rows of differing buckets are compared by their hashes, then differing rows by their
    columns.
 """
 
@@ -75,14 +74,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# So many rows of buckets that differ are looked at one by one.
+# At most this many rows of differing buckets are compared one by one.
 MOST_COMPARED_ROWS = 500_000
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTarget:
-    """A target as the snapshot sees what feeds it; it held everything up to ``batch`` at
-    ``version`` before that was taken.
+    """A target and its source as of the snapshot; it contained all changes up to ``batch`` at
+    ``version``.
+
+    That version is older than the snapshot.
     """
 
     as_copied: Repair
@@ -91,13 +92,13 @@ class ComparedTarget:
 
     @property
     def state(self) -> TableState:
-        """The target's state in the ledger."""
+        """Returns the target's state in the ledger."""
         return self.as_copied.state
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found of a table, and the keys of all the rows that differ."""
+    """A table's result, and the keys of all rows that differ."""
 
     row: Reconciliation
     keys: frozenset[str] = frozenset()
@@ -105,11 +106,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """Keys that aren't compared: their hashes in order, their texts by column, and how many are of
-    which kind.
+    """Keys that aren't compared: sorted hashes, texts by column, and counts by kind.
 
-    ``on_both`` are those that the target may have a row of; of the others it is to lack it, and one
-    that it has is too many.
+    The target may have a row of the keys in ``on_both``. It must lack the others: a row of these
+    that it has is an extra row.
     """
 
     hashes: Hashes
@@ -119,20 +119,20 @@ class _Aside:
     lacking: int
 
 
-# Batches after the first, up to and with the second, and the state whose snapshot says which of
-# their transactions count.
+# Batches after the first up to and including the second, and the state whose snapshot decides which
+# of their transactions count.
 _Range = tuple[TableState, tuple[int, int]]
 # The hashes of keys, and the keys' texts by column.
 _Keys = tuple[Hashes, list[ArrowArray]]
 
 
 def needs_spark(job: Job, table_name: str) -> bool:
-    """Whether Spark is to read the target, as it is now."""
+    """Returns whether Spark must read the target in its current version."""
     return read_small(job, uri_of(job, table_name)) is None
 
 
 def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
-    """Why a comparison would mean nothing; None when it means something."""
+    """Returns why a comparison would be meaningless, or None."""
     state, table = feeding.state, feeding.as_copied.table
     own = job.pipeline.target.tables.get(state.table_name)
     mode = getattr(own, "mode", "mirror")
@@ -156,8 +156,9 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
 def compare(
     spark: SparkSession, job: Job, holder: SnapshotHolder, feeding: ComparedTarget
 ) -> Found:
-    """Compare one table; everything that the snapshot sees has landed. Raises NeedsSync for one
-    that can't be compared now.
+    """Compare one table; everything that the snapshot sees has landed.
+
+    Raises NeedsSync for a table that can't be compared now.
     """
     began, state = time.monotonic(), feeding.state
     copy = _copy(job, feeding, holder)
@@ -238,8 +239,9 @@ def compare(
 
 
 def _estimated_rows(job: Job, state: TableState) -> int:
-    """About how many rows the target has, by its files' statistics; those that are marked as gone
-    count.
+    """Returns about how many rows the target has, by its files' statistics.
+
+    Rows marked as deleted by deletion vectors are counted.
     """
     table = DeltaTable(uri_of(job, state.table_name), storage_options=job.storage_options)
     actions = files_of(table)
@@ -256,7 +258,7 @@ def _timed(source: SourceSide) -> tuple[Sums, float]:
 
 
 def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> TableCopy:
-    """What a copy of the table would read, as the snapshot sees it."""
+    """Returns what a copy of the table would read, as of the snapshot."""
     state, table = feeding.state, feeding.as_copied.table
     options = job.pipeline.target.types_of(state.table_name)
     if holder is None:
@@ -268,8 +270,8 @@ def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> T
 
 
 def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
-    """Columns that only one side has, or has as another type, and those that both can't make the
-    same text of.
+    """Returns columns that only one side has, whose types differ, or that have no canonical
+    text.
     """
     held = {column.name: column.spark_type for column in state.columns}
     same = {
@@ -304,8 +306,8 @@ def _set_aside(
     plan: Fingerprint,
     ranges: Sequence[_Range],
 ) -> _Aside:
-    """The keys that were changed between the two positions, and those of rows that the target is
-    known to lack.
+    """Returns the keys that changed between the two positions, and those the target is known to
+    lack.
     """
     if not plan.key:
         if waiting := sum(_waiting(job, seen, batches) for seen, batches in ranges):
@@ -333,7 +335,7 @@ def _set_aside(
 def _touched(
     spark: SparkSession, job: Job, state: TableState, plan: Fingerprint, ranges: Sequence[_Range]
 ) -> Iterator[_Keys]:
-    """The keys that these ranges of batches change."""
+    """Yields the keys that these ranges of batches change."""
     folder = staging_folder(
         job.pipeline.target.root, "reconcile", 0, 0, f"{job.run_id} {state.table_name}"
     )
@@ -352,8 +354,8 @@ def _touched(
 
 
 def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Keys, _Keys]:
-    """The keys of rows that the target is known to have as they were before, and to lack, when it
-    had applied its batch.
+    """Returns the keys of rows known to be outdated, and known to be missing, when the batch was
+    applied.
     """
     quarantine = Quarantine(job.pipeline.target.root, job.storage_options)
     told = quarantine.lacking(feeding.state.table_name, feeding.state.generation, feeding.batch)
@@ -362,8 +364,9 @@ def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Key
 
 
 def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
-    """Of keys as the quarantine names them; one that is named by other columns is of another
-    time.
+    """Returns the hashes and texts of quarantined keys.
+
+    A key with other columns is from before the key was changed, and is skipped.
     """
     held = [key for key in map(json.loads, sorted(keys)) if key.keys() == set(plan.key)]
     texts = [pa.array([key[name] for key in held], pa.string()) for name in plan.key]
@@ -376,12 +379,13 @@ def _hashed(keys: Collection[str], plan: Fingerprint) -> _Keys:
 
 
 def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[_Range]:
-    """The ranges of batches that only one side may hold, with the state whose snapshot says which
-    of their transactions count.
+    """Returns the ranges of batches that only one side may contain.
+
+    Each has the state whose snapshot decides which of its transactions count.
     """
     state, change_log = feeding.state, job.change_log(job.slot_identity())
     ranges: list[_Range] = [(state, (feeding.batch, change_log.last_batch() or 0))]
-    # Decoded isn't visible: a commit that waits for a synchronous standby.
+    # A decoded transaction may not be visible yet: a commit that waits for a synchronous standby.
     of_snapshot = replace(state, snapshot=holder.snapshot)
     held = change_log.visible_upto(Snapshot.parse(holder.snapshot), job.first_batch())
     if held < feeding.batch:
@@ -390,7 +394,9 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
 
 
 def _waiting(job: Job, state: TableState, batches: tuple[int, int]) -> int:
-    """Row changes and truncations in a range of batches that a state's snapshot doesn't see."""
+    """Returns the number of row changes and truncates in a range that a state's snapshot doesn't
+    see.
+    """
     after, last = batches
     if last <= after:
         return 0
@@ -415,7 +421,7 @@ def _drill(
     differing: Hashes,
     aside: _Aside,
 ) -> _Drilled:
-    """The rows that differ in buckets that do; of very many buckets only the first."""
+    """Returns the rows that differ in differing buckets; of very many buckets only the first."""
     plan, (ours, theirs) = source.plan, sums
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
     chosen = differing[
@@ -434,7 +440,7 @@ def _drill(
 def _with_values(
     source: SourceSide, target: TargetSide, rows: list[RowDifference], held: HashedRows
 ) -> list[RowDifference]:
-    """The first rows with the columns that differ."""
+    """Returns the rows, the first ones with the columns that differ."""
     valued = [one.hash for one in rows if one.kind == DIFFERS][:ROWS_VALUED]
     if not valued:
         return rows
@@ -453,7 +459,7 @@ def _with_values(
 
 
 def _check_same(job: Job, state: TableState) -> None:
-    """Of another copy nothing was compared."""
+    """Raise LateWriter if the table was synced again: another copy was compared."""
     present = job.table_state(state.table_name)
     if present is None or (present.generation, present.status) != (state.generation, state.status):
         raise LateWriter(f"{state.table_name} was synced again while it was compared: run again")

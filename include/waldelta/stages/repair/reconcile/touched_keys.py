@@ -1,5 +1,5 @@
-"""Touched keys: every key that a range of landed batches takes a row from or leaves one at, as
-files for a repair to read.
+"""Touched keys: writes every key that a range of landed batches removes or writes a row of, for a
+repair to read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
 def stage_changed(
     spark: SparkSession, job: Job, state: TableState, batches: tuple[int, int], folder: str
 ) -> int:
-    """Write the keys that a range of batches (after the first, up to and with the second) changes;
-    returns how many there are.
+    """Write the keys that a range of batches changes; returns how many there are.
 
-    Of transactions that the state's snapshot doesn't see. Raises NeedsSync for changes that aren't
-    of rows alone.
+    The range is after the first batch up to and including the second, without transactions that the
+    state's snapshot sees. Raises NeedsSync for changes that aren't only of rows.
     """
     after, last = batches
     if last <= after:
@@ -59,11 +58,9 @@ def stage_changed(
 
 
 def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:
-    """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many
-    there are.
+    """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many.
 
-    The target's own filter is not asked: what an event says of a row is no longer needed once the
-    row is read again.
+    The target's own filter is ignored, because the row itself is read again later.
     """
     everything = replace(plan.decode, routing=None)
     if plan.rows is not None:
@@ -84,8 +81,8 @@ def stage_touched(spark: SparkSession, change_log: ChangeLog, plan: TargetPlan, 
 
 
 def touched_schema(plan: DecodePlan) -> pa.Schema:
-    """``t<k>``, the key's columns as PostgreSQL prints them, then ``k<k>``, as the target has
-    them.
+    """Returns the schema: ``t<k>``, the key's columns as printed, then ``k<k>`` in the target's
+    types.
     """
     key = plan.shape.key
     texts = [(f"t{k}", pa.string()) for k in range(len(key))]
@@ -93,8 +90,8 @@ def touched_schema(plan: DecodePlan) -> pa.Schema:
 
 
 def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Table:
-    """The keys, old and new, of the events among ``changes`` (CHANGE_COLUMNS), each once as it is
-    printed.
+    """Returns the old and new keys of the events in ``changes`` (CHANGE_COLUMNS), one per printed
+    form.
     """
     names = [f"t{k}" for k in range(len(plan.shape.key))]
     found = [pa.schema([(name, pa.string()) for name in names]).empty_table()]

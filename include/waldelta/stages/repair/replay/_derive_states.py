@@ -1,9 +1,8 @@
-"""The states of the keys that a range of batches touched, as of a target's watermark, as
-files.
+"""Derives the states at a target's watermark of the keys that a range of batches touched, as files.
 
-Of a replay, where apply has stage; the whole log from the range on is decoded, and of it only the
-events of the keys that count are kept, by a semi-join. Those keys are the touched ones, and those
-that rows moved to and from since.
+In a replay this takes the place of apply's staging. The whole log from the range on is decoded, and
+a semi-join keeps only events of relevant keys. Relevant keys are the touched ones, and those that
+rows moved to or from since.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ from waldelta.stages.repair.replay._plan import ReplayPlan
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Typed keys of the row that an event consumes, and of the one that it leaves; null where there is
-# none.
+# Prefixes of the typed key of the row that an event replaces, and of the row that it writes; null
+# where there is none.
 _SOURCE, _DESTINATION = "s", "d"
-# A key by itself, and whether rows moved from or to it.
+# Prefix of a key alone; a further column says whether rows moved from or to it.
 _KEY = "k"
 
 
@@ -50,8 +49,8 @@ def derive_states(
 ) -> int:
     """Write the final states as Parquet into ``folder``; returns how many there are.
 
-    With a TRUNCATE in or behind the replayed batches these are all keys touched since: nothing else
-    has a row. Of a target that gathers leaves, all of those that were truncated.
+    With a TRUNCATE in or after the replayed batches these are all keys touched since, because no
+    other key has a row. For merged partitions, these are all keys of the truncated partitions.
     """
     plan, decode_plan = replay.target, replay.target.decode
     events = _events(spark, change_log, plan)
@@ -66,7 +65,7 @@ def derive_states(
         events = events.join(
             _keys(spark, events, replay, moves=moves, folder=f"{folder}-moved"), keys
         )
-    # Keys that rows moved between go together, so that no chain is torn.
+    # Keys that rows moved between go to the same task, so that no chain is split.
     events = events.repartition(tasks, F.when(F.col(MOVED), F.lit(0)).otherwise(F.hash(*keys)))
     settling = _settling(decode_plan)
     states = events.select(*decode_plan.event_schema.names).mapInArrow(
@@ -88,11 +87,11 @@ def _settling(plan: DecodePlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
 
 def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> DataFrame:
-    """Every event of the target in the range, routed, with its typed keys."""
+    """Returns every event of the target in the range, routed, with its typed keys."""
     plan = target.decode
     changes = read_row_changes(spark, change_log, plan, target.state.relation_ids)
-    # A key that isn't the leaf's own may have a row in another leaf, which no condition on the leaf
-    # finds.
+    # A key that doesn't include the leaf partition may have a row in another one, which no
+    # condition on the leaf finds.
     ends = bool(target.truncated_leaves) and plan.relid not in plan.shape.key
     decoded = replace(plan, truncated_at={}) if ends else plan
     sides = {f"{_SOURCE}{k}": (f"o{k}", i) for k, i in enumerate(plan.shape.key)}
@@ -111,7 +110,7 @@ def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> D
     events = changes.mapInArrow(once(decode_keyed), ddl(schema))
     if plan.routing is not None:
         events = events.withColumn("op", judgement(plan.routing)).where("op is not null")
-    # What the filter made an INSERT or a DELETE has one side only.
+    # An event that the filter turned into an INSERT or a DELETE has only one side.
     for name in sides:
         absent = INSERT if name.startswith(_SOURCE) else DELETE
         events = events.withColumn(name, F.when(F.col("op") != absent, F.col(name)))
@@ -119,10 +118,10 @@ def _events(spark: SparkSession, change_log: ChangeLog, target: TargetPlan) -> D
 
 
 def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
-    """The events of one leaf, those before its last TRUNCATE as DELETEs of each key that they
-    touch.
+    """Returns one leaf's events, with those before its last TRUNCATE as DELETEs of each touched
+    key.
 
-    No row of the leaf is left then, and while a key's row was in this leaf, no other leaf had one.
+    No row of the leaf partition remains then, and no other leaf had a row of a key that was in it.
     """
     leaf = int(events[f"c{plan.relid}"][0].as_py()) if len(events) else 0
     before = np.asarray(events["ord"]) <= plan.truncated_at.get(leaf, -1)
@@ -142,8 +141,8 @@ def with_ends(events: pa.Table, plan: DecodePlan) -> pa.Table:
 def _keys(
     spark: SparkSession, events: DataFrame, replay: ReplayPlan, *, moves: bool, folder: str
 ) -> DataFrame:
-    """The keys that count: those touched in the replayed batches, and those that rows moved from or
-    to them.
+    """Returns the relevant keys: touched in the replayed batches, or connected to these by moved
+    rows.
     """
     sides = [
         [
@@ -164,7 +163,7 @@ def _keys(
 
 
 def _counts(replay: ReplayPlan) -> Column:
-    """Which events touch a key that counts by itself."""
+    """Returns the condition that an event touches a key that is relevant by itself."""
     in_range = F.shiftright("ord", SEQ_BITS) <= replay.upto
     if not (leaves := replay.target.truncated_leaves):
         return in_range
@@ -172,9 +171,7 @@ def _counts(replay: ReplayPlan) -> Column:
 
 
 def _write_moved(spark: SparkSession, events: DataFrame, touched: DataFrame, folder: str) -> bool:
-    """Write the keys that rows moved between and that hang together with touched ones; whether
-    there are any.
-    """
+    """Write the keys that moved rows connect to touched ones; returns whether there are any."""
     names = touched.columns
     ends = [[f"{letter}{k}" for k in range(len(names))] for letter in (_SOURCE, _DESTINATION)]
     same = reduce(and_, (F.col(s).eqNullSafe(F.col(d)) for s, d in zip(*ends, strict=True)))

@@ -1,8 +1,7 @@
-"""Differences: the final states that a target doesn't hold, as the changes that a MERGE brings it
-there by.
+"""Differences: the changes by which a MERGE brings a target to the derived final states.
 
-Stage between settle and merge. Only rows that differ are written, so a replay of what is right
-commits nothing.
+This follows the derivation of states and precedes the merge. Only rows that differ are written, so
+a replay of correct rows commits nothing.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ def write_differences(  # noqa: PLR0913 - what is compared with what, by what, a
     metadata_columns: bool,
     but: str | None = None,
 ) -> Staged:
-    """Compare the states, Parquet in folder ``states``, with the table at ``target``; the changes
-    go into ``folder``.
+    """Compare the states in Parquet folder ``states`` with the table at ``target``.
 
-    A row that differs becomes an update, one that is missing an upsert, one too many a delete. A
-    row that may rightly be missing is counted as skipped. Rows of the keys in Parquet folder
-    ``but`` are left as they are. Raises ApplyError when the target has a key twice.
+    Writes the changes into ``folder``. A row that differs becomes an update, a missing row an
+    upsert, an extra row a delete. A row that may rightly be missing is counted as skipped. Rows of
+    the keys in Parquet folder ``but`` are left as they are. Raises ApplyError when the target has a
+    key twice.
     """
     plan = replay.target
     found = spark.sql(
@@ -86,7 +85,7 @@ def write_differences(  # noqa: PLR0913 - what is compared with what, by what, a
 def difference_statement(
     target: str, states: str, replay: ReplayPlan, *, metadata_columns: bool, but: str | None = None
 ) -> str:
-    """The SELECT of the changes, in the columns of collapse's net changes."""
+    """Returns the SELECT of the changes, in the columns of collapse's net changes."""
     plan = replay.target
     names, key = plan.decode.names, plan.decode.shape.key
     on = " and ".join(f"t.{quote(names[i])} <=> s.b{k}" for k, i in enumerate(key))
@@ -118,7 +117,7 @@ def difference_statement(
     of_truncated = (
         f"\nwhere {of_leaves('t', plan.truncated_leaves)}" if plan.decode.merges_leaves else ""
     )
-    # The types of a row of nulls are those of the states.
+    # In a row of nulls these columns have the types of the states.
     rest = ", ".join(f"{bases.get(c, 'n.' + c)} as {c}" for c in columns)
     nothing = (
         f"(select {listed} from (select 1) left join (select * from {parquet(states)} where false)"
@@ -131,7 +130,7 @@ def difference_statement(
 
 
 def _differences(plan: TargetPlan, *, metadata_columns: bool) -> list[str]:
-    """Conditions, one for each column, on which the target's row isn't the state."""
+    """Returns a condition per column that is true where the target's row differs from the state."""
     shape = plan.decode.shape
     found = []
     for i, (name, kind) in enumerate(zip(plan.decode.names, plan.decode.types, strict=True)):

@@ -1,6 +1,4 @@
-"""Replay plan: what it takes to derive a target's keys anew from batches that were applied long
-ago.
-"""
+"""Replay plan: what is needed to derive a target's keys again from batches applied earlier."""
 
 from __future__ import annotations
 
@@ -40,11 +38,11 @@ from waldelta.stages.repair.replay.interval import (
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """How a target's keys are derived anew.
+    """How a target's keys are derived again.
 
-    ``target`` covers all batches from the first replayed one up to the target's watermark. Keys are
-    those touched up to and with the batch ``upto``. ``invents``: a row that isn't in the target,
-    though a change found it on the source, is damage and put back; otherwise it may rightly be
+    ``target`` covers all batches from the first replayed one to the target's watermark. The keys
+    are those touched up to and including batch ``upto``. With ``invents``, a row that a change
+    found on the source but the target lacks is damage, and is restored; otherwise it may rightly be
     missing.
     """
 
@@ -61,12 +59,12 @@ def plan_replay(
     catalog: CatalogTable,
     upto: int,
 ) -> ReplayPlan:
-    """Read what the log says of one target since the first batch to be replayed.
+    """Read what the change log has of one target since the first batch to be replayed.
 
     ``batch_range`` ends at the target's watermark, so that its columns are the target's own. Raises
-    NeedsSync when the table's rows were written anew without being sent, SchemaChanged when the
-    range has columns that the ledger can't place, or changes of leaves that may not have been the
-    target's.
+    NeedsSync when the table was rewritten without replication. Raises SchemaChanged for columns
+    that can't be mapped by the ledger, and for changes of leaf partitions that may have been
+    another target's.
     """
     if what := "; ".join(unsent_changes(state, catalog.storage)):
         raise NeedsSync(f"{state.table_name}: {what}")
@@ -132,7 +130,9 @@ def _as_they_are(
     *,
     follows: bool,
 ) -> Evolution:
-    """The target's columns stay; where they stand in rows of each version, old ones included."""
+    """Returns the evolution that keeps the target's columns, with their positions in old rows
+    too.
+    """
     held = [row.columns for row in history]
     positions = []
     for version in versions:

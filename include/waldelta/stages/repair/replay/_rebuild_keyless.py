@@ -1,9 +1,9 @@
-"""Replay of a table without a key: nothing tells its rows apart, so the whole table is made anew
-from its copy.
+"""Replay of a table without a key: its rows can't be told apart, so the table is rebuilt from its
+copy.
 
-The copy is the target's own version as the sync committed it, which Delta keeps for as long as
-maintenance promises; all changes since are applied to it, and the target is replaced when it isn't
-the result.
+The copy is the target's own version that the sync committed, which Delta keeps as long as
+maintenance promises. All later changes are applied to it, and the target is replaced if it differs
+from the result.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 def batches_since_copy(
     job: Job, change_log: ChangeLog, state: TableState, watermark: int
 ) -> tuple[int, int]:
-    """All batches since the copy; raises SchemaChanged when the change log no longer reaches back
-    to it.
+    """Returns the range of all batches since the copy.
+
+    Raises SchemaChanged when the change log no longer goes back to the copy.
     """
     first = job.first_batch()
     after = min(change_log.visible_upto(Snapshot.parse(state.snapshot), first), watermark)
@@ -54,10 +55,9 @@ def write_rows(
     target: str,
     folder: str,
 ) -> dict[str, int]:
-    """Write what the target should hold as Parquet into ``folder``; returns the counts of what it
-    lacks or has too many.
+    """Write the target's expected rows as Parquet into ``folder``; returns counts of differences.
 
-    Raises SchemaChanged when the copy's version is gone, or its columns were others.
+    Raises SchemaChanged when the copy's version is gone, or had other columns.
     """
     plan, kept = replay.target, job.pipeline.target.metadata_columns
     columns = copied_columns(plan.state)
@@ -79,12 +79,12 @@ def write_rows(
 
 
 def copied_columns(state: TableState) -> list[CopiedColumn]:
-    """The target's columns, as statements on tables without a key take them."""
+    """Returns the target's columns in the form that statements on tables without a key take."""
     return [CopiedColumn(c.name, c.spark_type, c.type_name) for c in state.columns]
 
 
 def _version_of_copy(job: Job, state: TableState, target: str) -> int:
-    """The target's version that its sync committed, as long as it can be read with today's
+    """Returns the target's version that its sync committed, if it is readable with today's
     columns.
     """
     table = DeltaTable(target, storage_options=job.storage_options)

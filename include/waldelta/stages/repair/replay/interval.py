@@ -1,10 +1,9 @@
-"""Replay: which runs derive keys anew from the change log instead of consuming the slot, and from
-which part of it.
+"""Selects which runs replay the change log instead of consuming the slot, and which part of it.
 
-A run replays when Airflow calls it a backfill, or when it has ended well before (a cleared one).
-The ledger of runs turns its interval, or the run itself, into a range of WAL, and the change log
-that into batches. Pure but for ``read_span`` and ``is_replay``, which read the ledger and the log's
-file statistics; no Spark, no source.
+A run replays when Airflow calls it a backfill, or when it is cleared after it succeeded. The ledger
+of runs turns its interval, or the run itself, into a range of WAL, and the change log turns that
+into batches. Pure except ``read_span`` and ``is_replay``, which read the ledger and the log's file
+statistics; no Spark, no source.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ CONSUME_VERB, REPLAY = "consume", "replay"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is replayed: WAL from ``start`` to ``end``, landed in the batches after ``after`` up to
-    and with ``upto``.
+    """What is replayed: WAL from ``start`` to ``end``, landed in the batches from ``after`` + 1 to
+    ``upto``.
 
-    Without anything to replay, ``upto`` is ``after`` and ``why`` says the reason.
+    Without anything to replay, ``upto`` equals ``after`` and ``why`` has the reason.
     """
 
     start: Lsn
@@ -44,7 +43,7 @@ class Span:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to replay."""
+        """Returns whether there is nothing to replay."""
         return self.upto <= self.after
 
     def __str__(self) -> str:
@@ -55,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedWal:
-    """A stretch of WAL by the run that consumed it: after ``start`` up to ``end``."""
+    """A range of WAL, after ``start`` up to ``end``, and the run that consumed it."""
 
     run: Run
     start: int
@@ -63,10 +62,10 @@ class ConsumedWal:
 
 
 def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
-    """Whether a run, or these stages of it, replays: a backfill, or one whose run has consumed and
-    ended well already.
+    """Returns whether a run, or these stages of it, replays.
 
-    A later stage alone goes on with what the run did last.
+    It does for a backfill, and for a run that has already consumed and succeeded. A later stage
+    alone continues what the run did last.
     """
     if job.run_type == "backfill":
         return True
@@ -82,8 +81,10 @@ def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
 
 
 def read_span(job: Job) -> Span:
-    """What a run replays; raises StateError when the change log no longer reaches back to its
-    beginning, SlotGap when it has a hole since.
+    """Returns what a run replays.
+
+    Raises StateError when the change log no longer goes back to its beginning, SlotGap when it has
+    a gap since.
     """
     ledger = job.ledger
     life = incarnation_of(job.pipeline.source.slot, ledger.slot_lives())
@@ -110,7 +111,8 @@ def read_span(job: Job) -> Span:
         return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
     identity = job.slot_identity()
     change_log = job.change_log(identity)
-    # Keys are brought to their states of today: all that has landed since the span's start is read.
+    # Keys are brought to their current states, so everything that landed since the span's start is
+    # read.
     start = min(segment.start for segment in kept)
     consumed = ledger.consumed_batches(identity.slot, identity.incarnation)
     change_log.whole_sizes(
@@ -120,17 +122,17 @@ def read_span(job: Job) -> Span:
 
 
 def falls_into(run: Run, start: datetime, end: datetime) -> bool:
-    """Whether a run belongs to an interval: by its own, or, without one, by when it was.
+    """Returns whether a run belongs to an interval: by its own interval, or else by its time.
 
-    An interval without length, as Airflow gives some manual runs, is a moment.
+    An interval of length zero, as Airflow sets for some manual runs, is a point in time.
     """
     begin, until = run.interval_start or run.at, run.interval_end or run.at
     return begin < end and (until > start or begin == until >= start)
 
 
 def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
-    """The runs, those before a failover ending where the server that took over left their timeline
-    at the latest.
+    """Returns the runs, with those before a failover ending where the new server left their
+    timeline.
     """
     left = [move for move in lives if move.event == "promoted"]
     return [
@@ -146,9 +148,9 @@ def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
 
 
 def segments(runs: Iterable[Run]) -> list[ConsumedWal]:
-    """What each entry of the ledger, in their order, consumed: from where the one before ended.
+    """Returns the WAL that each ledger entry consumed, from the end of the previous entry.
 
-    So WAL that a killed run landed without a word belongs to the next one; an entry that ends no
+    So WAL that a killed run landed without an entry belongs to the next one. An entry that ends no
     further has none.
     """
     ended = [run for run in runs if run.end_lsn is not None]
@@ -162,19 +164,16 @@ def segments(runs: Iterable[Run]) -> list[ConsumedWal]:
 
 
 def range_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
-    """What the log holds; it begins where the last batch that was dropped ended, as long as that
-    one's cut is kept.
+    """Returns the log's reach, beginning where the last dropped batch ended if its cut is stored.
 
-    By itself the log knows its first commit only, which is behind the end of the run before.
+    The log itself knows only its first commit, which is after the end of the run before.
     """
     ends = [cut.end_lsn for cut in cuts if cut.batch == reach.dropped]
     return replace(reach, begins_at=max(ends)) if reach.is_cut and ends else reach
 
 
 def plan_span(kept: Sequence[ConsumedWal], reach: Reach) -> Span:
-    """The batches that hold the WAL of these segments, and of what lies between them; raises
-    StateError.
-    """
+    """Returns the batches with the WAL of these segments and between them; raises StateError."""
     start, end = min(s.start for s in kept), max(s.end for s in kept)
     if reach.is_cut and start < reach.begins_at:
         raise StateError(
@@ -206,13 +205,12 @@ def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | No
 
 
 def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) -> bool:
-    """Whether the target may rightly not have a row that its source updates, so that a missing one
-    is no damage.
+    """Returns whether the target may rightly lack a row that its source updates.
 
-    So when filters changed since the copy, inserts aren't published (of each leaf that is
-    gathered), a leaf was attached with its rows, or changes of other origins are hidden:
-    PostgreSQL's subscriber skips such updates too. ``first`` is the copy's own entry. Of a target
-    that gathers leaves, those that were attached are doubtful_leaves().
+    That is so when filters changed since the copy, or inserts aren't published (of each merged
+    partition). It is also so when a leaf partition was attached with its rows, or changes of other
+    origins are hidden. A PostgreSQL subscriber skips such updates too. ``first`` is the copy's own
+    entry. For merged partitions, doubtful_leaves() returns the attached ones.
     """
     published = not state.publishes or "insert" in state.publishes
     members = from_texts(state.entries)
@@ -228,17 +226,16 @@ def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) 
 
 
 def doubtful_leaves(state: TableState, history: Sequence[TableState]) -> frozenset[int]:
-    """Leaves of a target that gathers them, by oid, of whose changes the log doesn't tell which
-    were the target's.
+    """Returns the leaves of merged partitions whose changes may have been another target's, by oid.
 
-    Those that were attached, or detached and attached again, and told: what was published of them
-    before went elsewhere, or nowhere. And those that feed another target by now. What was made as a
-    partition, or there at the copy, isn't among them, whether it is there still or not. ``history``
-    are the target's entries since its copy.
+    These are leaves that were attached, or detached and attached again: what was published of them
+    before went to another target or to none. Leaves that another target replicates now count too.
+    Leaves that were created as a partition, or existed at the copy, don't count, whether they still
+    exist or not. ``history`` are the target's entries since its copy.
     """
     rows = [*history, state]
     files = {(f.oid, f.inherits) for row in rows if row.storage for f in row.storage.files}
-    # What came is told before its file is recorded.
+    # The ledger lists a new leaf before its file is recorded.
     known = {
         f.oid
         for row in rows
@@ -259,12 +256,11 @@ def doubtful_leaves(state: TableState, history: Sequence[TableState]) -> frozens
 def place_columns_by_history(
     state: TableState, history: Sequence[Sequence[ColumnState]], relation: Relation
 ) -> tuple[int | None, ...] | None:
-    """Where each of the target's columns stands in the rows of a relation of old; None: it isn't
-    there.
+    """Returns the position of each target column in a relation's old rows; None: not in them.
 
-    ``history`` are the sets of columns that the target has had since its copy: only attribute
-    numbers tell a renamed column from another of that name. None for all when the relation has a
-    column set that the ledger doesn't know for certain.
+    ``history`` are the target's column sets since its copy: only attribute numbers distinguish a
+    renamed column from another with its name. Returns None when the ledger doesn't know the
+    relation's column set for certain.
     """
     names = {column.name: k for k, column in enumerate(relation.columns)}
     known = {
@@ -279,8 +275,6 @@ def place_columns_by_history(
 
 
 def place_columns_by_name(state: TableState, relation: Relation) -> tuple[int | None, ...]:
-    """The same for a target that doesn't follow its source's columns: it knows them by their names
-    alone.
-    """
+    """Returns the same by name, for a target that doesn't follow its source's columns."""
     names = {column.name: k for k, column in enumerate(relation.columns)}
     return tuple(names.get(column.name) for column in state.columns)

@@ -1,8 +1,9 @@
-"""Replay: keys that a range of batches touched are derived anew from the change log, and mended in
+"""Replay: derives the keys that a range of batches touched again from the change log, and corrects
 the targets.
 
-Beside apply, under the same locks: what a target holds of later batches stays, since every key is
-brought to its state at the target's watermark, not at the range's end. The slot is never touched.
+It runs alongside apply, under the same locks. Later batches stay in effect, because every key is
+brought to its state at the target's watermark, not at the range's end. A replay doesn't touch the
+slot.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Runs and other replays hold a target for as long as their merge takes.
+# Runs and other replays lock a target for the duration of their merge.
 TARGET_LOCK_TIMEOUT_S = 900.0
-# What the merge effects; of rows that are only counted, or completed, nothing is committed.
+# Actions of the merge; rows that are only counted or completed need no commit.
 _EFFECTS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PURGE)
-# Beside a target's folder of staged changes.
+# Suffixes of the folders next to a target's folder of staged changes.
 _STAGED = (
     "-states",
     "-states-moved",
@@ -91,9 +92,7 @@ _STAGED = (
 
 @dataclass
 class Replayed:
-    """What a replay did: targets with keys in the range, how many keys, the tables that failed,
-    what else to tell.
-    """
+    """A replay's effect: corrected targets, number of keys, tables that failed, and warnings."""
 
     cuts: list[TargetCut] = field(default_factory=list)
     keys: int = 0
@@ -103,7 +102,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What every target of a replay is mended with."""
+    """What the replay of every target needs."""
 
     spark: SparkSession
     job: Job
@@ -116,10 +115,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Mended:
-    """What is staged of a target's rows: counts of it, the statement that commits it, the number of
-    keys looked at.
+    """A target's staged rows: their counts, the statement that commits them, the number of keys
+    read.
 
-    ``filled`` is to be told of rows once that has been committed.
+    ``filled`` are the completed rows to record once that has been committed.
     """
 
     counts: dict[str, int]
@@ -131,11 +130,11 @@ class _Mended:
 def replay(
     spark: SparkSession, job: Job, span: Span, tables: Collection[str] | None = None
 ) -> Replayed:
-    """Mend every fed target, or these, by the batches of ``span``; a failing table doesn't hold up
-    the others.
+    """Correct every replicated target, or these, by the batches of ``span``.
 
-    A table that can't be replayed, since its rows or columns changed in a way that the log doesn't
-    tell, is left as it is and named in ``warnings``. One without a key is made anew from its copy.
+    A failing table doesn't stop the others. A table that can't be replayed, because its rows or
+    columns changed in a way that the log doesn't contain, stays as it is and gets a warning. A
+    table without a key is rebuilt from its copy.
     """
     for name in tables or ():
         check_mirror(
@@ -151,7 +150,7 @@ def replay(
     run = _Run(
         spark, job, span, Watermarks(job, identity), BatchRanges(change_log, sizes), quarantine
     )
-    # Kept beside those that end at the targets' watermarks.
+    # These ranges start at the span; the others end at the targets' watermarks.
     touched = BatchRanges(change_log, sizes).between(span.after, span.upto)
     done = Replayed()
     with job.connect("replay") as connection:
@@ -186,8 +185,10 @@ def replay(
 
 
 def _keeps(state: TableState, done: Replayed) -> bool:
-    """Whether the target holds other rows than its source on purpose, which a replay would
-    overwrite; a warning says so.
+    """Returns whether the target differs from its source on purpose, which a replay would
+    overwrite.
+
+    If so, adds a warning.
     """
     if state.copy_skipped:
         done.warnings.append(
@@ -210,18 +211,18 @@ def _is_chosen(name: str, tables: Collection[str] | None) -> bool:
 
 
 def _is_not_replayed(touched: BatchRange, lifecycle: TableLifecycle) -> bool:
-    """Whether the range has anything for a table that gets no changes now."""
+    """Returns whether the range has anything for a table that isn't replicated now."""
     state = lifecycle.state
     return state is not None and bool(state.snapshot) and _concerns(touched, state)
 
 
 def _concerns(touched: BatchRange, state: TableState) -> bool:
-    """Whether the range has anything for a target that its copy doesn't hold."""
+    """Returns whether the range has anything for a target that its copy doesn't contain."""
     return touched.count(state) > 0 or touched.stream.has_truncates()
 
 
 def _older_than_copy(touched: BatchRange, state: TableState) -> list[str]:
-    """Changes that the copy holds: what the log says of them is older than the target's rows."""
+    """Returns a warning about changes of the range that are older than the target's copy."""
     rows = touched.rows_of(state)
     if rows is not None:
         every = len(rows)
@@ -261,7 +262,7 @@ def _replay_locked(run: _Run, state: TableState, catalog: CatalogTable, done: Re
 
 
 def _patiently() -> tenacity.Retrying:
-    """A target is waited for: an ordinary run, or another replay, is at work on it for a while."""
+    """Returns a retry policy that waits for the lock of a run or another replay on the target."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(LockHeld),
         stop=tenacity.stop_after_delay(TARGET_LOCK_TIMEOUT_S),
@@ -304,8 +305,8 @@ def _replay_target(
                 run.quarantine,
                 partial(_still_at, run, state, watermark, lock),
             )
-            # Grows with every commit: a late writer of the same run is skipped once a later one has
-            # committed.
+            # The version grows with every commit, so a late writer of this run is skipped after a
+            # newer commit.
             version = DeltaTable(uri_of(job, name), storage_options=job.storage_options).version()
             mended = mend(run, plan, folder, lock_and_result)
             tag = CommitTag(app_id, version, job.run_id, counts=mended.counts, verb="replay")
@@ -320,7 +321,7 @@ def _replay_target(
 
 
 def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) -> int:
-    """The target's watermark, which must be the one that was planned with."""
+    """Returns the target's watermark; raises if it isn't the planned one."""
     lock.check()
     return run.held.still(state, watermark)
 
@@ -328,7 +329,7 @@ def _still_at(run: _Run, state: TableState, watermark: int, lock: AdvisoryLock) 
 def _mend_by_key(
     run: _Run, plan: ReplayPlan, folder: str, lock_and_result: tuple[AdvisoryLock, Replayed]
 ) -> _Mended:
-    """Stage what differs."""
+    """Stage the rows that differ."""
     job, state, decode, (lock, done) = (
         run.job,
         plan.target.state,
@@ -363,11 +364,10 @@ def _mend_by_key(
 
 
 def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
-    """Write the keys of rows that somebody has discarded, if there are any, in the columns of the
-    states' bases.
+    """Write the keys of discarded rows, if there are any, in the columns of the states' bases.
 
-    What changes such a row tells so: that the target lacks it still, or has it as it was, is no
-    damage.
+    That the target lacks such a row, or has an earlier version of it, is no damage. A change of
+    such a row is handled as one of a discarded row.
     """
     lacking = run.quarantine.lacking(plan.state.table_name, plan.state.generation, plan.batches[1])
     keys = own_keys([key for key, row in lacking.items() if row.status == DISCARDED], plan.decode)
@@ -380,9 +380,7 @@ def _stage_discarded(run: _Run, plan: TargetPlan, folder: str) -> str | None:
 def _mend_whole(
     run: _Run, plan: ReplayPlan, folder: str, _: tuple[AdvisoryLock, Replayed]
 ) -> _Mended:
-    """The same for a table without a key, whose rows are all made anew; it has no keys to be
-    counted.
-    """
+    """Stage all rows of a table without a key again; there are no keys to count."""
     job, state = run.job, plan.target.state
     uri, kept = uri_of(job, state.table_name), job.pipeline.target.metadata_columns
     counts = write_rows(run.spark, job, run.stretches.change_log, plan, uri, folder)

@@ -1,4 +1,4 @@
-"""Facts about the source that setup and preflight decide by."""
+"""Facts about the source on which setup and preflight base their decisions."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,8 @@
-"""As what each leaf is published, and by which filter and column list, when several publications
-are read together.
+"""How each leaf partition is effectively published when a slot reads several publications.
 
-pgoutput (get_rel_sync_entry): a publication through the root publishes a leaf as its topmost member
-above it, whose filter and column list alone count; any other publishes it as itself. Of several
-publications of one slot only those count that publish the leaf as the topmost of all.
+pgoutput (get_rel_sync_entry): a publication via root publishes a leaf as the topmost member above
+it, and only that member's filter and column list apply; any other publication publishes it as
+itself. Of a slot's publications only those apply that publish the leaf as the topmost of all.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from waldelta.postgres import Leaf, TableId
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
 from waldelta.stages.setup.facts.source_facts import Facts, TableFacts
 
-_ITSELF = 1 << 30  # deeper than any member of a publication
+_ITSELF = 1 << 30  # Deeper than any member of a publication.
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one publication says of a leaf: as what it is published, how deep in its tree, with
-    which columns.
+    """How one publication publishes a leaf: as which table, at which depth, with which columns.
 
-    ``columns`` are those sent, ``listed`` whether by a list; ``has_generated`` is the table's.
+    ``columns`` are the columns sent, ``listed`` whether by a column list; ``has_generated`` is
+    about the table.
     """
 
     publication: str
@@ -35,7 +34,7 @@ class Entry:
     publishes_generated: bool
 
     def clashes(self, other: Entry) -> bool:
-        """Whether pgoutput stops for good where both publish a table."""
+        """Returns whether pgoutput stops permanently where both publish a table."""
         flags = self.has_generated and not self.listed and not other.listed
         return self.columns != other.columns or (
             flags and self.publishes_generated != other.publishes_generated
@@ -43,8 +42,9 @@ class Entry:
 
 
 def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
-    """The tables that a publication names or covers; of partition trees that it covers the
-    topmost.
+    """Returns the tables that a publication names or covers.
+
+    Of partition trees that it covers, only the topmost table is returned.
     """
     covered = [
         PublicationTable(i)
@@ -55,8 +55,9 @@ def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
 
 
 def is_overruled(state: PublicationState, table: TableFacts, facts: Facts) -> bool:
-    """Whether the publication publishes the table's rows as another's, so that this one's filter
-    and list count for nothing.
+    """Returns whether the publication publishes the table's rows as another table's.
+
+    The table's own filter and column list then have no effect.
     """
     if not state.via_root:
         return False
@@ -69,9 +70,7 @@ def is_overruled(state: PublicationState, table: TableFacts, facts: Facts) -> bo
 
 
 def own_leaves(state: PublicationState, table: TableFacts) -> list[Leaf]:
-    """The leaves that are published by this table's entry: not those with an entry of their own
-    that counts.
-    """
+    """Returns the leaves published by this table's entry, not by effective entries of their own."""
     listed = (
         set() if state.via_root else {member.id for member in state.tables} - {table.relation.id}
     )
@@ -79,7 +78,7 @@ def own_leaves(state: PublicationState, table: TableFacts) -> list[Leaf]:
 
 
 def find_clashes(states: Iterable[PublicationState], facts: Facts) -> Iterator[tuple[Entry, Entry]]:
-    """Pairs of publications that can't be decoded together, once for each table."""
+    """Yields pairs of publications that can't be decoded together, once per table."""
     by_leaf: dict[int, list[Entry]] = {}
     for state in states:
         for leaf, entry in _entries(state, facts).items():
@@ -95,7 +94,7 @@ def find_clashes(states: Iterable[PublicationState], facts: Facts) -> Iterator[t
 
 
 def _entries(state: PublicationState, facts: Facts) -> dict[int, Entry]:
-    """What the publication says of each leaf, by oid."""
+    """Returns how the publication publishes each leaf, by oid."""
     found: dict[int, Entry] = {}
     for member in members(state, facts):
         table = facts.tables.get(member.id)

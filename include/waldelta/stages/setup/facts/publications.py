@@ -1,8 +1,8 @@
-"""Publications: what the pipeline file wants, what the server has, and the SQL between the two.
+"""Publications: what the pipeline file wants, what the server has, and the SQL to get there.
 
-``plan_publications`` is pure. ``try_publications`` lets PostgreSQL judge the wanted filters in
-transactions that are rolled back, and gives their text as PostgreSQL prints it, so that an
-unchanged pipeline file gives an empty plan.
+``plan_publications`` is pure. ``try_publications`` has PostgreSQL check the wanted filters in
+transactions that are rolled back. It returns their text as PostgreSQL prints it, so that an
+unchanged pipeline file makes an empty plan.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ OPERATIONS = ("insert", "update", "delete", "truncate")
 
 @dataclass(frozen=True, slots=True, order=True)
 class PublicationTable:
-    """A table in a publication; ``columns`` in attnum order once they come from the server, None
-    without a list.
+    """A table in a publication.
+
+    ``columns`` are in attnum order once read from the server; None without a column list.
     """
 
     id: TableId
@@ -39,13 +40,13 @@ class PublicationTable:
 
     @property
     def is_plain(self) -> bool:
-        """Neither filter nor column list."""
+        """Returns whether the table has neither filter nor column list."""
         return self.columns is None and self.row_filter is None
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationState:
-    """A publication, wanted or found. ``filter_columns`` are the columns each found filter depends
+    """A publication, wanted or found; ``filter_columns`` are the columns each found filter depends
     on.
     """
 
@@ -61,37 +62,36 @@ class PublicationState:
     owned_by_superuser: bool = False
     publishes_generated: bool = False
     filter_columns: Mapping[TableId, frozenset[str]] = field(default_factory=dict)
-    # Tables whose filters are as the pipeline file has them, and those of them that PostgreSQL
-    # rejects.
+    # Tables whose filter text is the pipeline file's, and tables whose filter PostgreSQL rejects.
     as_written: frozenset[TableId] = field(default=frozenset(), compare=False)
     rejected: frozenset[TableId] = field(default=frozenset(), compare=False)
 
     def sends(self, column: TableColumn) -> bool:
-        """Whether a column is sent where no list names it."""
+        """Returns whether a column is sent without a column list."""
         return not column.generated or (self.publishes_generated and not column.virtual)
 
     @property
     def publishes_old_rows(self) -> bool:
-        """Whether its UPDATEs or DELETEs need a replica identity."""
+        """Returns whether its UPDATEs or DELETEs need a replica identity."""
         return bool(self.publish & {"update", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One SQL statement of a plan, and what it is for."""
+    """One SQL statement of a plan, and its reason."""
 
     sql: sql.Composed
     reason: str
 
     def text(self) -> str:
-        """The statement as a DBA would run it."""
+        """Returns the statement as a DBA would run it."""
         return self.sql.as_string(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The comment that says which pipeline made a publication, from which definition, and which
-    slot reads it.
+    """A publication's comment: the pipeline that created it, its definition, and the slot that
+    reads it.
 
     >>> Mark.parse("waldelta pipeline flights, definition 0123456789ab, slot flights_cdc").slot
     'flights_cdc'
@@ -108,14 +108,14 @@ class Mark:
 
     @classmethod
     def parse(cls, comment: str | None) -> Mark | None:
-        """The mark in a comment; None when there is none."""
+        """Returns the mark in a comment, or None."""
         found = _MARK.fullmatch(comment or "")
         return cls(found["pipeline"], found["definition"], found["slot"] or "") if found else None
 
     @classmethod
     def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
-        """The mark of what a pipeline file says now."""
-        # Publications made before there was this option keep their mark.
+        """Returns the mark of the pipeline file's current definition."""
+        # Publications created before this option existed keep their mark.
         without = (
             {"publish_generated_columns"} if entry.publish_generated_columns == "none" else set()
         )
@@ -129,7 +129,7 @@ _MARK = re.compile(
 
 
 def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> PublicationState:
-    """What an entry of the pipeline file asks for, filters as written there."""
+    """Returns the publication that an entry of the pipeline file wants, with filters as written."""
     return PublicationState(
         name=entry.name,
         tables=tuple(
@@ -148,8 +148,8 @@ def wanted_publication(pipeline: str, entry: Publication, slot: str = "") -> Pub
 def plan_publications(
     wanted: Iterable[PublicationState], actual: Mapping[str, PublicationState]
 ) -> tuple[Statement, ...]:
-    """The statements that turn what exists into what is wanted, all for one transaction; empty when
-    nothing differs.
+    """Returns the statements that create the wanted state, for one transaction; empty if nothing
+    differs.
 
     Filters are compared as text, so both sides must be as PostgreSQL prints them
     (``try_publications``).
@@ -160,13 +160,14 @@ def plan_publications(
 
 
 def plan_drop(name: str, reason: str) -> Statement:
-    """The statement that drops a publication."""
+    """Returns the statement that drops a publication."""
     return Statement(sql.SQL("drop publication {}").format(sql.Identifier(name)), reason)
 
 
 def read_marked(conn: Connection) -> dict[str, PublicationState]:
-    """The publications of the database that setup marked by a comment, without what they publish:
-    filters are read under their tables' locks.
+    """Returns the database's publications with a mark by setup, without what they publish.
+
+    Reading filters would take their tables' locks.
     """
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         rows: list[Any] = cursor.execute(
@@ -178,7 +179,7 @@ def read_marked(conn: Connection) -> dict[str, PublicationState]:
 def read_publications(
     conn: Connection, names: Sequence[str] | None = None
 ) -> dict[str, PublicationState]:
-    """The publications of these names that exist, or all of the database's."""
+    """Returns the publications of these names that exist, or all of the database's."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         params = {"names": list(names or []), "every": names is None, "marked": False}
         rows: list[Any] = cursor.execute(_PUBLICATIONS.encode(), params).fetchall()
@@ -191,13 +192,13 @@ def read_publications(
 def try_publications(
     conn: Connection, wanted: PublicationState, known: PublicationState | None = None
 ) -> tuple[PublicationState, list[str]]:
-    """Let PostgreSQL judge each filter and column list, without leaving anything behind.
+    """Have PostgreSQL check each filter and column list, in transactions that are rolled back.
 
-    Gives the wanted state with filters and column lists as the server stores them, and what
-    PostgreSQL refused. A table that the role doesn't own can't be tried, nor one that somebody
-    works on, as an autovacuum for hours: when ``known`` was made from this very definition, its
-    text is taken, else the filter as it was written and the columns named there. Raises
-    psycopg.errors.LockNotAvailable when a table stays locked whose definition is new.
+    Returns the wanted state with filters and column lists as the server stores them, and what
+    PostgreSQL rejected. A table can't be checked when the role doesn't own it or it is locked, for
+    example by an autovacuum for hours. Then the text of ``known`` is used if it has this
+    definition, else the filter as written and the columns it names. Raises
+    psycopg.errors.LockNotAvailable when a table with a new definition stays locked.
     """
     timeout_ms = trial_timeout_ms(conn)
     trusted = (
@@ -220,14 +221,14 @@ def try_publications(
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege) as err:
             if isinstance(err, psycopg.errors.LockNotAvailable) and table.id not in trusted:
                 raise
-            # Whether privileges suffice is preflight's question.
+            # Whether privileges suffice is checked by preflight.
             tables.append(trusted.get(table.id, table))
             as_written -= trusted.keys() & {table.id}
             if known is not None and table.id in trusted:
                 filter_columns[table.id] = known.filter_columns.get(table.id, frozenset())
             elif table.row_filter is not None:
-                # Its owner, who is to run the SQL, must hear of what PostgreSQL or the replica
-                # identity is against.
+                # The owner of the table runs the SQL, so objections of PostgreSQL or the replica
+                # identity must be reported.
                 filter_columns[table.id] = frozenset(parse_row_filter(table.row_filter).columns)
                 if (refused := refused_filter(conn, table.id, table.row_filter)) is not None:
                     problems.append(f"publication {wanted.name!r}, table {table.id}: {refused}")
@@ -251,8 +252,9 @@ def try_publications(
 
 
 def trial_timeout_ms(conn: Connection) -> int:
-    """How long a trial waits for a lock: less than deadlock_timeout, as whoever waits so long ends
-    the autovacuum in its way.
+    """Returns how long a trial waits for a lock: less than deadlock_timeout.
+
+    A session that waits that long cancels the autovacuum that blocks it.
     """
     ((deadlock_timeout,),) = conn.execute(
         "select current_setting('deadlock_timeout')::interval"
@@ -281,8 +283,7 @@ def _rejected(publication: str, table: PublicationTable, err: psycopg.Error) -> 
 def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable[Statement]:
     name = wanted.name
     if actual is not None and actual.all_tables != wanted.all_tables:
-        # FOR ALL TABLES can't be altered; within one transaction the name never vanishes from the
-        # stream's view.
+        # FOR ALL TABLES can't be altered; within one transaction the stream always sees the name.
         yield plan_drop(
             name, f"publication {name} changes between all tables and a list: it is made anew"
         )
@@ -375,8 +376,7 @@ def _create(wanted: PublicationState) -> sql.Composed:
 
 
 def _members(tables: Sequence[PublicationTable], schemas: Sequence[str]) -> sql.Composable:
-    # ONLY: inheritance children are published when they are listed themselves, as the copy reads
-    # them.
+    # ONLY: inheritance children are published only when they are listed, as the copy reads them.
     parts = [sql.SQL("table only {}").format(_member(t)) for t in tables]
     if schemas:
         parts.append(sql.SQL("tables in schema {}").format(_names(schemas)))
@@ -387,8 +387,8 @@ def _member(table: PublicationTable) -> sql.Composed:
     columns = (
         sql.SQL(" ({})").format(_names(table.columns)) if table.columns is not None else sql.SQL("")
     )
-    # The filter is an expression, not a value; row_filter.parse_row_filter has read it. The line
-    # break ends a comment.
+    # The filter is an expression, not a value; row_filter.parse_row_filter has parsed it. The line
+    # break ends a comment in it.
     where = (
         sql.SQL(" where ({}\n)")
         if table.row_filter and "--" in table.row_filter
@@ -474,8 +474,8 @@ where (%(every)s or p.pubname = any(%(names)s::name[]))
 order by p.pubname
 """
 
-# A column has one dependency for the filter and one for the column list, so what the list doesn't
-# explain is the filter's.
+# A column has one dependency for the filter and one for the column list, so a dependency not
+# explained by the list is the filter's.
 _RELATIONS = """
 select p.pubname as publication,
        n.nspname as schema,

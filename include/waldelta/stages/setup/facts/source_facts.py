@@ -1,4 +1,4 @@
-"""What preflight needs to know of the source: server, role, and every table that the publications
+"""Reads what preflight needs about the source: server, role, and every table that the publications
 name or cover.
 """
 
@@ -27,13 +27,13 @@ TIMEOUTS = {
         "resync has to compare all tables"
     ),
 }
-# Those that concern the slot, and so the server that has it.
+# These concern the slot, so they are read from the server that has it.
 SLOT_TIMEOUTS = frozenset({"idle_replication_slot_timeout"})
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the server says of itself and of the role."""
+    """What the server reports about itself and the role."""
 
     version: int
     in_recovery: bool
@@ -45,7 +45,7 @@ class ServerFacts:
     can_replicate: bool
     can_create: bool
     can_make_slots: bool
-    # Whether it may have the server write down which transactions run; None before PostgreSQL 16,
+    # Whether the role may have the server log its running transactions; None before PostgreSQL 16,
     # which can't.
     can_log_snapshots: bool | None
     used_slots: int
@@ -54,18 +54,18 @@ class ServerFacts:
     behind_pooler: bool
 
     def number(self, setting: str) -> int:
-        """A setting in its own unit; 0 where this version doesn't have it."""
+        """Returns a setting in its own unit; 0 where this version doesn't have it."""
         return int(self.settings.get(setting) or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """A wanted table: what it is, its leaves, which columns the role can read."""
+    """A wanted table: its relation, its leaf partitions, and the columns the role can read."""
 
     relation: CatalogRelation
     leaves: tuple[Leaf, ...]
     readable: frozenset[str]
-    # Whether the role may use the table's schema, without which no column can be read.
+    # Whether the role may use the table's schema, without which it can't read any column.
     has_usage: bool
     hidden_rows: bool
     has_children: bool
@@ -73,17 +73,17 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that the judges look at."""
+    """Everything that the checks of preflight use."""
 
     server: ServerFacts
-    # Of the server that has, or is to have, the slot: the same, or a standby.
+    # Facts of the server that has, or will have, the slot: the primary or a standby.
     slot_server: ServerFacts
     slot: SlotState | None
     actual: Mapping[str, PublicationState]
     tables: Mapping[TableId, TableFacts]
     scopes: Mapping[str, tuple[TableId, ...]] = field(default_factory=dict)
     unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Of the schemas that the publications name, those that exist.
+    # The schemas named by the publications that exist.
     schemas: frozenset[str] = frozenset()
     refused_patterns: frozenset[Pattern] = frozenset()
 
@@ -95,9 +95,9 @@ def read_facts(
     slot: SlotState | None,
     slot_conn: Connection,
 ) -> Facts:
-    """Ask the server about itself and about every table that the publications name or cover.
+    """Query the server about itself and about every table that the publications name or cover.
 
-    ``slot_conn`` leads to the server that has the slot, and is ``conn`` where that is the primary.
+    ``slot_conn`` connects to the server that has the slot, and is ``conn`` if that is the primary.
     """
     scopes: dict[str, tuple[TableId, ...]] = {}
     unpublishable: dict[str, tuple[str, ...]] = {}
@@ -137,7 +137,7 @@ def read_facts(
 
 
 def is_pooled(client_pid: int, server_pid: int) -> bool:
-    """Whether a pooler answers in the server's place: it makes up the backend's pid."""
+    """Returns whether a pooler answers instead of the server: it invents the backend's pid."""
     return client_pid != server_pid
 
 
@@ -260,7 +260,7 @@ from pg_class c
 where c.oid = any(%(oids)s::oid[])
 """
 
-# What FOR ALL TABLES or TABLES IN SCHEMA covers; oids below 16384 belong to the system.
+# The tables covered by FOR ALL TABLES or TABLES IN SCHEMA; oids below 16384 belong to the system.
 _SCOPE = """
 select n.nspname, c.relname, c.relkind in ('r', 'p') and c.relpersistence = 'p'
 from pg_class c

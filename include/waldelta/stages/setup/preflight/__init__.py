@@ -1,4 +1,4 @@
-"""Preflight: what would fail or mislead later, found before anything is changed."""
+"""Preflight: finds what would fail or mislead later, before anything is changed."""
 
 from typing import TYPE_CHECKING
 

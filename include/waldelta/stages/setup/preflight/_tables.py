@@ -1,4 +1,4 @@
-"""What would break one table of a publication, or its target; a part of preflight."""
+"""Problems with one table of a publication, or with its target; part of preflight."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RELKINDS = {
 def judge_table(
     state: PublicationState, table: PublicationTable, facts: Facts
 ) -> Iterator[Finding]:
-    """What is wrong with one table of a publication."""
+    """Yields findings about one table of a publication."""
     found = facts.tables.get(table.id)
     where = f"publication {state.name!r}, table {table.id}"
     if found is None:
@@ -61,7 +61,7 @@ def judge_table(
                 " its root's"
             )
     elif state.publishes_old_rows:
-        # Of those that are never published PostgreSQL refuses nothing.
+        # PostgreSQL refuses no statement on leaves that are never published.
         unchanged = _is_unchanged(state, table, facts.actual.get(state.name))
         for leaf in (
             leaf
@@ -84,7 +84,7 @@ def judge_table(
 def judge_binary(
     state: PublicationState, table: PublicationTable, facts: Facts
 ) -> Iterator[Finding]:
-    """Columns whose values could not be read once they came in binary format."""
+    """Yields a problem for each column whose values can't be read in binary format."""
     found = facts.tables.get(table.id)
     for column in found.relation.columns if found is not None else ():
         if (table.columns is None or column.name in table.columns) and not has_wire_format(
@@ -100,8 +100,9 @@ def judge_binary(
 def _is_unchanged(
     wanted: PublicationState, table: PublicationTable, actual: PublicationState | None
 ) -> bool:
-    """Whether the publication that there is publishes the table as it is wanted, so that setup
-    leaves that as it is.
+    """Returns whether the existing publication publishes the table as wanted.
+
+    Setup then doesn't change it.
     """
     if actual is None or (wanted.publish, wanted.via_root) != (actual.publish, actual.via_root):
         return False
@@ -191,8 +192,9 @@ def _reading(
 def _raising(
     where: str, state: PublicationState, table: PublicationTable, found: TableFacts, facts: Facts
 ) -> Iterator[Finding]:
-    """A filter is evaluated while WAL is decoded: what it raises ends every reading of the slot at
-    that row.
+    """Yields a warning if a filter can raise an error.
+
+    A filter is evaluated while WAL is decoded, so an error ends every read of the slot at that row.
     """
     if table.row_filter is None or table.id in state.rejected:
         return
@@ -229,7 +231,7 @@ def _partitions(
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """A leaf's replica identity, as one publication needs it."""
+    """A leaf partition's replica identity, as one publication needs it."""
 
     where: str
     state: PublicationState
@@ -237,22 +239,23 @@ class _Identity:
     relation: CatalogRelation
     leaf: Leaf
     version: int
-    # Whether the publication has the table like this already, so that setup changes nothing.
+    # Whether the publication already has the table like this, so that setup changes nothing.
     unchanged: bool
 
     @property
     def key(self) -> set[str]:
-        """What old rows are told by."""
+        """Returns the columns that identify old rows."""
         return set(self.leaf.identity_columns)
 
     @property
     def is_full(self) -> bool:
-        """Whether old rows come whole."""
+        """Returns whether old rows are sent completely."""
         return self.leaf.replica_identity == "f"
 
     def refused(self, why: str, remedy: str) -> Finding:
-        """The table's own UPDATEs and DELETEs fail, or would: setup doesn't bring that about, and
-        says where it is so.
+        """Returns the finding that the table's own UPDATEs and DELETEs fail, or would fail.
+
+        If setup would cause that, it is a problem; if it is so already, a warning.
         """
         operations = " and ".join(
             o.upper() + "s" for o in ("update", "delete") if o in self.state.publish
@@ -265,7 +268,9 @@ class _Identity:
         )
 
     def judge(self) -> Iterator[Finding]:
-        """What PostgreSQL refuses of the leaf's statements, and what can't be read of them."""
+        """Yields statements on the leaf that PostgreSQL refuses, and old rows that can't be
+        read.
+        """
         if self.key:
             yield from self._cost()
             yield from self._coverage()
@@ -286,7 +291,7 @@ class _Identity:
 
     def _coverage(self) -> Iterator[Finding]:
         relation, key, listed = self.relation, self.key, self.table.columns
-        # That the filter names a column which doesn't exist is a finding of its own.
+        # A column of the filter that doesn't exist is a separate finding.
         used = self.state.filter_columns.get(self.table.id, frozenset())
         if outside := sorted(used.intersection(relation.column_names) - key):
             yield self.refused(
@@ -323,7 +328,7 @@ class _Identity:
             f"{self.where}: its replica identity ({', '.join(sorted(self.key))}) differs from the"
             f" root's ({', '.join(root.identity_columns) or 'none'})"
         )
-        # Old rows are read by the root's: they need all of its columns.
+        # Old rows are read by the root's replica identity, so they need all of its columns.
         if (
             self.unchanged
             and root.replica_identity != "f"

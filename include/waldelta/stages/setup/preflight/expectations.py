@@ -1,8 +1,7 @@
-"""What is wrong with the engineer's own expectations as far as their files tell it; a part of
-preflight.
+"""Problems with own expectations, as far as their files show them; part of preflight.
 
-A gate in a file that can't be read, or that can't be, keeps its table's changes waiting: better
-known before there are any.
+A gate that can't be read or evaluated blocks its table's changes, so it is reported before there
+are any.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from waldelta.findings import Finding, problem, warning
 
 
 def judge_suites(pipeline: PipelineFile, targets: Iterable[str]) -> Iterator[Finding]:
-    """Files that are refused, or fit none of these targets, and gates of targets that have none."""
+    """Yields findings about rejected files, files without a target, and gates on unsuitable
+    targets.
+    """
     folder = pipeline.quality.suites
     own = read_own_suites(Path(folder) if folder else None, targets, "of this pipeline")
     for name, err in sorted(own.refused.items()):

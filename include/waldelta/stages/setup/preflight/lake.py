@@ -1,5 +1,5 @@
-"""What tables meet in the lake: a store that loses commits, names that Delta can't keep apart,
-values that would be lost; a part of preflight.
+"""Problems with tables in the lake: a store that loses commits, names that Delta can't distinguish,
+values that would be lost; part of preflight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from waldelta.stages.setup.facts import Facts, PublicationState
 from waldelta.stages.setup.facts.publications import PublicationTable
 from waldelta.types import column_types
 
-# Spark's types that hold every value of their PostgreSQL type.
+# Spark types that can store every value of their PostgreSQL type.
 _COMPLETE = frozenset(
     {
         "boolean",
@@ -31,17 +31,17 @@ _COMPLETE = frozenset(
     }
 )
 
-# Of these, Spark's default log store looks whether a commit is there and then writes it, whatever
-# is there by then.
+# For these schemes, Spark's default log store checks whether a commit exists and then writes it,
+# overwriting one written in between.
 _OVERWRITTEN = frozenset({"s3", "s3a"})
-# Delta's own log stores; only the one with a table in DynamoDB keeps commits of several writers
-# apart, and asks all of them to use it.
+# Delta's own log stores. Only the one with a DynamoDB table prevents conflicts of several writers,
+# if all of them use it.
 _DELTAS_STORES = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
 _DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 
 
 def judge_store(target: Target) -> Iterator[Finding]:
-    """A warning where commits may be lost, and the pipeline file takes that."""
+    """Yield a warning where commits may be lost and the pipeline file accepts that."""
     if target.accept_unsafe_store and _is_on_s3(target):
         yield warning(
             f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits"
@@ -51,8 +51,9 @@ def judge_store(target: Target) -> Iterator[Finding]:
 
 
 def is_judged(target: Target) -> bool:
-    """Whether setup and ``check`` need to know Spark's log store: on S3, unless the pipeline file
-    takes any.
+    """Returns whether setup and ``check`` must know Spark's log store.
+
+    That is so on S3, unless the pipeline file accepts any store.
     """
     return _is_on_s3(target) and not target.accept_unsafe_store
 
@@ -64,10 +65,10 @@ def _is_on_s3(target: Target) -> bool:
 def check_store(
     target: Target, read_log_store: Callable[[str], str], storage_options: Mapping[str, str] | None
 ) -> None:
-    """Raises PreflightFailed where Spark may overwrite a commit that delta-rs has made, unless the
-    pipeline file takes that.
+    """Raise PreflightFailed where Spark may overwrite a commit by delta-rs, unless that is
+    accepted.
 
-    ``read_log_store`` gives the class of Spark's log store for a scheme, empty where none is
+    ``read_log_store`` returns the class of Spark's log store for a scheme, empty if none is
     configured; it is called only where that matters.
     """
     if not is_judged(target):
@@ -87,9 +88,9 @@ def check_store(
 
 
 def is_conditional(log_store: str, storage_options: Mapping[str, str]) -> bool:
-    """Whether Spark's log store keeps to commits that delta-rs has made, and delta-rs to its.
+    """Returns whether Spark's log store respects delta-rs's commits, and delta-rs those of Spark.
 
-    A class that isn't Delta's is taken to: nobody configures one without need.
+    A class that isn't Delta's is assumed to do so, because it was configured on purpose.
     """
     options = {name.upper(): value.lower() for name, value in storage_options.items()}
     if log_store == _DYNAMODB:
@@ -101,7 +102,9 @@ def is_conditional(log_store: str, storage_options: Mapping[str, str]) -> bool:
 def judge_columns(
     state: PublicationState, table: PublicationTable, facts: Facts, target: Target
 ) -> Iterator[Finding]:
-    """Columns that their target can't have, or whose values it can't all hold."""
+    """Yields findings about columns that their target can't have, or whose values it can't all
+    store.
+    """
     found = facts.tables.get(table.id)
     if found is None:
         return

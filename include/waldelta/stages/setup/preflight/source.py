@@ -1,8 +1,8 @@
-"""Preflight: everything that would break the source or the pipeline later, found before anything is
+"""Preflight: finds everything that would later break the source or the pipeline, before anything is
 changed.
 
-The judges are pure: the facts of ``source_facts`` and the wanted publications in, findings out. A
-problem refuses set-up, a warning is a matter of policy and comes with figures.
+The judges are pure: they take the facts of ``source_facts`` and the wanted publications, and return
+findings. A problem refuses setup; a warning is a matter of policy and has figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from waldelta.stages.setup.preflight.lake import judge_columns, judge_store
 MIN_VERSION = 150000
 _SLOT_ARGUMENTS = "name, name, boolean, boolean, boolean"
 _SLOT_ARGUMENTS_BEFORE_17 = "name, name, boolean, boolean"
-# Encodings of which every byte that PostgreSQL stores has its character in UTF-8.
+# Encodings in which every byte that PostgreSQL stores has a character in UTF-8.
 WITHIN_UTF8 = (
     "UTF8",
     "LATIN1",
@@ -51,8 +51,9 @@ WITHIN_UTF8 = (
 def judge(
     pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]
 ) -> list[Finding]:
-    """All findings; ``wanted`` holds the publications in force after set-up, managed or not, as the
-    server prints them.
+    """Returns all findings.
+
+    ``wanted`` are the publications in force after setup, managed or not, as the server prints them.
     """
     findings = [
         *_server(pipeline, facts.server, facts.slot is not None),
@@ -77,7 +78,7 @@ def judge(
 
 
 def judge_filters(entry: Publication) -> list[Finding]:
-    """Filters that can't even be read, each with its place."""
+    """Returns a finding for each filter that can't be parsed."""
     findings = []
     for table in entry.tables:
         if table.where is not None:
@@ -91,9 +92,7 @@ def judge_filters(entry: Publication) -> list[Finding]:
 def privileges_needed(
     state: PublicationState, before: PublicationState | None, facts: Facts, changes: bool
 ) -> Iterator[Finding]:
-    """The grants that a publication's change needs and the role lacks; nothing when nothing is to
-    change.
-    """
+    """Yields the grants that a publication's change needs and the role lacks."""
     server = facts.server
     if not changes or server.superuser:
         return
@@ -128,7 +127,7 @@ def privileges_needed(
 
 
 def _membership(owner: str, *, is_superuser: bool) -> list[Grant]:
-    """What lets a role do what the owner may; nothing where that would be everything."""
+    """Returns the grant of the owner's role; none if the owner is a superuser."""
     return [] if is_superuser else [Grant("", sql_name(owner))]
 
 
@@ -216,7 +215,9 @@ def _free_slots(
 
 
 def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
-    """Options that this server's pgoutput doesn't have; it would say so at the first call only."""
+    """Yields a problem for each option that the server's pgoutput lacks; it would fail at the first
+    call.
+    """
     chosen = pipeline.source.options
     for asked, since, name in (
         (chosen.streaming == "on", 14, "streaming: on"),
@@ -232,8 +233,9 @@ def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
 
 
 def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
-    """What a slot that outlives a failover needs; whether a standby keeps it is seen on the standby
-    only.
+    """Yields findings about a slot that must survive a failover.
+
+    Whether a standby keeps the slot can be seen only on the standby.
     """
     if not pipeline.source.failover:
         return
@@ -279,7 +281,7 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
             " beyond that the slot is lost, and a resync has to compare all tables"
         )
     for setting, remedy in TIMEOUTS.items():
-        # Snapshots and locks are the primary's, whichever server has the slot.
+        # Snapshots and locks are on the primary, whichever server has the slot.
         judged = server if setting in SLOT_TIMEOUTS else facts.server
         if (value := judged.number(setting)) > 0:
             yield warning(

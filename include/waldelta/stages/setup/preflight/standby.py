@@ -1,5 +1,5 @@
-"""Preflight of a standby that is to have the slot (source.read_from): whether it can, and what
-would take the slot away.
+"""Preflight of the standby in source.read_from: whether it can have the slot, and what would
+invalidate the slot.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from waldelta.stages.setup.facts import Facts
 from waldelta.stages.setup.facts.source_facts import ServerFacts
 
 MIN_STANDBY_VERSION = 160000
-# Connections that are made to see whether all lead to one server: an address of several gives them
-# out in turn, or at random.
+# Connections that are opened to see whether all lead to one server: an address of several servers
+# returns them in turn, or at random.
 TRIALS = 3
 
 
 def judge_standby(
     primary: Connection, connection: Connection, job: Job, facts: Facts
 ) -> Iterator[Finding]:
-    """What is to be told of source.read_from, whose server ``connection`` leads to; nothing without
-    it.
+    """Yields findings about source.read_from, whose server ``connection`` leads to.
+
+    Yields nothing without it.
     """
     if job.pipeline.source.read_from is None or facts.server.in_recovery:
         return
@@ -70,8 +71,9 @@ def judge_standby(
 
 
 def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
-    """What several connections to source.read_from met: each answer an address and when that server
-    was started; pure.
+    """Yields a problem if several connections to source.read_from reached different servers; pure.
+
+    Each answer is an address and the server's start time.
     """
     if len(answers) > 1:
         met = ", ".join(f"{address} (started {started})" for address, started in sorted(answers))
@@ -91,7 +93,7 @@ def _servers_behind(job: Job) -> set[tuple[str, str]]:
 
 
 def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
-    """What the standby's own settings say; pure."""
+    """Yields findings about the standby's own settings; pure."""
     if standby.behind_pooler or standby.settings.get("search_path") != "pg_catalog":
         yield problem(
             "a connection pooler answers instead of source.read_from's server: point the connection"

@@ -1,6 +1,4 @@
-"""What would go wrong with the targets' own filters (``target.tables.<table>.where``); a part of
-preflight.
-"""
+"""Problems with the targets' own filters (``target.tables.<table>.where``); part of preflight."""
 
 from __future__ import annotations
 
@@ -27,13 +25,13 @@ Translate = Callable[[RowFilter, Sequence[ColumnState]], object]
 
 
 def resolvable(row_filter: RowFilter, columns: Sequence[ColumnState]) -> object:
-    """The part of the translation that needs no Spark: types and signatures."""
+    """Check the part of the translation that needs no Spark: types and signatures."""
     return resolve(row_filter, {c.name: column_type(c.type_name, c.spark_type) for c in columns})
 
 
 @dataclass(frozen=True, slots=True)
 class _Filtered:
-    """A target with a filter, the table that it is over, and how that is published."""
+    """A target with a filter, the filter's table, and how that is published."""
 
     name: str
     text: str
@@ -49,8 +47,10 @@ def judge_wheres(
     planned: PlannedTargets,
     translate: Translate = resolvable,
 ) -> list[Finding]:
-    """Every target's filter: something feeds the target, PostgreSQL takes it, it can be translated,
-    old rows can be judged.
+    """Returns findings about every target's filter.
+
+    The target must have a source, PostgreSQL must accept the filter, and it must be translatable
+    and evaluable on old rows.
     """
     findings: list[Finding] = []
     for name in sorted(pipeline.target.tables):
@@ -76,7 +76,10 @@ def judge_wheres(
 
 
 def _needed(conn: Connection, mapping: TargetSource) -> list[Grant]:
-    """What lacks to analyse a filter; the grants on published tables are another finding's."""
+    """Returns the grants missing for analysing a filter, except those on published tables.
+
+    Another finding reports those.
+    """
     ((may_make_temporary,),) = conn.execute(
         "select has_database_privilege(current_database(), 'temporary')"
     ).fetchall()
@@ -96,7 +99,9 @@ def _needed(conn: Connection, mapping: TargetSource) -> list[Grant]:
 
 
 def _is_reported(entry: TargetTable, name: str, planned: PlannedTargets) -> bool:
-    """Whether a finding about what feeds the target says already why nothing does."""
+    """Returns whether a finding about the source mapping already explains why there is no
+    source.
+    """
     return entry.source is not None or entry.partition_root or name in planned.published
 
 
@@ -161,8 +166,9 @@ def _judge(
 
 
 def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
-    """Whether an UPDATE tells what the filter must know of the old row, as PostgreSQL demands of
-    its own filters.
+    """Yields a problem if an UPDATE lacks columns of the old row that the filter needs.
+
+    PostgreSQL demands the same for its own filters.
     """
     for leaf in leaves:
         if (

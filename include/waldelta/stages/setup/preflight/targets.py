@@ -1,7 +1,6 @@
-"""What would go wrong with what feeds the targets (``from``, ``partition_root``); a part of
-preflight.
+"""Problems with the source mappings of targets (``from``, ``partition_root``); part of preflight.
 
-Judged are the publications in force after set-up, which may not exist yet, so what they publish is
+It judges the publications in force after setup, which may not exist yet. So what they publish is
 derived from what they name, as PostgreSQL does.
 """
 
@@ -29,7 +28,7 @@ from waldelta.stages.setup.facts.effective_publication import members
 
 @dataclass(slots=True)
 class PlannedRelation:
-    """A relation as the publications in force publish it, taken together."""
+    """A relation as all publications in force publish it together."""
 
     relation: CatalogRelation
     columns: set[str] = field(default_factory=set)
@@ -38,27 +37,27 @@ class PlannedRelation:
 
     @property
     def key(self) -> frozenset[str]:
-        """What its rows are found by."""
+        """Returns the columns that identify its rows."""
         of = self.relation
         return frozenset(of.identity_columns if of.replica_identity == "i" else of.primary_key)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTargets:
-    """What will be published, by name, and what of it will feed each target."""
+    """What will be published, by name, and the source mapping of each target."""
 
     published: Mapping[str, PlannedRelation]
     sources: Mapping[str, TargetSource]
     findings: tuple[Finding, ...] = ()
 
     def relations_of(self, target: str) -> list[PlannedRelation]:
-        """The relations that feed a target."""
+        """Returns the source relations of a target."""
         oids = self.sources[target].relation_ids
         return [planned for planned in self.published.values() if planned.relation.oid in oids]
 
     def describe(self) -> list[str]:
-        """What feeds the targets that aren't just the table of their name, and which tables are no
-        targets.
+        """Returns lines about targets whose source isn't just their own table, and tables without a
+        target.
         """
         lines = []
         for name, mapping in sorted(self.sources.items()):
@@ -80,7 +79,7 @@ class PlannedTargets:
 def plan_targets(
     conn: Connection, pipeline: PipelineFile, in_force: Mapping[str, PublicationState], facts: Facts
 ) -> PlannedTargets:
-    """What feeds each target after set-up, and what is wrong with that."""
+    """Returns the source mapping of each target after setup, with findings."""
     entries = pipeline.target.tables
     published = _published(conn, in_force, facts)
     wanted = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
@@ -105,7 +104,7 @@ def plan_targets(
 
 
 def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> Iterator[Finding]:
-    """Targets whose mode tells rows apart by a key that they haven't."""
+    """Yields a problem for each target whose mode needs a key and whose source has none."""
     for name in sorted(entries.keys() & planned.sources.keys()):
         try:
             for table in planned.relations_of(name):
@@ -115,7 +114,7 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
 
 
 def judge_replaced(states: Iterable[TableState], facts: Facts) -> Iterator[Finding]:
-    """Targets whose source is another table now than the one they were copied from."""
+    """Yields a warning for each target whose source was replaced since its copy."""
     for state in sorted(states, key=attrgetter("table_name")):
         found = facts.tables.get(TableId.parse(state.fed_by or state.table_name))
         if found is None or state.root_id is not None or not state.relation_ids:
@@ -131,8 +130,9 @@ def judge_replaced(states: Iterable[TableState], facts: Facts) -> Iterator[Findi
 def _published(
     conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts
 ) -> dict[str, PlannedRelation]:
-    """By the rules of pg_publication_tables: leaves, or the root of a publication via root, which
-    takes in its partitions.
+    """Returns what is published, by the rules of pg_publication_tables.
+
+    These are leaf partitions, or the root of a publication via root, which includes its partitions.
     """
     leaves = [
         leaf.oid
@@ -202,7 +202,7 @@ def _judge_merged(
     yield from _judge_leaves(where, name, root, entries, planned)
 
 
-# What leaves that are gathered must have in common.
+# What merged partitions must have in common.
 _COMMON: tuple[tuple[str, Callable[[PlannedRelation], frozenset[Any]], str], ...] = (
     ("column lists", lambda p: frozenset(p.columns), "give them the same"),
     ("row filters", lambda p: frozenset(p.filters), "give them the same, or the target a where"),
