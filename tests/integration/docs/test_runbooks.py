@@ -1,4 +1,4 @@
-"""The runbooks of docs/failover.md for a restore and a major upgrade: what the pipeline says, and
+"""The runbooks of docs/how-to/failover.md for a restore and a major upgrade: what the pipeline says, and
 that its steps end exact.
 """
 
