@@ -1,5 +1,5 @@
-"""The planned switchover of docs/how-to/failover.md: its commands run as they stand there, and nothing is
-lost, nor there twice.
+"""The planned switchover of docs/how-to/failover.md: its commands run as the page has them, and
+nothing is lost or duplicated.
 """
 
 from __future__ import annotations
