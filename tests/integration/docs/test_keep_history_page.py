@@ -55,7 +55,7 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
     for query, shown in QUERIES:
         asked = re.sub(r":\w+", lambda name: arguments[name[0]], query)
         rows = spark.sql(asked).collect()
-        told = "".join(" | ".join(_text(value) for value in row) + "\n" for row in rows)
+        told = "".join(", ".join(_text(value) for value in row) + "\n" for row in rows)
         assert (query, told) == (query, shown)
 
 
