@@ -287,7 +287,8 @@ def ended_by_replay(what: str, said: str) -> StandbyAway:
     """The error for a statement that a standby ended, since it was in the way of its replay."""
     return StandbyAway(
         f"{what} was ended by the standby's replay ({said.strip().splitlines()[0]}): see that the"
-        " standby has hot_standby_feedback on and a primary_slot_name (docs/standby.md); run again"
+        " standby has hot_standby_feedback on and a primary_slot_name"
+        " (docs/how-to/read-from-a-standby.md); run again"
     )
 
 

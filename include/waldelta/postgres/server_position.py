@@ -107,7 +107,7 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
         raise NotPrimary(
             f"{describe_server(connection)} is a standby, where no copy is taken, and no slot"
             " consumed but by source.read_from: point the connection at the primary, or promote"
-            " this server (docs/failover.md)"
+            " this server (docs/how-to/failover.md)"
         )
     return _read(connection, None)
 
@@ -120,7 +120,7 @@ def read_standby_position(connection: psycopg.Connection[Any], timeline: int) ->
         raise NotStandby(
             f"source.read_from leads to {describe_server(connection)}, which is no standby, or was"
             " promoted: let it lead to a standby of conn_id's server, or take it out; then run"
-            " resync (docs/standby.md)"
+            " resync (docs/how-to/read-from-a-standby.md)"
         )
     return _read(connection, timeline)
 

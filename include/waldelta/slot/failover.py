@@ -39,7 +39,7 @@ from waldelta.slot.slot import SlotState, read_slot
 
 log = logging.getLogger(__name__)
 
-RUNBOOK = "docs/failover.md"
+RUNBOOK = "docs/how-to/failover.md"
 
 
 @dataclass(frozen=True, slots=True)

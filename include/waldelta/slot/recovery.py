@@ -305,7 +305,7 @@ def never_compared(
     notice = (
         f"batch {move.batch} was consumed, but the run that did so ended before it had recorded"
         " that what the server gave away is what has landed: reconcile compares tables with their"
-        " source (docs/how-to/recover-a-slot.md)"
+        " source (docs/how-to/recover-a-slot.md#consumemismatch)"
     )
     log.warning("%s", notice)
     return [notice]

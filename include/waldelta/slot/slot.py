@@ -33,7 +33,8 @@ CREATE_TIMEOUT_S = 60
 # What keeps a slot on a standby from being lost again, by why it was. Before PostgreSQL 17 the
 # reason isn't told.
 _CONFLICT = (
-    "see that the standby has hot_standby_feedback on and a primary_slot_name (docs/standby.md)"
+    "see that the standby has hot_standby_feedback on and a primary_slot_name"
+    " (docs/how-to/read-from-a-standby.md)"
 )
 _PREVENTIONS = {
     "rows_removed": _CONFLICT,
@@ -275,7 +276,7 @@ def _not_created(
         f"slot {name!r} can't be created before the standby learns which transactions run, which it"
         f" didn't within {timeout_s:g} s: see whether it is connected to its primary, and there"
         f" grant execute on function pg_log_standby_snapshot() to {primary.info.user}, or run it;"
-        " then run this again (docs/standby.md)"
+        " then run this again (docs/how-to/read-from-a-standby.md)"
     )
 
 

@@ -210,7 +210,7 @@ def _timeline(job: Job) -> int:
     except SourceError as err:
         raise SourceUnreachable(
             f"what the standby {describe(job.slot_conninfo)} replays couldn't be read: {err}; a"
-            " free place in its max_wal_senders is needed (docs/standby.md)"
+            " free place in its max_wal_senders is needed (docs/how-to/read-from-a-standby.md)"
         ) from err
 
 
@@ -224,14 +224,14 @@ def _check_follows(
         raise NotStandby(
             f"source.read_from leads to {describe_server(connection)}, which replays {ours}, and"
             f" conn_id to {theirs}: let read_from lead to a standby of that server"
-            " (docs/standby.md)"
+            " (docs/how-to/read-from-a-standby.md)"
         )
     if standby.database != primary.database:
         # A slot there would have no changes of ours, and every run would find none and move it on.
         raise NotStandby(
             f"source.read_from leads to database {standby.database!r} of"
             f" {describe_server(connection)}, and conn_id to {primary.database!r}: let both lead to"
-            " the same database (docs/standby.md)"
+            " the same database (docs/how-to/read-from-a-standby.md)"
         )
     if standby.flush_lsn > primary.flush_lsn:
         raise SourceChanged(
@@ -239,5 +239,5 @@ def _check_follows(
             f" {standby.flush_lsn}, and its primary has written no further than"
             f" {primary.flush_lsn}: they don't share their WAL any more, as after a restore of the"
             " primary's disk; make the standby anew from the primary, then run resync"
-            " (docs/standby.md)"
+            " (docs/how-to/read-from-a-standby.md)"
         )

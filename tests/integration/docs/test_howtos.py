@@ -1,5 +1,5 @@
-"""The pages' commands: those of the how-tos are run in their order, those of the reference each
-once, and do what the pages say.
+"""The pages' commands: those of the how-tos run in their order, each option of the command line
+runs once, and all do what the pages say.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from waldelta.cli._options import _OWN
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import IncompleteRow, Quarantine
@@ -32,14 +33,14 @@ def blocks(page, kind):
 
 @pytest.fixture
 def shop(spark, database, lake, tmp_path, monkeypatch):
-    """Runs a page's commands, by the first page's file; Spark's are this test's session."""
+    """Runs a page's commands with the tutorial's file and this test's Spark session."""
     database.execute("create table orders (id int primary key, amount int)")
     database.execute("insert into orders values (1, 10), (2, 20)")
-    (document,) = blocks("howto-scheduled-runs.md", "yaml")
+    (document,) = blocks("tutorial.md", "yaml")
     path = tmp_path / "shop.yml"
     slot = f"s_{database.name}"
     path.write_text(
-        document.replace("file:///data/lake", lake)
+        document.replace("file:///tmp/shop-lake", lake)
         .replace("shop_cdc", slot)
         .replace("shop_pub", f"{slot}_pub")
     )
@@ -68,7 +69,8 @@ class Shop:
 
     def page(self, page, before=lambda _: None):
         """A page's commands."""
-        commands = [line for block in blocks(page, "bash") for line in block.splitlines()]
+        text = "".join(blocks(page, "bash")).replace("\\\n", "")
+        commands = text.splitlines()
         assert commands
         for command in commands:
             before(command)
@@ -89,19 +91,13 @@ def verb_and_options(command):
 
 
 def named_commands():
-    """What the reference names: the table of operations.md, and reconcile.md's usage."""
-    table = (DOCS / "operations.md").read_text().split("## By hand")[1].split("\n#")[0]
-    rows = [
-        " ".join(re.findall(r"`[^`]*`", row))
-        for row in table.splitlines()
-        if row.startswith("| `python -m")
-    ]
-    usage = re.findall(
-        r"^    (python -m spark_jobs .*)$", (DOCS / "reconcile.md").read_text(), re.MULTILINE
-    )
-    assert rows
-    assert usage
-    return set().union(*map(verb_and_options, [*rows, *usage]))
+    """Each verb and its options. Airflow's tasks choose single stages, here that is consume's."""
+    return {
+        (verb, option)
+        for verb, (_, options) in _OWN.items()
+        for option in ("", *options)
+        if option != "--stage" or verb == "consume"
+    }
 
 
 @pytest.mark.soak
@@ -116,16 +112,15 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
         )
         return sorted((row["id"], row["amount"]) for row in held)
 
-    def change(command):
-        if " consume " in command:
-            database.execute("update orders set amount = 11 where id = 1")
-
-    shop.page("howto-scheduled-runs.md", change)
+    shop.run(f"python -m spark_jobs setup {FILE}")
+    shop.run(f"python -m spark_jobs sync {FILE}")
+    database.execute("update orders set amount = 11 where id = 1")
+    shop.run(f"python -m spark_jobs consume {FILE}")
     assert rows() == [(1, 11), (2, 20)]
-    (damage,) = blocks("howto-backfill.md", "sql")
+    (damage,) = blocks("how-to/backfill.md", "sql")
     spark.sql(damage.replace("/data/lake", lake)).collect()
     mended = []
-    shop.page("howto-backfill.md", lambda _: mended.append(rows()))
+    shop.page("how-to/backfill.md", lambda _: mended.append(rows()))
     assert mended == [[(1, 0), (2, 0)], [(1, 11), (2, 0)], [(1, 11), (2, 20)]]
     touched = []
 
@@ -134,11 +129,11 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
             spark.sql(damage.replace("/data/lake", lake)).collect()
         touched.append(rows())
 
-    shop.page("howto-review.md", damage_again)
+    shop.page("how-to/review-reports.md", damage_again)
     assert touched[-1] == [(1, 0), (2, 0)]
     assert rows() == [(1, 11), (2, 20)]
 
-    # What the reference names beyond that.
+    # Verbs and options beyond that.
     job = Pipeline.load(shop.moved[FILE]).job()
     lacking = IncompleteRow(
         now(),
@@ -154,6 +149,7 @@ def test_their_commands_do_what_they_say(spark, database, lake, shop):
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (orphan,))
     database.execute("insert into orders values (3, 30)")
     for command in (
+        "check FILE --sql",
         "setup FILE --dry-run",
         "setup FILE --sql",
         "consume FILE --stage land",

@@ -1,5 +1,5 @@
-"""The runbooks of docs/failover.md for a restore and a major upgrade: what the pipeline says, and
-that its steps end exact.
+"""The runbooks of docs/how-to/failover.md for a restore and a major upgrade: what the pipeline
+says, and that its steps end exact.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""docs/emergency.md: its statements run as they stand there, free the WAL, and the pipeline comes
-back as the page says.
+"""docs/how-to/emergency.md: its statements run as the page has them and free the WAL, and the
+pipeline comes back as the page says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
-PAGE = (Path(__file__).parents[3] / "docs" / "emergency.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/how-to/emergency.md").read_text(encoding="utf-8")
+FLAT = " ".join(PAGE.split())
 
 
 def statements(slot):
@@ -104,7 +105,7 @@ def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
     """With source.read_from it is the standby's disk that fills: the same statements free it there,
     as the page says.
     """
-    replaced = re.search(r"run this there, with `(\w+)\(\)` in place of `(\w+)\(\)`", PAGE)
+    replaced = re.search(r"run this there, with `(\w+)\(\)` in place of `(\w+)\(\)`", FLAT)
     with servers(max(postgres.version, 16)) as (primary, standby):
         ask(
             primary.start(),
@@ -128,7 +129,7 @@ def test_the_page_on_a_standby(spark, postgres, lake, lead_to, monkeypatch):
         assert ask(primary, blocked) == []
         before = ask(standby, OLDEST_WAL)
         ask(standby, drop)
-        assert "`checkpoint` first on the primary, then there" in PAGE
+        assert "`checkpoint` first on the primary, then there" in FLAT
         ask(primary, checkpoint)
         catch_up(standby, primary)
         ask(standby, checkpoint)

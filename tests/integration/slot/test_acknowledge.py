@@ -314,10 +314,11 @@ def test_a_batch_whose_comparison_was_lost_is_told(spark, database, job, monkeyp
 
 @pytest.mark.soak
 def test_the_runbook_of_a_mismatch(spark, database, lake, monkeypatch):
-    """docs/consume.md: what it has somebody run, in its order; the copy is dropped before anything
-    goes on.
+    """docs/how-to/recover-a-slot.md: its steps in order. Runs and resync stop until the copy is
+    dropped.
     """
-    chapter = (DOCS / "consume.md").read_text().split("## What a ConsumeMismatch asks of you")[1]
+    page = (DOCS / "how-to/recover-a-slot.md").read_text()
+    chapter = page.split("## ConsumeMismatch")[1].split("\n## ")[0]
     steps = [
         step.replace("flights_cdc", f"s_{database.name}")
         for step in re.split(r"^\d\. ", chapter, flags=re.M)

@@ -92,7 +92,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(spark, newer, lak
         primary.stop("immediate")
 
         lead_to(standby)
-        with pytest.raises(NotPrimary, match=r"is a standby.*docs/failover\.md"):
+        with pytest.raises(NotPrimary, match=r"is a standby.*docs/how-to/failover\.md"):
             check_idle(pipeline.job())
         before = pipeline.job().slot_identity()
         promote(standby)
@@ -195,7 +195,8 @@ def test_what_the_standby_had_not_received(spark, newer, lake, tmp_path, lead_to
         before = ask(late, where)
         for verb in (lambda: check_idle(pipeline.job()), lambda: pipeline.consume(spark, "fourth")):
             with pytest.raises(
-                (SourceChanged, RunFailed), match=r"is ahead of it; run resync.*docs/failover\.md"
+                (SourceChanged, RunFailed),
+                match=r"is ahead of it; run resync.*/how-to/failover\.md",
             ):
                 verb()
         assert (ask(late, where), slot_moves(pipeline, "promoted")) == (before, [])

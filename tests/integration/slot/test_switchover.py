@@ -1,5 +1,5 @@
-"""The planned switchover of docs/failover.md: its commands run as they stand there, and nothing is
-lost, nor there twice.
+"""The planned switchover of docs/how-to/failover.md: its commands run as the page has them, and
+nothing is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
-PAGE = (Path(__file__).parents[3] / "docs" / "failover.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/how-to/failover.md").read_text(encoding="utf-8")
 KEPT = re.search(r"```sql\n(select slot_name, synced, .*?;)", PAGE, re.DOTALL)[1].replace(
     "flights_cdc", "flights"
 )

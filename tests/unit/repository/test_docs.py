@@ -21,6 +21,7 @@ from waldelta.lake.ledger.records import Gap, Run, SlotMove
 from waldelta.remedies import REMEDIES
 
 ROOT = Path(__file__).parents[3]
+ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -117,8 +118,8 @@ def test_verbs_exist(page):
 
 
 def test_every_verb_is_explained():
-    text = (ROOT / "docs/operations.md").read_text()
-    assert [verb for verb in VERBS if f"python -m spark_jobs {verb} " not in text] == []
+    text = (ROOT / "docs/reference/command-line.md").read_text()
+    assert [verb for verb in VERBS if f"### {verb}\n" not in text] == []
 
 
 def test_failure_table_names_every_error_that_is_raised():
@@ -144,18 +145,10 @@ def test_the_tree_of_errors_is_drawn_whole():
     )
 
 
-def test_operations_lead_to_what_to_do_for_every_error():
-    """Whoever has nothing but a red task and the last line of its log starts there; the table has
-    them all.
-    """
-    section = (
-        (ROOT / "docs/operations.md")
-        .read_text()
-        .split("## What each alert means")[1]
-        .split("\n## ")[0]
-    )
-    before_the_tables = section.split("\n|")[0]
-    assert "../README.md#when-it-fails" in before_the_tables
+def test_alerts_lead_to_what_to_do_for_every_error():
+    """A reader with a red task and the last line of its log starts on the page of alerts."""
+    first_paragraph = ALERTS.read_text().split("\n## ")[0]
+    assert "](../reference/errors.md)" in first_paragraph
 
 
 def test_failure_table_has_the_remedies_that_notifiers_get():
@@ -234,16 +227,11 @@ def attention_texts() -> list[str]:
 
 def test_what_needs_attention_is_explained():
     """Word for word, as somebody searches for what the pages tell."""
-    section = (
-        (ROOT / "docs/operations.md")
-        .read_text()
-        .split("## What each alert means")[1]
-        .split("\n## ")[0]
-    )
+    page = ALERTS.read_text()
     texts = attention_texts()
     assert len(texts) > 20
     assert [
-        text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", section)
+        text for text in texts if not re.search(rf"`[^`\n]*{re.escape(text)}[^`\n]*`", page)
     ] == []
 
 

@@ -88,7 +88,7 @@ def test_a_promotion_is_followed_only_within_common_history(case):
         return
     with pytest.raises(SourceChanged, match=expected) as refused:
         judge_history(identity, server, history, known, Lsn(landed))
-    assert "docs/failover.md" in str(refused.value)
+    assert "docs/how-to/failover.md" in str(refused.value)
 
 
 def test_history_file():

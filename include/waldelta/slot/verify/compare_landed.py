@@ -127,7 +127,7 @@ def _mismatch(
     return ConsumeMismatch(
         f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in"
         f" {batches}; nothing was consumed of that: compare the slot's changes with the change log"
-        " (docs/how-to/recover-a-slot.md); teardown, setup and resync start afresh"
+        " (docs/how-to/recover-a-slot.md#consumemismatch); teardown, setup and resync start afresh"
     )
 
 

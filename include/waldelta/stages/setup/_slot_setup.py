@@ -147,7 +147,7 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
         return []
     line = (
         f"slot {kept} stays and holds back WAL, growing: it is the evidence of a mismatch"
-        " (docs/how-to/recover-a-slot.md); once that was looked at, drop it: select"
+        " (docs/how-to/recover-a-slot.md#consumemismatch); once that was looked at, drop it: select"
         f" pg_drop_replication_slot('{kept}')"
     )
     return [line]

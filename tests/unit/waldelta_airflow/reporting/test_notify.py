@@ -226,8 +226,8 @@ def test_a_class_is_kept_by_retried_and_final_failures():
 
 
 def test_the_example_of_the_page(write_pipeline):
-    """docs/airflow.md: a real notifier, and the templates are those that there are."""
-    page = (Path(__file__).parents[4] / "docs/airflow.md").read_text()
+    """docs/how-to/run-in-airflow.md: a real notifier renders the templates that the page uses."""
+    page = (Path(__file__).parents[4] / "docs/how-to/run-in-airflow.md").read_text()
     write_pipeline("shop", more=re.search(r"```yaml\n(notify:.*?)```", page, re.DOTALL)[1])
     dag = create_dags()["shop_cdc"]
     dba, team = dag.get_task("land").on_failure_callback

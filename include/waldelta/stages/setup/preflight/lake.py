@@ -46,7 +46,7 @@ def judge_store(target: Target) -> Iterator[Finding]:
         yield warning(
             f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits"
             " conditionally, its commits may overwrite others, whose changes are lost then"
-            " (docs/scaling.md#object-stores)"
+            " (docs/how-to/connect-spark.md#object-stores)"
         )
 
 
@@ -82,7 +82,7 @@ def check_store(
         f" {store or 'the log store that Delta has for S3 by default'}, so that commits of Spark"
         " and delta-rs may overwrite each other, and changes be lost: configure one that commits"
         f" conditionally (spark.delta.logStore.{scheme}.impl), or accept the loss"
-        " (target.accept_unsafe_store: true); see docs/scaling.md#object-stores"
+        " (target.accept_unsafe_store: true); see docs/how-to/connect-spark.md#object-stores"
     )
     raise PreflightFailed([text])
 

@@ -144,7 +144,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
     if server.in_recovery:
         yield problem(
             "the server is a standby: point the connection at the primary, copies need its"
-            " snapshots, or promote it (docs/failover.md)"
+            " snapshots, or promote it (docs/how-to/failover.md)"
         )
     if (level := server.settings["wal_level"]) != "logical":
         yield problem(
@@ -243,7 +243,7 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
         yield problem(
             "source.failover needs PostgreSQL 17 or later, this is"
             f" {server.settings.get('server_version')}: leave it out, or upgrade the server;"
-            " without it a failover takes a resync of all tables (docs/failover.md)"
+            " without it a failover takes a resync of all tables (docs/how-to/failover.md)"
         )
         return
     if pipeline.source.options.two_phase and server.version < 180000:
@@ -255,7 +255,7 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
         yield warning(
             "synchronized_standby_slots is empty: runs may land what no standby has received, and"
             " after a failover the lake would then be ahead of the source, which asks for new"
-            " copies; let it name the physical slot of the standby (docs/failover.md)"
+            " copies; let it name the physical slot of the standby (docs/how-to/failover.md)"
         )
 
 

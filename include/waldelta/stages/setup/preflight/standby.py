@@ -80,7 +80,7 @@ def judge_servers(answers: set[tuple[str, str]]) -> Iterator[Finding]:
         yield problem(
             f"source.read_from leads to more than one server ({met}), and a slot is on one of them:"
             " let it lead to that one, past load balancers and names of several standbys"
-            " (docs/standby.md)"
+            " (docs/how-to/read-from-a-standby.md)"
         )
 
 
@@ -117,7 +117,7 @@ def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
             f"on the standby of source.read_from {' and '.join(lacking)}: vacuum on the primary may"
             " remove rows of its catalogs that the slot needs, which makes the slot lost, and asks"
             " for a resync of all tables; set hot_standby_feedback = on and a primary_slot_name"
-            " with a physical slot on the primary, and reload (docs/standby.md)"
+            " with a physical slot on the primary, and reload (docs/how-to/read-from-a-standby.md)"
         )
 
 

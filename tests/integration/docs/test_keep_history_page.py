@@ -1,4 +1,4 @@
-"""docs/history.md: its example is run, and its queries give what the page shows."""
+"""docs/how-to/keep-history.md: its example is run, and its queries give what the page shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
-PAGE = (Path(__file__).parents[3] / "docs/history.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/how-to/keep-history.md").read_text()
 TABLES = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])["target"]["tables"]
 BEFORE, FIRST, SECOND = re.findall(
     r"```sql\n((?:create|insert|update|delete).*?)```", PAGE, re.DOTALL
@@ -55,7 +55,7 @@ def test_every_query_gives_what_the_page_shows(spark, database, lake):
     for query, shown in QUERIES:
         asked = re.sub(r":\w+", lambda name: arguments[name[0]], query)
         rows = spark.sql(asked).collect()
-        told = "".join(" | ".join(_text(value) for value in row) + "\n" for row in rows)
+        told = "".join(", ".join(_text(value) for value in row) + "\n" for row in rows)
         assert (query, told) == (query, shown)
 
 
