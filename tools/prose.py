@@ -18,8 +18,8 @@ import pyphen
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_COLUMNS = 100
-MOST_WORDS_IN_A_CELL = 40
-MOST_WORDS_IN_A_SENTENCE = 32
+MOST_IN_A_CELL = 40
+MOST_IN_A_SENTENCE = 32
 # Words of each page or folder.
 BUDGETS = {"README.md": 900, "docs": 20_000, "CHANGELOG.md": 600}
 # What says less than the field's own word, and that word.
@@ -86,15 +86,15 @@ def problems(page: Path) -> Iterator[str]:
             yield f"{name}:{number}: {len(line)} columns; at most {MOST_COLUMNS}"
         if line.startswith("|"):
             for cell in re.split(r"(?<!\\)\|", line):
-                if (count := len(words(cell))) > MOST_WORDS_IN_A_CELL:
-                    yield f"{name}:{number}: {count} words in a cell; at most {MOST_WORDS_IN_A_CELL}"
+                if (count := len(words(cell))) > MOST_IN_A_CELL:
+                    yield f"{name}:{number}: {count} words in a cell; at most {MOST_IN_A_CELL}"
     plain = prose(text)
     for pattern, better in _REPLACED.items():
         for found in pattern.finditer(plain):
             where = " ".join(plain[max(0, found.start() - 30) : found.end() + 30].split())
             yield f"{name}: {found[0]!r} ({better}): … {where} …"
     for sentence in sentences(text):
-        if (count := len(words(sentence))) > MOST_WORDS_IN_A_SENTENCE:
+        if (count := len(words(sentence))) > MOST_IN_A_SENTENCE:
             yield f"{name}: {count} words in a sentence: {sentence[:90]} …"
 
 
