@@ -251,10 +251,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
 VERBS: Final = tuple(_OWN)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The verb, the file and the verb's options by name; leaves the process with a usage message
-    for anything else.
-    """
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with a parser of its own for each verb."""
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs",
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
@@ -271,6 +269,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         known.set_defaults(
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The verb, the file and the verb's options by name; leaves the process with a usage message
+    for anything else.
+    """
+    parser = build_parser()
     options = parser.parse_args(arguments)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)

@@ -27,7 +27,8 @@ from waldelta.remedies import ANY_ERROR, ERRORS
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
 Operation = Literal["insert", "update", "delete", "truncate"]
 TableName = Annotated[
-    str, Field(description="schema-qualified name, as PostgreSQL prints it: public.flights")
+    str,
+    Field(description="name with its schema, as PostgreSQL prints it, for example public.flights"),
 ]
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
@@ -59,10 +60,10 @@ class TableEntry(StrictModel):
 
     name: TableName
     where: str | None = Field(
-        None, description="row filter, evaluated by the publisher (PostgreSQL expression)"
+        None, description="row filter in PostgreSQL's SQL; the publisher evaluates it"
     )
     columns: tuple[str, ...] | None = Field(
-        None, min_length=1, description="column list; all columns without it"
+        None, min_length=1, description="column list; without it all columns are published"
     )
 
     @field_validator("name")
@@ -80,24 +81,41 @@ class TableEntry(StrictModel):
 class Publication(StrictModel):
     """A publication the slot reads: tables, schemas or everything, and what of them."""
 
-    name: str = Field(min_length=1, max_length=63)
-    publish: tuple[Operation, ...] = ("insert", "update", "delete", "truncate")
-    publish_via_partition_root: bool = False
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        description="name of the publication; setup creates it and marks it with a comment",
+    )
+    publish: tuple[Operation, ...] = Field(
+        ("insert", "update", "delete", "truncate"), description="published operations"
+    )
+    publish_via_partition_root: bool = Field(
+        False,
+        description="true: a partitioned table is one target; false: each partition is a target",
+    )
     publish_generated_columns: Literal["none", "stored"] = Field(
         "none",
         description=(
-            "stored: stored generated columns are published too, where no column list says so"
-            " (PostgreSQL 18)"
+            "stored: also publish stored generated columns of tables without a column list"
+            " (PostgreSQL 18 and later)"
         ),
     )
-    tables: tuple[TableEntry, ...] = ()
-    all_tables: bool = False
-    schemas: tuple[str, ...] = ()
+    tables: tuple[TableEntry, ...] = Field((), description="published tables")
+    all_tables: bool = Field(
+        False, description="true: publish every table of the database; setup needs a superuser"
+    )
+    schemas: tuple[str, ...] = Field(
+        (), description="publish every table of these schemas; setup needs a superuser"
+    )
     manage: bool = Field(
-        True, description="false: the publication exists already and is never altered"
+        True, description="false: the publication exists already, and setup never alters it"
     )
     accept_future_tables: bool = Field(
-        False, description="needed for all_tables or schemas that publish updates or deletes"
+        False,
+        description=(
+            "true: accept that PostgreSQL rejects updates and deletes of a later table without a"
+            " key; required for all_tables or schemas that publish these operations"
+        ),
     )
 
     @model_validator(mode="after")
@@ -117,12 +135,44 @@ class Publication(StrictModel):
 class Options(StrictModel):
     """Options of the pgoutput plugin and of consumption."""
 
-    binary: bool = False
-    streaming: Literal["off", "on", "parallel"] = "off"
-    two_phase: bool = False
-    origin: Literal["any", "none"] = "any"
-    messages: bool = False
-    acknowledge: Literal["get", "peek", "advance"] = "get"
+    binary: bool = Field(
+        False,
+        description=(
+            "true: values are sent in PostgreSQL's binary format; setup refuses tables with a type"
+            " that has no binary reader"
+        ),
+    )
+    streaming: Literal["off", "on", "parallel"] = Field(
+        "off",
+        description=(
+            "on: large transactions arrive in chunks before they commit; parallel: the same in"
+            " protocol 4 (PostgreSQL 16 and later)"
+        ),
+    )
+    two_phase: bool = Field(
+        False,
+        description=(
+            "true: prepared transactions arrive at PREPARE and are applied after COMMIT PREPARED;"
+            " only for a slot that was created with it"
+        ),
+    )
+    origin: Literal["any", "none"] = Field(
+        "any",
+        description=(
+            "none: leave out changes that reached the source by replication (PostgreSQL 16 and"
+            " later)"
+        ),
+    )
+    messages: bool = Field(
+        False, description="true: store logical messages in <root>/_waldelta/messages"
+    )
+    acknowledge: Literal["get", "peek", "advance"] = Field(
+        "get",
+        description=(
+            "how a run acknowledges landed changes: get compares what the slot returns, peek"
+            " compares before the slot moves and needs no spare slots, advance compares nothing"
+        ),
+    )
 
     @field_validator("streaming", mode="before")
     @classmethod
@@ -135,34 +185,44 @@ class Source(StrictModel):
     """The PostgreSQL server, its slot and publications."""
 
     conn_id: str = Field(
-        min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>"
+        min_length=1,
+        description=(
+            "Airflow connection of type postgres; outside Airflow the variable"
+            " AIRFLOW_CONN_<CONN_ID>, as URI or JSON"
+        ),
     )
     read_from: str | None = Field(
         None,
         min_length=1,
         description=(
-            "Airflow connection of a standby of conn_id's server (PostgreSQL 16) that has the slot"
-            " and is read in the primary's place; copies and comparisons stay on the primary"
+            "Airflow connection of a standby that has the slot (PostgreSQL 16 and later); copies,"
+            " repairs and locks use conn_id; excludes failover"
         ),
     )
-    slot: str = Field(description="name of the logical replication slot")
+    slot: str = Field(
+        description=(
+            "name of the logical replication slot; one pipeline per slot, and no standby may have"
+            " another slot of that name"
+        )
+    )
     adopt_slot: bool = Field(
         False,
         description=(
-            "true: take over a slot that exists and that somebody else has read; nobody else may"
-            " read it then"
+            "true: setup takes over an existing slot that another program has read; that program"
+            " then misses what the pipeline consumes"
         ),
     )
     failover: bool | None = Field(
         None,
         description=(
-            "true: PostgreSQL keeps the slot on standbys too, so that it outlives a failover"
-            " (PostgreSQL 17); default: a slot that exists stays as it is, a new one isn't kept"
-            " there"
+            "true: PostgreSQL synchronizes the slot to standbys, so that it survives a failover"
+            " (PostgreSQL 17 and later); without the key an existing slot stays as it is"
         ),
     )
-    publications: tuple[Publication, ...] = Field(min_length=1)
-    options: Options = Options()
+    publications: tuple[Publication, ...] = Field(
+        min_length=1, description="publications that the slot reads"
+    )
+    options: Options = Field(Options(), description="options of pgoutput and of acknowledgement")
 
     @field_validator("slot")
     @classmethod
@@ -214,44 +274,45 @@ class TargetTable(StrictModel):
         None,
         alias="from",
         description=(
-            "the published table that feeds this target; default: the one of its name. With the"
-            " name of one of that table's partitions, the target holds what the partition holds"
+            "published table whose changes this target gets; the default is the table with the"
+            " target's name"
         ),
     )
     partition_root: bool = Field(
         False,
-        description="true: gather the published leaves of this partitioned table in one target",
+        description="true: merge the published partitions of this table into one target",
     )
     mode: TargetMode = Field(
         "mirror",
         description=(
-            "mirror: the source's rows; soft_delete: deleted rows stay, marked; history: every"
-            " version of a row with the time that it was valid; changelog: every change is appended"
+            "mirror keeps the source's rows, soft_delete also keeps deleted rows, history keeps"
+            " every version of a row, changelog keeps every change"
         ),
     )
     copied: bool = Field(
         True,
         alias="copy",
         description=(
-            "false: existing rows aren't copied, as with PostgreSQL's copy_data = false: the target"
-            " begins empty and gets changes only"
+            "false: existing rows are not copied; the target starts empty and gets changes only, as"
+            " with PostgreSQL's copy_data = false"
         ),
     )
     schema_changes: SchemaPolicy | None = Field(
-        None, description="what to do when the source's columns change, for this table"
+        None, description="overrides target.schema_changes for this table"
     )
     types: TableTypeOptions = Field(
-        TableTypeOptions(), description="types of the lake for this table"
+        TableTypeOptions(), description="overrides target.types for this table"
     )
     deletion_vectors: bool | None = Field(
         None,
-        description="mark changed rows as gone instead of writing their files anew, for this table",
+        description="overrides target.deletion_vectors for this table",
     )
     where: str | None = Field(
         None,
         min_length=1,
         description=(
-            "filter of this target, evaluated in Spark as PostgreSQL would (PostgreSQL expression)"
+            "row filter of this target in PostgreSQL's SQL; Spark evaluates it with PostgreSQL's"
+            " meaning"
         ),
     )
 
@@ -285,51 +346,55 @@ class Target(StrictModel):
 
     root: str = Field(
         description=(
-            "URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${WALDELTA_NAME}: from"
-            " the environment"
+            "URI of the lake's folder, such as file:///…, s3a://… or abfss://…; ${WALDELTA_NAME} is"
+            " replaced by that environment variable"
         )
     )
     accept_unsafe_store: bool = Field(
         False,
         description=(
-            "true: take an s3a:// root although Spark's log store may overwrite commits of other"
+            "true: accept an s3a:// root although Spark's log store may overwrite commits of other"
             " writers"
         ),
     )
-    tables: dict[str, TargetTable] = Field({})
+    tables: dict[str, TargetTable] = Field({}, description="settings of single targets, by name")
     schema_changes: SchemaPolicy = Field(
         "evolve",
         description=(
-            "evolve: the target follows, copied again where the stream doesn't tell; fail: it"
-            " stops; ignore: it keeps its columns"
+            "when columns of a source table change: evolve alters the target, or copies it again"
+            " where only that is exact; fail stops the table; ignore keeps the target's columns"
         ),
     )
     copy_within_run_mb: int = Field(
         64,
         ge=0,
         description=(
-            "up to which size a table that has to be copied again is copied by the CDC run itself"
+            "a table up to this size that needs a new copy is copied by the CDC run; larger ones"
+            " are left to _initial_sync"
         ),
     )
     drift: Literal["repair", "report"] | None = Field(
         None,
         description=(
-            "when a filter, a column list or the partitions changed: repair mends the table, report"
-            " tells; default: repair what the pipeline file changed, report what changed in"
-            " publications with manage: false"
+            "when a filter, a column list or partitions changed: repair corrects the target, report"
+            " only warns; without the key repair for publications that setup manages, else report"
         ),
     )
     metadata_columns: bool = Field(
-        True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets"
+        True,
+        description=(
+            "true: targets have the columns _wd_lsn, _wd_commit_ts and _wd_raw; false: values that"
+            " a type can't hold become null and are lost"
+        ),
     )
     types: TypeOptions = Field(
-        TypeOptions(), description="types of the lake where there is a choice"
+        TypeOptions(), description="types in the lake, where there is a choice"
     )
     deletion_vectors: bool = Field(
         False,
         description=(
-            "mark changed rows as gone instead of writing their files anew: cheaper runs, but not"
-            " every reader can"
+            "true: a commit marks changed rows as deleted instead of rewriting their files; not"
+            " every reader supports that"
         ),
     )
 
@@ -434,13 +499,23 @@ class Target(StrictModel):
 class Batch(StrictModel):
     """Bounds of one bite of the slot, and of its application."""
 
-    max_changes: int = Field(1_000_000, ge=1)
-    wal_window_mb: int = Field(512, ge=16, description="WAL decoded by one call at the most")
-    statement_timeout_s: int = Field(600, ge=1)
+    max_changes: int = Field(
+        1_000_000, ge=1, description="changes that one read returns at most; ignored with streaming"
+    )
+    wal_window_mb: int = Field(
+        512,
+        ge=16,
+        description="MB of WAL that one read decodes at most; bounds the server's temporary file",
+    )
+    statement_timeout_s: int = Field(
+        600,
+        ge=1,
+        description="seconds for one read; after a timeout the run reads smaller windows",
+    )
     apply_timeout_minutes: int = Field(
         60,
         ge=1,
-        description="Airflow's limit for the task apply, behind which the next landing waits",
+        description="minutes after which Airflow ends the task apply",
     )
 
     @property
@@ -452,14 +527,16 @@ class Batch(StrictModel):
 class Maintenance(StrictModel):
     """The _maintenance DAG."""
 
-    schedule: Schedule | None = "17 3 * * *"
-    keep_changes_days: int = Field(30, ge=1, description="how far back the change log reaches")
+    schedule: Schedule | None = Field(
+        "17 3 * * *", description="cron expression (UTC) of the DAG _maintenance; null: by hand"
+    )
+    keep_changes_days: int = Field(
+        30, ge=1, description="days that the change log keeps applied changes"
+    )
     keep_versions_hours: int = Field(
         168,
         ge=168,
-        description=(
-            "time travel and consistent cuts reach back so far; Delta refuses less than a week"
-        ),
+        description=("hours that time travel and consistent cuts reach back; at least a week"),
     )
 
     @property
@@ -475,21 +552,28 @@ class SlotLimits(StrictModel):
     its limit is reached.
     """
 
-    warn_mb: int = Field(5_000, ge=1)
-    critical_mb: int = Field(50_000, ge=1)
+    warn_mb: int = Field(
+        5_000, ge=1, description="warn when the server keeps more MB of WAL for the slot"
+    )
+    critical_mb: int = Field(
+        50_000,
+        ge=1,
+        description="the same as a critical finding; also the advice for max_slot_wal_keep_size",
+    )
     disk_budget_mb: int | None = Field(
         None,
         ge=1,
         description=(
-            "WAL that the slot may hold back at most; for forecasts, where the server sets no limit"
+            "MB of WAL that the server may keep for the slot; used for the forecast when"
+            " max_slot_wal_keep_size is not set"
         ),
     )
     warn_hours: float = Field(
         4,
         ge=0,
-        description="warn when the limit will be reached sooner, should the slot stand still",
+        description="warn when an idle slot would reach its limit sooner",
     )
-    critical_hours: float = Field(1, ge=0)
+    critical_hours: float = Field(1, ge=0, description="the same as a critical finding")
 
 
 class Notification(StrictModel):
@@ -499,15 +583,16 @@ class Notification(StrictModel):
     errors: tuple[str, ...] = Field(
         min_length=1,
         description=(
-            "classes of errors, each with those below it (SlotError); any: every failure of a task"
+            "error classes, each with its subclasses, such as SlotError; any stands for every"
+            " failure of a task"
         ),
     )
     notifier: str = Field(
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$",
-        description="Airflow's notifier: the class with its module",
+        description="Airflow notifier class, with its module",
     )
     arguments: dict[str, Any] = Field(
-        {}, description="its arguments; templates find the failure as {{ failure.message }}"
+        {}, description="arguments of the notifier; templates can use {{ failure.message }}"
     )
 
     @field_validator("errors")
@@ -516,7 +601,7 @@ class Notification(StrictModel):
         for name in value:
             if name != ANY_ERROR and name not in ERRORS:
                 near = get_close_matches(name, [ANY_ERROR, *ERRORS], 1)
-                hint = f"write {near[0]}" if near else "README.md lists them"
+                hint = f"write {near[0]}" if near else "docs/reference/errors.md lists them"
                 raise ValueError(f"there is no class of errors {name!r}: {hint}")
         return value
 
@@ -524,30 +609,35 @@ class Notification(StrictModel):
 class PipelineFile(StrictModel):
     """One pipeline: from a source's publications through one slot to one lake."""
 
-    pipeline: str = Field(description="name; prefix of the DAG ids")
-    source: Source
-    target: Target
-    schedule: Schedule | None = Field(
-        "*/5 * * * *", description="cron expression of the CDC DAG; null: triggered by hand"
+    pipeline: str = Field(
+        description=(
+            "name and prefix of the DAG ids; lower-case letters, digits and underscores, a letter"
+            " first"
+        )
     )
-    owner: str = "data-engineering"
-    tags: tuple[str, ...] = ()
+    source: Source = Field(description="PostgreSQL server, slot and publications")
+    target: Target = Field(description="lake and targets")
+    schedule: Schedule | None = Field(
+        "*/5 * * * *", description="cron expression (UTC) of the DAG _cdc; null: triggered by hand"
+    )
+    owner: str = Field("data-engineering", description="owner of the DAGs in Airflow")
+    tags: tuple[str, ...] = Field((), description="tags of the DAGs in Airflow")
     spark_conn_id: str = Field(
         "waldelta_spark", description="Airflow connection of type spark or spark_connect"
     )
-    batch: Batch = Batch()
-    quality: Quality = Quality()
-    maintenance: Maintenance = Maintenance()
-    slot_limits: SlotLimits = SlotLimits()
+    batch: Batch = Field(Batch(), description="bounds of one read and of apply")
+    quality: Quality = Field(Quality(), description="checks, reports and reconciliation")
+    maintenance: Maintenance = Field(Maintenance(), description="schedule and retention")
+    slot_limits: SlotLimits = Field(SlotLimits(), description="when to warn about the slot's WAL")
     row_values: Literal["read", "trigger", "edit"] = Field(
         "read",
         description=(
-            "which permission on the CDC DAG shows values of rows on Airflow's pages: in"
-            " quarantine, that differ, in reports"
+            "permission on the DAG _cdc that a user needs to see keys and values of rows on"
+            " Airflow's pages"
         ),
     )
     notify: tuple[Notification, ...] = Field(
-        (), description="who is told of a task's failure, by the class of its error"
+        (), description="notifiers to call when a task fails, by class of error"
     )
 
     @field_validator("pipeline")

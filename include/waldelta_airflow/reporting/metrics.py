@@ -1,8 +1,8 @@
 """Metrics: what a run did and how far behind the lake is, through Airflow's own channel (StatsD,
 Datadog, OpenTelemetry).
 
-Airflow's settings say where they go (``[metrics]``); without any nothing is sent. docs/signals.md
-lists every name.
+Airflow's section ``[metrics]`` says where they go; without it nothing is sent.
+docs/reference/metrics.md lists every name.
 """
 
 from __future__ import annotations
@@ -12,10 +12,56 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 log = logging.getLogger(__name__)
 
+# Every name with its kind and meaning, as docs/reference/metrics.md lists them.
+METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "waldelta.<pipeline>.lag_bytes": ("gauge", "WAL that the lake doesn't have yet"),
+        "waldelta.<pipeline>.lag_seconds": (
+            "gauge",
+            (
+                "age of the newest moment up to which the targets hold every commit of the source;"
+                " not sent while a target is behind the others"
+            ),
+        ),
+        "waldelta.<pipeline>.retained_wal_bytes": (
+            "gauge",
+            "WAL that the server keeps for the slot",
+        ),
+        "waldelta.<pipeline>.differing_rows.<table>": (
+            "gauge",
+            (
+                "rows that a reconciliation found to differ and did not repair; a lower bound when"
+                " there are too many to count; not sent for a table that could not be compared"
+            ),
+        ),
+        "waldelta.<pipeline>.<verb>.changes": ("counter", "changes that the run landed"),
+        "waldelta.<pipeline>.<verb>.seconds.<stage>": (
+            "gauge",
+            (
+                "duration of a stage: land, apply, check, report or sync; land includes batches"
+                " that were applied concurrently"
+            ),
+        ),
+        "waldelta.<pipeline>.<verb>.rows.<table>.<operation>": (
+            "counter",
+            "rows that were inserted, updated, deleted, skipped or quarantined",
+        ),
+        "waldelta.<pipeline>.<verb>.failed_expectations": (
+            "gauge",
+            "critical expectations that failed in the run's check",
+        ),
+        "waldelta.<pipeline>.<verb>.warned_expectations": (
+            "gauge",
+            "expectations of severity warning that failed",
+        ),
+        "waldelta.<pipeline>.<verb>.not_applied": ("gauge", "targets that lack landed changes"),
+    }
+)
 _OPERATIONS = ("inserted", "updated", "deleted", "skipped", "quarantined")
 # StatsD parts names at dots, and Airflow knows these characters alone.
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")

@@ -1,0 +1,237 @@
+"""``make reference``: write the reference pages' generated parts from the code.
+
+``--check`` writes nothing and fails when a page is stale; a test does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from waldelta.cli._options import build_parser
+from waldelta.config import PipelineFile
+from waldelta.error_catalog import ERROR_CATALOG
+from waldelta.remedies import ERRORS
+from waldelta_airflow.reporting.metrics import METRICS
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+_PAGES: Final = DOCS / "reference"
+WIDTH: Final = 100
+_BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PATH = re.compile(r"docs/([\w./-]+\.md)(#[\w-]+)?")
+
+
+def wrap(text: str, indent: str = "", first: str | None = None, width: int = WIDTH) -> str:
+    """A paragraph in lines of at most ``width`` columns; links stay whole."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _sentence(text: str) -> str:
+    text = text[0].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."
+
+
+def _linked(text: str) -> str:
+    """Paths of pages, as error messages name them, become links of a reference page."""
+
+    def link(found: re.Match[str]) -> str:
+        folder, _, name = found[1].rpartition("/")
+        place = name if folder == "reference" else f"../{found[1]}"
+        words = name.removesuffix(".md").replace("-", "&nbsp;")
+        return f"[{words}]({place}{found[2] or ''})".replace("&nbsp;", "-")
+
+    return _PATH.sub(link, text)
+
+
+def errors_page() -> str:
+    """One section for each error, in the order of the tree in waldelta.errors."""
+    sections = [
+        (_PAGES / "errors.md").read_text().split("\n## ")[0].rstrip()
+        if (_PAGES / "errors.md").exists()
+        else "# Errors"
+    ]
+    for name, entry in sorted(ERROR_CATALOG.items()):
+        message = "\n".join(
+            wrap(line, re.match(r"[ -]*", line)[0].replace("-", " "), "", WIDTH - 4)  # type: ignore[index]
+            for line in f"{name}: {entry.example}".split("\n")
+        )
+        retried = entry.retried or ("yes" if ERRORS[name].retryable else "")
+        facts = {"Unchanged": entry.unchanged, "What to do": entry.remedy, "Retried": retried}
+        sections.append(
+            "\n".join(
+                [
+                    f"## {name}",
+                    wrap(_sentence(entry.meaning)),
+                    "",
+                    textwrap.indent(message, "    "),
+                    "",
+                    *(
+                        wrap(f"**{label}:** {_linked(_sentence(text))}", "  ", "- ")
+                        for label, text in facts.items()
+                        if text
+                    ),
+                ]
+            )
+        )
+    return "\n\n".join(sections) + "\n"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}):
+        return ""
+    if isinstance(value, bool):
+        return f"default `{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"default `[{', '.join(value)}]`"
+    return f"default `{value}`"
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [choice for part in get_args(annotation) for choice in _choices(part)]
+
+
+def _keys(model: type[BaseModel]) -> str:
+    lines = []
+    for name, field in model.model_fields.items():
+        nested = next(_models(field.annotation), None)
+        default = "" if nested is not None and not field.is_required() else _default(field)
+        choices = [f"`{choice}`" for choice in _choices(field.annotation)]
+        one_of = f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else ""
+        facts = "; ".join(fact for fact in (one_of, default) if fact)
+        text = f"`{field.alias or name}`" + (f" ({facts})" if facts else "")
+        lines.append(wrap(f"{text}: {_linked(_sentence(field.description or ''))}", "  ", "- "))
+    return "\n".join(lines)
+
+
+def _all_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for nested in _models(field.annotation):
+            yield from _all_models(nested)
+
+
+def _options(parser: argparse.ArgumentParser, but: frozenset[str]) -> list[str]:
+    lines = []
+    for action in parser._actions:  # noqa: SLF001 - argparse lists them nowhere else
+        if not action.option_strings or action.dest in {"help", *but}:
+            continue
+        value = action.metavar or ("|".join(action.choices) if action.choices else "")
+        taken = "" if action.nargs == 0 else f" {value}"
+        option = f"`{action.option_strings[0]}{taken}`"
+        lines.append(wrap(f"{option}: {_sentence(action.help or '')}", "  ", "- "))
+    return lines
+
+
+def _verbs() -> dict[str, argparse.ArgumentParser]:
+    (verbs,) = (
+        action
+        for action in build_parser()._actions  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+    )
+    return dict(verbs.choices)
+
+
+_OF_RUN = frozenset({"run_id", "run_type", "interval_start", "interval_end", "result"})
+
+
+def _verb(name: str) -> str:
+    parser = _verbs()[name]
+    options = _options(parser, _OF_RUN)
+    does = wrap(_sentence(parser.description or ""))
+    lines = [
+        f"    python -m spark_jobs {name} FILE",
+        "",
+        does,
+        *([""] if options else []),
+        *options,
+    ]
+    return "\n".join(lines)
+
+
+def _metrics() -> str:
+    return "\n".join(
+        wrap(f"`{name}` ({kind}): {_sentence(meaning)}", "  ", "- ")
+        for name, (kind, meaning) in METRICS.items()
+    )
+
+
+BLOCKS: Final[dict[str, Callable[[], str]]] = {
+    **{
+        f"keys/{model.__name__}": lambda model=model: _keys(model)  # type: ignore[misc]
+        for model in dict.fromkeys(_all_models(PipelineFile))
+    },
+    **{f"verb/{name}": lambda name=name: _verb(name) for name in _verbs()},  # type: ignore[misc]
+    "options-of-a-run": lambda: "\n".join(_options(_verbs()["check"], frozenset({"sql"}))),
+    "metrics": _metrics,
+}
+
+
+def _filled(page: Path) -> str:
+    """A page with its generated blocks as the code has them now."""
+    return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page.read_text())
+
+
+def pages() -> dict[Path, str]:
+    """Each page with generated parts, as it should be."""
+    found = {
+        page: _filled(page)
+        for page in sorted(_PAGES.glob("*.md"))
+        if _BLOCK.search(page.read_text())
+    }
+    return {**found, _PAGES / "errors.md": errors_page()}
+
+
+def blocks_on_pages() -> list[str]:
+    """The names of all blocks that some page shows."""
+    return [
+        found[2]
+        for page in sorted(_PAGES.glob("*.md"))
+        for found in _BLOCK.finditer(page.read_text())
+    ]
+
+
+def main() -> int:
+    """Write the pages, or name the stale ones and return 1."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail for a stale page")
+    is_check = parser.parse_args().check
+    stale = [
+        page for page, text in pages().items() if not page.exists() or page.read_text() != text
+    ]
+    for page in stale:
+        sys.stdout.write(f"{page.relative_to(DOCS.parent)}\n")
+        if not is_check:
+            page.write_text(pages()[page])
+    return int(is_check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
