@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from waldelta.cli._options import build_parser
 from waldelta.config import PipelineFile
+from waldelta.config.type_options import TableTypeOptions
 from waldelta.error_catalog import ERROR_CATALOG
 from waldelta.remedies import ERRORS
 from waldelta_airflow.reporting.metrics import METRICS
@@ -25,7 +26,7 @@ from waldelta_airflow.reporting.metrics import METRICS
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _PAGES: Final = DOCS / "reference"
 WIDTH: Final = 100
-_BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!--generated:(\S+)-->\n).*?(<!--/-->)", re.DOTALL)
 _PATH = re.compile(r"docs/([\w./-]+\.md)(#[\w-]+)?")
 
 
@@ -44,6 +45,15 @@ def wrap(text: str, indent: str = "", first: str | None = None, width: int = WID
 def _sentence(text: str) -> str:
     text = text[0].upper() + text[1:]
     return text if text.endswith(".") else f"{text}."
+
+
+# Names of keys, columns, variables and options, which Markdown would read as something else.
+_CODE = re.compile(r"(?<![\w`/.])(?:--[\w-]+|[\w./]*[_<$][\w./<>{}$-]*\w>?}?)(?![\w`])")
+
+
+def _marked(text: str) -> str:
+    """Names in code font, where they aren't already."""
+    return _CODE.sub(lambda found: f"`{found[0]}`", text)
 
 
 def _linked(text: str) -> str:
@@ -70,18 +80,18 @@ def errors_page() -> str:
             wrap(line, re.match(r"[ -]*", line)[0].replace("-", " "), "", WIDTH - 4)  # type: ignore[index]
             for line in f"{name}: {entry.example}".split("\n")
         )
-        retried = entry.retried or ("yes" if ERRORS[name].retryable else "")
-        facts = {"Unchanged": entry.unchanged, "What to do": entry.remedy, "Retried": retried}
+        retried = entry.retried or ("Airflow retries it." if ERRORS[name].retryable else "")
+        facts = {"Unchanged": entry.unchanged, "Do": entry.remedy}
         sections.append(
             "\n".join(
                 [
                     f"## {name}",
-                    wrap(_sentence(entry.meaning)),
+                    wrap(f"{_marked(_sentence(entry.meaning))} {retried}".rstrip()),
                     "",
                     textwrap.indent(message, "    "),
                     "",
-                    *(
-                        wrap(f"**{label}:** {_linked(_sentence(text))}", "  ", "- ")
+                    "\n\n".join(
+                        wrap(f"**{label}:** {_linked(_marked(_sentence(text)))}")
                         for label, text in facts.items()
                         if text
                     ),
@@ -127,7 +137,7 @@ def _keys(model: type[BaseModel]) -> str:
         one_of = f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else ""
         facts = "; ".join(fact for fact in (one_of, default) if fact)
         text = f"`{field.alias or name}`" + (f" ({facts})" if facts else "")
-        lines.append(wrap(f"{text}: {_linked(_sentence(field.description or ''))}", "  ", "- "))
+        lines.append(wrap(f"{text}: {_marked(field.description or '')}", "  ", "- "))
     return "\n".join(lines)
 
 
@@ -146,7 +156,7 @@ def _options(parser: argparse.ArgumentParser, but: frozenset[str]) -> list[str]:
         value = action.metavar or ("|".join(action.choices) if action.choices else "")
         taken = "" if action.nargs == 0 else f" {value}"
         option = f"`{action.option_strings[0]}{taken}`"
-        lines.append(wrap(f"{option}: {_sentence(action.help or '')}", "  ", "- "))
+        lines.append(wrap(f"{option}: {_marked(action.help or '')}", "  ", "- "))
     return lines
 
 
@@ -165,20 +175,13 @@ _OF_RUN = frozenset({"run_id", "run_type", "interval_start", "interval_end", "re
 def _verb(name: str) -> str:
     parser = _verbs()[name]
     options = _options(parser, _OF_RUN)
-    does = wrap(_sentence(parser.description or ""))
-    lines = [
-        f"    python -m spark_jobs {name} FILE",
-        "",
-        does,
-        *([""] if options else []),
-        *options,
-    ]
-    return "\n".join(lines)
+    does = wrap(_marked(_sentence(parser.description or "")))
+    return "\n".join([does, *([""] if options else []), *options])
 
 
 def _metrics() -> str:
     return "\n".join(
-        wrap(f"`{name}` ({kind}): {_sentence(meaning)}", "  ", "- ")
+        wrap(f"`{name}` ({kind}): {meaning}", "  ", "- ")
         for name, (kind, meaning) in METRICS.items()
     )
 
@@ -187,6 +190,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     **{
         f"keys/{model.__name__}": lambda model=model: _keys(model)  # type: ignore[misc]
         for model in dict.fromkeys(_all_models(PipelineFile))
+        if model is not TableTypeOptions  # the keys of TypeOptions again
     },
     **{f"verb/{name}": lambda name=name: _verb(name) for name in _verbs()},  # type: ignore[misc]
     "options-of-a-run": lambda: "\n".join(_options(_verbs()["check"], frozenset({"sql"}))),

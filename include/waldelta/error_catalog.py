@@ -15,7 +15,8 @@ from typing import Final
 class ErrorEntry:
     """One error for its reader.
 
-    ``retried`` says when Airflow retries, where that isn't decided by the class alone.
+    ``unchanged`` is empty where the error changed nothing at all. ``retried`` says when Airflow
+    retries, where the class alone doesn't decide it.
     """
 
     meaning: str
@@ -27,7 +28,7 @@ class ErrorEntry:
 
 _KEPT = "The slot and the change log keep every change that the run didn't apply."
 _NOT_CONSUMED = "The slot keeps every change that wasn't landed."
-_NOTHING = "Nothing was changed."
+_NOTHING = ""
 
 ERROR_CATALOG: Final = MappingProxyType(
     {
@@ -103,16 +104,13 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A slot or a copy can't start, because older transactions are still open.",
             _NOTHING,
             "end the listed transactions, or wait for them",
-            "slot 'shop_cdc' can't be created while older transactions are open; after 60 s there"
-            " still were:\n  - pid 4711, report, since 2026-11-24 07:12:00\nend them"
-            " (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run setup again",
+            "slot 'shop_cdc' can't be created while older transactions are open; …",
         ),
         "NotPrimary": ErrorEntry(
             "The connection leads to a standby, but this verb needs the primary.",
             _NOTHING,
             "point the connection at the primary, or promote this server (docs/how-to/failover.md)",
-            "db.example:5432/shop is a standby, whose snapshots leave running transactions out:"
-            " copy from the primary",
+            "db.example:5432/shop is a standby, whose snapshots leave running transactions out: …",
         ),
         "NotStandby": ErrorEntry(
             "The connection source.read_from leads to a primary, or to another server's standby.",
@@ -126,8 +124,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A table was rewritten or altered during its copy, or the copy's snapshot ended.",
             "The target is as it was before the copy.",
             "nothing: the copy of that table starts again",
-            "public.orders was truncated, rewritten or detached while it was copied (VACUUM FULL,"
-            " CLUSTER, TRUNCATE or ALTER TABLE): its copy starts again",
+            "public.orders was truncated, rewritten or detached while it was copied …",
         ),
         "SlotMissing": ErrorEntry(
             "The slot was dropped, or setup never ran.",
@@ -157,8 +154,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "Landed changes are safe and are applied. The changes behind them are gone.",
             "run resync; raise max_slot_wal_keep_size, or schedule runs more often"
             " (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc' is lost (wal_removed): changes since 0/5A000028 are gone; run resync,"
-            " and raise max_slot_wal_keep_size or run more often",
+            "slot 'shop_cdc' is lost (wal_removed): changes since 0/5A000028 are gone; run"
+            " resync, …",
         ),
         "PublicationGone": ErrorEntry(
             "Before PostgreSQL 18: a listed publication was dropped, or created after changes that"
@@ -191,8 +188,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             _NOT_CONSUMED,
             "change the setting that the message names; a huge transaction arrives as one piece",
             "the server can't hold what reading slot 'shop_cdc' gives (temporary file size exceeds"
-            " temp_file_limit (1048576kB)): raise temp_file_limit for the role (alter role … set"
-            " temp_file_limit)",
+            " temp_file_limit (1048576kB)): …",
         ),
         "SourceDiskFull": ErrorEntry(
             "A disk of the server is full, and reading the slot needs space on it.",
@@ -223,8 +219,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The slot did not move after a run acknowledged its changes.",
             "The changes are landed. The slot keeps their WAL.",
             "look at pg_replication_slots and at the server's log",
-            "slot 'shop_cdc' should have moved to 0/5B000000 but stands at 0/5A000028: WAL piles up"
-            " on the server; check pg_replication_slots and the server's log",
+            "slot 'shop_cdc' should have moved to 0/5B000000 but stands at 0/5A000028: WAL"
+            " piles up …",
         ),
         "SlotCritical": ErrorEntry(
             "The slot keeps too much WAL, or PostgreSQL will soon remove WAL that it needs. No run"
@@ -232,8 +228,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "All runs continue.",
             "do at once what the message says: later only a resync helps"
             " (docs/how-to/emergency.md)",
-            "slot 'shop_cdc' holds back more WAL than max_slot_wal_keep_size and is lost with the"
-            " next checkpoint: let the pipeline run now, or raise the setting and reload",
+            "slot 'shop_cdc' holds back more WAL than max_slot_wal_keep_size and is lost"
+            " with the …",
         ),
         "StandbyAway": ErrorEntry(
             "A required standby isn't connected, or hasn't received or replayed enough WAL. It"
@@ -258,8 +254,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "Nothing is lost while the slot or its copy is kept.",
             "compare the kept slot with the change log (docs/how-to/recover-a-slot.md)",
             "slot 'shop_cdc': consumed 41 changes but landed 42 changes in batch 17; the slot"
-            " 'shop_cdc_kept' still holds these changes: compare them with the change log, then"
-            " drop one of the two slots",
+            " 'shop_cdc_kept' still holds these changes: …",
         ),
         "DecodeError": ErrorEntry(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
@@ -274,7 +269,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "correct each table's error, then run the sync again",
             "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: public.orders can't be"
             " copied (permission denied for table orders): grant select on it",
-            retried="yes, when the error of at least one table is retried",
+            retried="Airflow retries it when one of the tables' errors is retried.",
         ),
         "TargetNotWritable": ErrorEntry(
             "The run can't write to the lake, or can't remove files that another run left there.",
@@ -284,8 +279,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             " message says",
             "file:///data/lake/public/orders can't be written (No space left on device (os error"
             " 28)): make space there (bytes, or inodes)",
-            retried="when an object store did not answer, the cause is unknown, or old files"
-            " could not be removed",
+            retried="Airflow retries it when an object store did not answer, the cause is unknown,"
+            " or old files could not be removed.",
         ),
         "LateWriter": ErrorEntry(
             "A newer run committed first, or other writers keep committing to a target.",
@@ -330,9 +325,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "Nothing that the run had not yet committed was changed.",
             "start the server, or correct the address, the token or TLS, as the message says"
             " (docs/how-to/connect-spark.md)",
-            "the Spark Connect server spark.example:15002 can't be reached (Connection refused):"
-            " start it, or correct host and port in SPARK_REMOTE, or Airflow's connection",
-            retried="yes, but not after a refused token or when only one side uses TLS",
+            "the Spark Connect server spark.example:15002 can't be reached (Connection refused): …",
+            retried="Airflow retries it, unless the token was refused or only one side uses TLS.",
         ),
         "StageTimeout": ErrorEntry(
             "A stage after landing took longer than its task may"

@@ -63,15 +63,9 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
         },
     }
 )
-_NAMES = {"type": _listed, "metavar": "NAMES"}
-_STAGE: _Options = {
-    "--stage": _NAMES | {"help": "run only these stages of the verb; separate names by commas"}
-}
-_TABLES: _Options = {
-    "--tables": (
-        _NAMES | {"help": "work on these tables only, as schema.table; separate names by commas"}
-    )
-}
+_NAMES = {"type": _listed, "metavar": "NAME,NAME"}
+_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages of the verb"}}
+_TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
 _COPY: _Options = {
     **_STAGE,
     **_TABLES,
@@ -211,10 +205,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 "--row": {
                     "action": "extend",
                     "type": _listed,
-                    "metavar": "IDS",
-                    "help": (
-                        "ids of rows and messages, as the list shows them; separate ids by commas"
-                    ),
+                    "metavar": "ID,ID",
+                    "help": ("ids of rows and messages, as the list shows them"),
                 },
                 "--reason": {
                     "metavar": "TEXT",
@@ -239,8 +231,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
                 "--drop": {
                     "type": _listed,
-                    "metavar": "SLOTS",
-                    "help": "drop these slots without a pipeline; separate names by commas",
+                    "metavar": "SLOT,SLOT",
+                    "help": "drop these slots without a pipeline",
                 },
             },
         ),
