@@ -19,7 +19,7 @@ Checks the source, then creates or alters what the pipeline needs there: publica
 Everything that would break the source is refused before anything is changed. Running it again
 changes nothing.
 It runs as the role of the pipeline's connection: publications that this may not make are made
-before, by hand (docs/privileges.md).
+before, by hand (docs/reference/privileges.md).
 
 - **dry_run**: only show the plan and its SQL, in the log of `set_up`.
 - *If it fails*: `preflight` lists every problem with its remedy.

@@ -3,7 +3,7 @@ which outliers don't move. Pure.
 
 A statistic departs when it is farther from the median of the earlier ones than ``factor`` × 1.4826
 × MAD, and than a floor of its own, so that what never changed may change a little: see
-docs/pipeline-file.md, Drift.
+docs/reference/expectations.md, Anomalies.
 """
 
 from __future__ import annotations
