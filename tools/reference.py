@@ -78,9 +78,9 @@ def errors_page() -> str:
     for name, entry in sorted(ERROR_CATALOG.items()):
         message = "\n".join(
             wrap(line, re.match(r"[ -]*", line)[0].replace("-", " "), "", WIDTH - 4)  # type: ignore[index]
-            for line in f"{name}: {entry.example}".split("\n")
+            for line in entry.example.split("\n")
         )
-        retried = entry.retried or ("Airflow retries it." if ERRORS[name].retryable else "")
+        retried = entry.retried or ("Retried." if ERRORS[name].retryable else "")
         facts = {"Unchanged": entry.unchanged, "Do": entry.remedy}
         sections.append(
             "\n".join(

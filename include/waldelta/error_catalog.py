@@ -15,8 +15,8 @@ from typing import Final
 class ErrorEntry:
     """One error for its reader.
 
-    ``unchanged`` is empty where the error changed nothing at all. ``retried`` says when Airflow
-    retries, where the class alone doesn't decide it.
+    ``unchanged`` is empty where the error changed nothing: neither the slot nor the lake.
+    ``retried`` says when Airflow retries, where the class alone doesn't decide it.
     """
 
     meaning: str
@@ -26,46 +26,41 @@ class ErrorEntry:
     retried: str | None = None
 
 
-_KEPT = "The slot and the change log keep every change that the run didn't apply."
-_NOT_CONSUMED = "The slot keeps every change that wasn't landed."
-_NOTHING = ""
-
 ERROR_CATALOG: Final = MappingProxyType(
     {
         "ConfigError": ErrorEntry(
-            "The pipeline file, an expectation file, an option, the environment or an SSL setting"
-            " is wrong, or a connection pooler answers.",
-            _NOTHING,
+            "The pipeline file, an expectation file, an option or the environment is wrong, or a"
+            " connection pooler answers.",
+            "",
             "correct each item that the message lists",
             "pipeline file include/pipelines/shop.yml is refused:\n"
             "  - target.tables.public.orders.wher: unknown key: remove it, or correct its spelling",
         ),
         "FilterNotTranslatable": ErrorEntry(
             "Spark can't evaluate a part of a row filter exactly as PostgreSQL does.",
-            _NOTHING,
+            "",
             "rewrite the part that the message names (docs/explanation/row-filters.md), or filter"
             " in the publication",
             "filter 'to_char(day, ''YYYY'') = ''2026''' can't be evaluated in Spark: at line 1,"
             " column 1: the function to_char is not supported",
         ),
         "SourceUnreachable": ErrorEntry(
-            "The server can't be reached, accepts no more connections, is starting, or ended the"
-            " connection.",
-            _KEPT,
+            "The server can't be reached, is full or starting, or ended the connection.",
+            "",
             "check host, port and firewall; end idle connections; or wait until the server is up",
             "db.example:5432/shop can't be reached (Connection refused): check host, port and"
             " firewall",
         ),
         "AuthenticationFailed": ErrorEntry(
             "The server refused the user, the password, the database or the client's address.",
-            _KEPT,
+            "",
             "correct the Airflow connection or pg_hba.conf, as the message says",
             "db.example:5432/shop: the server refused user 'lake_reader': check login and password"
             " of the connection",
         ),
         "PrivilegeMissing": ErrorEntry(
             "The role lacks a privilege.",
-            "The refused statement changed nothing.",
+            "",
             "run the grant that the message names (docs/reference/privileges.md)",
             "public.orders can't be copied (permission denied for table orders): grant select on"
             " it; …",
@@ -73,28 +68,26 @@ ERROR_CATALOG: Final = MappingProxyType(
         "NameUnreadable": ErrorEntry(
             "The name of a database object contains a byte that has no UTF-8 character, so"
             " PostgreSQL can't send it.",
-            _NOTHING,
+            "",
             "rename the object that the message names",
-            "db.example:5432/shop: PostgreSQL can't send a text of its catalogs as UTF-8"
-            " (character with byte sequence 0x81 has no equivalent), found in the name of column"
-            ' "orders.\\x81" (oid 16402): …',
+            "db.example:5432/shop: PostgreSQL can't send a text of its catalogs as UTF-8 …",
         ),
         "PreflightFailed": ErrorEntry(
             "Setup would break the application's writes or the pipeline.",
-            _NOTHING,
+            "",
             "correct every listed finding, then run setup again",
             "set-up refused, nothing was changed:\n  - grant create on database shop to lake_setup",
         ),
         "LockHeld": ErrorEntry(
             "Another run works on the same slot, target or stage.",
-            "Committed work stays. The rest waits for the next run.",
+            "Committed work stays.",
             "wait until the other run ends, or end it",
             "lock 'consume:shop_cdc' is held by another run, pid 4711 (waldelta shop consume) since"
             " 2026-11-24 08:00:00 UTC: wait until it ends, or end that run",
         ),
         "TableBusy": ErrorEntry(
-            "Another session keeps a table locked for longer than the run waits.",
-            "The locked table is as it was, and its changes wait. Other tables were applied.",
+            "Another session keeps a table locked.",
+            "The table's changes wait. Other tables were applied.",
             "wait for the listed sessions, or end them",
             "a table of the publications stayed locked through 10 attempts of 1000 ms; nothing"
             " was changed. Locks that stand in the way:\n"
@@ -102,19 +95,19 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "TransactionsStillOpen": ErrorEntry(
             "A slot or a copy can't start, because older transactions are still open.",
-            _NOTHING,
+            "",
             "end the listed transactions, or wait for them",
             "slot 'shop_cdc' can't be created while older transactions are open; …",
         ),
         "NotPrimary": ErrorEntry(
             "The connection leads to a standby, but this verb needs the primary.",
-            _NOTHING,
+            "",
             "point the connection at the primary, or promote this server (docs/how-to/failover.md)",
             "db.example:5432/shop is a standby, whose snapshots leave running transactions out: …",
         ),
         "NotStandby": ErrorEntry(
             "The connection source.read_from leads to a primary, or to another server's standby.",
-            "Nothing was read.",
+            "",
             "correct source.read_from or remove it, then run resync"
             " (docs/how-to/read-from-a-standby.md)",
             "source.read_from leads to standby.example:5432/shop, which is no standby, or was"
@@ -128,7 +121,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "SlotMissing": ErrorEntry(
             "The slot was dropped, or setup never ran.",
-            "The change log and the targets are as they were.",
+            "",
             "run resync; for a new pipeline run setup, then the initial sync"
             " (docs/how-to/recover-a-slot.md)",
             "slot 'shop_cdc' does not exist: run resync; if it was never made, run setup, then the"
@@ -137,21 +130,20 @@ ERROR_CATALOG: Final = MappingProxyType(
         "SlotForeign": ErrorEntry(
             "The slot has another plugin, belongs to another database, or may belong to another"
             " consumer.",
-            "The slot was neither read nor dropped.",
+            "",
             "choose another slot name; or drop the slot when no other program needs it",
             "slot 'shop_cdc' belongs to database 'crm': choose another slot name in the pipeline"
             " file",
         ),
         "SlotInUse": ErrorEntry(
             "Another process reads the slot, or holds its copy.",
-            _NOT_CONSUMED,
+            "",
             "stop that process, or give this pipeline its own slot",
-            "slot 'shop_cdc' is in use by pid 4711 (debezium): stop that reader, or give this"
-            " pipeline a slot of its own",
+            "slot 'shop_cdc' is in use by pid 4711 (debezium): …",
         ),
         "SlotLost": ErrorEntry(
             "PostgreSQL removed WAL that the slot still needed.",
-            "Landed changes are safe and are applied. The changes behind them are gone.",
+            "Landed changes are safe. Later ones are gone.",
             "run resync; raise max_slot_wal_keep_size, or schedule runs more often"
             " (docs/how-to/recover-a-slot.md)",
             "slot 'shop_cdc' is lost (wal_removed): changes since 0/5A000028 are gone; run"
@@ -160,9 +152,9 @@ ERROR_CATALOG: Final = MappingProxyType(
         "PublicationGone": ErrorEntry(
             "Before PostgreSQL 18: a listed publication was dropped, or created after changes that"
             " still wait in the slot.",
-            _NOT_CONSUMED,
-            "remove the publication from the file until the waiting changes are consumed; or add"
-            " its tables to another publication; or run teardown, setup and resync",
+            "",
+            "remove it from the file until the waiting changes are consumed; or add its tables to"
+            " another publication; or run teardown, setup and resync",
             "publication 'shop_new' does not exist at the WAL position at which slot 'shop_cdc' is"
             " read: it was dropped, or created after …",
         ),
@@ -178,21 +170,21 @@ ERROR_CATALOG: Final = MappingProxyType(
         "PeekTimeout": ErrorEntry(
             "Reading the slot took longer than the statement timeout, even with the smallest read"
             " window.",
-            _NOT_CONSUMED,
+            "",
             "look for a huge or very old transaction; the message names the oldest open one",
             "reading slot 'shop_cdc' took longer than the statement timeout",
         ),
         "PeekTooLarge": ErrorEntry(
             "The server can't hold the answer of one read, because of temp_file_limit or memory."
             " The run tried smaller read windows first.",
-            _NOT_CONSUMED,
+            "",
             "change the setting that the message names; a huge transaction arrives as one piece",
             "the server can't hold what reading slot 'shop_cdc' gives (temporary file size exceeds"
             " temp_file_limit (1048576kB)): …",
         ),
         "SourceDiskFull": ErrorEntry(
             "A disk of the server is full, and reading the slot needs space on it.",
-            _NOT_CONSUMED,
+            "",
             "free space on the disk that the message names, soon: the server may need it for WAL"
             " (docs/how-to/emergency.md)",
             "a disk of the server is full, by what reading slot 'shop_cdc' takes or by others"
@@ -202,18 +194,15 @@ ERROR_CATALOG: Final = MappingProxyType(
         "NoFreeSlot": ErrorEntry(
             "A run copies the slot before it acknowledges changes. The server has no free slot for"
             " that.",
-            _NOT_CONSUMED,
+            "",
             "drop unused slots, or raise max_replication_slots",
-            "two free replication slots are needed to consume slot 'shop_cdc', for a copy that"
-            " keeps a way back and for keeping it after a mismatch: drop unused slots, …",
+            "two free replication slots are needed to consume slot 'shop_cdc', …",
         ),
         "SlotGap": ErrorEntry(
             "Another program consumed or recreated the slot, or the change log lost batches.",
             "The run applied nothing behind the gap.",
             "find out which program did it, then run resync (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc' stands at 0/5B000000, beyond 0/5A000028, the furthest this pipeline"
-            " ever moved it: changes in (0/5A000028, 0/5B000000] were consumed by somebody"
-            " else, or …",
+            "slot 'shop_cdc' stands at 0/5B000000, beyond 0/5A000028, the furthest this pipeline …",
         ),
         "SlotStuck": ErrorEntry(
             "The slot did not move after a run acknowledged its changes.",
@@ -223,38 +212,36 @@ ERROR_CATALOG: Final = MappingProxyType(
             " piles up …",
         ),
         "SlotCritical": ErrorEntry(
-            "The slot keeps too much WAL, or PostgreSQL will soon remove WAL that it needs. No run"
-            " fails with this error; only notifiers receive it.",
-            "All runs continue.",
+            "The slot keeps too much WAL, or is lost soon. Only notifiers receive this error; no"
+            " run fails.",
+            "Runs continue.",
             "do at once what the message says: later only a resync helps"
             " (docs/how-to/emergency.md)",
             "slot 'shop_cdc' holds back more WAL than max_slot_wal_keep_size and is lost"
             " with the …",
         ),
         "StandbyAway": ErrorEntry(
-            "A required standby isn't connected, or hasn't received or replayed enough WAL. It"
-            " either has the slot (source.read_from) or must receive a failover slot's changes"
-            " first.",
-            "Nothing was consumed.",
+            "The standby that has the slot, or that must receive a failover slot's changes first,"
+            " isn't connected or lacks WAL.",
+            "",
             "start the standby, let it catch up, or remove it from synchronized_standby_slots",
             "slot 'shop_cdc' gives no changes up to 0/5B000000 before the standbys of"
-            " synchronized_standby_slots have them; behind: standby_1: …",
+            " synchronized_standby_slots have them; …",
         ),
         "SourceChanged": ErrorEntry(
             "The connection leads to another server, to one restored to an earlier state, or to a"
             " promoted standby that may lack landed changes.",
-            "Nothing was read or dropped.",
+            "",
             "point the connection back, or run resync (docs/how-to/failover.md)",
-            "the lake holds changes up to 0/5B000000 but the server's WAL ends at 0/5A000028: it"
-            " was restored to an earlier state; run resync",
+            "the lake holds changes up to 0/5B000000 but the server's WAL ends at 0/5A000028: …",
         ),
         "ConsumeMismatch": ErrorEntry(
             "When a run acknowledged a batch, PostgreSQL returned other changes than the run had"
             " landed.",
             "Nothing is lost while the slot or its copy is kept.",
             "compare the kept slot with the change log (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc': consumed 41 changes but landed 42 changes in batch 17; the slot"
-            " 'shop_cdc_kept' still holds these changes: …",
+            "slot 'shop_cdc': consumed 41 changes but landed 42 changes in batch 17;"
+            " the slot 'shop_cdc_kept' still holds these changes: …",
         ),
         "DecodeError": ErrorEntry(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
@@ -269,7 +256,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "correct each table's error, then run the sync again",
             "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: public.orders can't be"
             " copied (permission denied for table orders): grant select on it",
-            retried="Airflow retries it when one of the tables' errors is retried.",
+            retried="Retried when one of the tables' errors is.",
         ),
         "TargetNotWritable": ErrorEntry(
             "The run can't write to the lake, or can't remove files that another run left there.",
@@ -279,26 +266,24 @@ ERROR_CATALOG: Final = MappingProxyType(
             " message says",
             "file:///data/lake/public/orders can't be written (No space left on device (os error"
             " 28)): make space there (bytes, or inodes)",
-            retried="Airflow retries it when an object store did not answer, the cause is unknown,"
-            " or old files could not be removed.",
+            retried="Retried after an unknown cause, or when an object store did not answer.",
         ),
         "LateWriter": ErrorEntry(
             "A newer run committed first, or other writers keep committing to a target.",
-            "This run's commit was not made.",
+            "",
             "nothing",
             "public.orders: another run applied changes to it meanwhile: run again",
         ),
         "ApplyError": ErrorEntry(
             "Changes can't be merged into a target, or a key value doesn't fit its type in the"
             " lake.",
-            "The table's changes wait in the change log. Other tables were applied.",
+            "The table's changes wait. Other tables were applied.",
             "follow the message",
-            "key column 'valid_to' has a value that timestamp can't hold, as infinity or NaN: name"
-            " the column under types.text in the pipeline file, …",
+            "key column 'valid_to' has a value that timestamp can't hold, as infinity or NaN: …",
         ),
         "StagedLost": ErrorEntry(
             "A staged file that one Spark task wrote for another is missing or incomplete.",
-            "The table's changes were not applied.",
+            "",
             "nothing; if the error returns, check the lake's disk or network file system",
             "staged net changes are gone: file:///data/lake/_waldelta/staging/17 has 0 rows of 42:"
             " run again",
@@ -306,40 +291,38 @@ ERROR_CATALOG: Final = MappingProxyType(
         "SchemaChanged": ErrorEntry(
             "The columns of a source table changed and the pipeline file says fail, or the table"
             " was renamed.",
-            "The table's changes wait in the change log. Other tables were applied.",
+            "The table's changes wait. Other tables were applied.",
             "sync that table again: initial sync with tables (docs/how-to/migrate-a-schema.md)",
-            "public.orders is called public.sales on the source now, and its changes wait in the"
-            " change log: name public.sales in the pipeline file, …",
+            "public.orders is called public.sales on the source now, …",
         ),
         "NeedsSync": ErrorEntry(
             "A source table changed in a way that replication doesn't send, so only a new copy is"
             " exact.",
-            "The table's changes wait in the change log.",
+            "The table's changes wait.",
             "nothing: the run copies a small table again, _initial_sync copies a large one",
-            "public.orders was dropped and created again on the source: sync this table again"
-            " (initial sync with tables=public.orders)",
+            "public.orders was dropped and created again on the source: …",
         ),
         "SparkUnreachable": ErrorEntry(
             "The Spark Connect server or the Spark master doesn't answer, TLS or token don't"
             " match, or the driver ended.",
-            "Nothing that the run had not yet committed was changed.",
+            "Committed work stays.",
             "start the server, or correct the address, the token or TLS, as the message says"
             " (docs/how-to/connect-spark.md)",
             "the Spark Connect server spark.example:15002 can't be reached (Connection refused): …",
-            retried="Airflow retries it, unless the token was refused or only one side uses TLS.",
+            retried="Retried, except after a refused token or with TLS on one side only.",
         ),
         "StageTimeout": ErrorEntry(
             "A stage after landing took longer than its task may"
             " (batch.apply_timeout_minutes). Airflow ended it.",
-            "Committed work stays. The other changes wait in the change log.",
+            "Committed work stays.",
             "nothing, if the stage was slow: the next run continues; otherwise find what it waited"
             " for, or raise the limit",
             "apply was ended after 60 minutes; what it committed stays, …",
         ),
         "QualityFailed": ErrorEntry(
             "Critical expectations failed after the merge, or a gate stopped a table before it.",
-            "Failed check: the changes are applied. Gate: the table is as it was, and its changes"
-            " wait in the change log.",
+            "After a failed check nothing: the changes are applied. At a gate the table's changes"
+            " wait.",
             "open the report that the log names; these tables have no asset event; at a gate"
             " correct the expectation or release the changes (docs/how-to/release-a-gate.md)",
             "1 critical expectation failed (the changes are applied and safe):\n"
@@ -357,17 +340,16 @@ ERROR_CATALOG: Final = MappingProxyType(
         "StateError": ErrorEntry(
             "The verbs ran in the wrong order, a target is gone or unreadable, or a backfill"
             " reaches further back than the change log.",
-            "The refused operation changed nothing.",
+            "",
             "follow the message",
             "public.orders: its target file:///data/lake/public/orders is gone: run the initial"
             " sync for it again",
         ),
         "ModeRefused": ErrorEntry(
             "The operation would delete rows that a target's mode keeps, or the mode needs a key.",
-            _NOTHING,
+            "",
             "follow the message (docs/how-to/keep-history.md)",
-            "public.orders is kept as history, and the pipeline file says mirror: what it has kept"
-            " would be lost: write mode: history again, …",
+            "public.orders is kept as history, and the pipeline file says mirror: …",
         ),
     }
 )

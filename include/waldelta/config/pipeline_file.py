@@ -84,7 +84,7 @@ class Publication(StrictModel):
     name: str = Field(
         min_length=1,
         max_length=63,
-        description="name of the publication; setup creates it and marks it with a comment",
+        description="setup creates it and marks it with a comment",
     )
     publish: tuple[Operation, ...] = Field(
         ("insert", "update", "delete", "truncate"), description="published operations"
@@ -97,7 +97,7 @@ class Publication(StrictModel):
         "none",
         description=(
             "stored: also publish stored generated columns of tables without a column list"
-            " (PostgreSQL 18 and later)"
+            " (PostgreSQL 18+)"
         ),
     )
     tables: tuple[TableEntry, ...] = Field((), description="published tables")
@@ -146,7 +146,7 @@ class Options(StrictModel):
         "off",
         description=(
             "on: large transactions arrive in chunks before they commit; parallel: the same in"
-            " protocol 4 (PostgreSQL 16 and later)"
+            " protocol 4 (PostgreSQL 16+)"
         ),
     )
     two_phase: bool = Field(
@@ -159,8 +159,7 @@ class Options(StrictModel):
     origin: Literal["any", "none"] = Field(
         "any",
         description=(
-            "none: leave out changes that reached the source by replication (PostgreSQL 16 and"
-            " later)"
+            "none: leave out changes that reached the source by replication (PostgreSQL 16+)"
         ),
     )
     messages: bool = Field(
@@ -195,7 +194,7 @@ class Source(StrictModel):
         None,
         min_length=1,
         description=(
-            "Airflow connection of a standby that has the slot (PostgreSQL 16 and later); copies,"
+            "Airflow connection of a standby that has the slot (PostgreSQL 16+); copies,"
             " repairs and locks use conn_id; excludes failover"
         ),
     )
@@ -216,7 +215,7 @@ class Source(StrictModel):
         None,
         description=(
             "true: PostgreSQL synchronizes the slot to standbys, so that it survives a failover"
-            " (PostgreSQL 17 and later); without the key an existing slot stays as it is"
+            " (PostgreSQL 17+); without the key an existing slot stays as it is"
         ),
     )
     publications: tuple[Publication, ...] = Field(
