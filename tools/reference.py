@@ -19,8 +19,7 @@ from pydantic.fields import FieldInfo
 from waldelta.cli._options import build_parser
 from waldelta.config import PipelineFile
 from waldelta.config.type_options import TableTypeOptions
-from waldelta.error_catalog import ERROR_CATALOG
-from waldelta.remedies import ERRORS
+from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta_airflow.reporting.metrics import METRICS
 
 DOCS: Final = Path(__file__).parents[1] / "docs"

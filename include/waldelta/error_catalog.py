@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from waldelta import errors
+from waldelta.errors import WaldeltaError
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorEntry:
@@ -353,3 +356,25 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
     }
 )
+
+# Every failure of a task, also one without a class: a job that was killed, a time limit.
+ANY_ERROR = "any"
+ERRORS: dict[str, type[WaldeltaError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, WaldeltaError)
+}
+
+
+def is_kind(name: str, of: str) -> bool:
+    """Whether errors of one class are of another, given both names; ``any`` is what all are of.
+
+    >>> is_kind("SlotGap", "SlotError"), is_kind("SlotGap", "LakeError"), is_kind("Killed", "any")
+    (True, False, True)
+    """
+    return of == ANY_ERROR or (
+        name in ERRORS and of in ERRORS and issubclass(ERRORS[name], ERRORS[of])
+    )
+
+
+REMEDIES: dict[str, str] = {name: entry.remedy for name, entry in ERROR_CATALOG.items()}

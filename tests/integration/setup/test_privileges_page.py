@@ -1,4 +1,4 @@
-"""docs/reference/privileges.md: roles with what the page grants, and nothing else, live through a whole
+"""docs/reference/privileges.md: roles with what the page grants, and nothing else, run a whole
 pipeline.
 """
 

@@ -15,8 +15,7 @@ import pytest
 
 from tools import reference
 from waldelta.config.pipeline_file import json_schema
-from waldelta.error_catalog import ERROR_CATALOG
-from waldelta.remedies import ERRORS
+from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 
 ROOT = Path(__file__).parents[3]
 CODE = sorted((ROOT / "include").rglob("*.py"))

@@ -24,7 +24,7 @@ from psycopg import sql
 
 from waldelta.arrow import storage
 from waldelta.config import Source
-from waldelta.config.pipeline_file import Options
+from waldelta.config.source import Options
 from waldelta.errors import (
     PeekTimeout,
     PeekTooLarge,

@@ -192,8 +192,8 @@ def judge(
                     f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot moves on,"
                     " and the table stays as it is. Correct the expectation or the data, which the"
                     " next run judges again (as far as one step of apply reaches:"
-                    " docs/pipeline-file.md), or let what has landed pass: quarantine --release"
-                    f" --tables {gate.table} --reason WHY"
+                    " docs/reference/expectations.md), or let what has landed pass: quarantine"
+                    f" --release --tables {gate.table} --reason WHY"
                 )
     finally:
         _record(job, gate, verdicts)
