@@ -147,16 +147,20 @@ def _all_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
             yield from _all_models(nested)
 
 
-def _options(parser: argparse.ArgumentParser, but: frozenset[str]) -> list[str]:
-    lines = []
-    for action in parser._actions:  # noqa: SLF001 - argparse lists them nowhere else
-        if not action.option_strings or action.dest in {"help", *but}:
-            continue
-        value = action.metavar or ("|".join(action.choices) if action.choices else "")
-        taken = "" if action.nargs == 0 else f" {value}"
-        option = f"`{action.option_strings[0]}{taken}`"
-        lines.append(wrap(f"{option}: {_marked(action.help or '')}", "  ", "- "))
-    return lines
+def _option(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(action.choices) if action.choices else "")
+    taken = "" if action.nargs == 0 else f" {value}"
+    option = f"`{action.option_strings[0]}{taken}`"
+    return wrap(f"{option}: {_marked(action.help or '')}", "  ", "- ")
+
+
+def _own_options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options of a verb, without those that every verb has."""
+    return [
+        action
+        for action in parser._actions  # noqa: SLF001 - argparse lists them nowhere else
+        if action.option_strings and action.dest not in {"help", *_OF_RUN}
+    ]
 
 
 def _verbs() -> dict[str, argparse.ArgumentParser]:
@@ -171,11 +175,28 @@ def _verbs() -> dict[str, argparse.ArgumentParser]:
 _OF_RUN = frozenset({"run_id", "run_type", "interval_start", "interval_end", "result"})
 
 
+def _shared_options() -> list[str]:
+    """The options that several verbs have with the same meaning."""
+    lines = [_option(action) for verb in _verbs().values() for action in _own_options(verb)]
+    return [line for line in dict.fromkeys(lines) if lines.count(line) > 1]
+
+
 def _verb(name: str) -> str:
-    parser = _verbs()[name]
-    options = _options(parser, _OF_RUN)
-    does = wrap(_marked(_sentence(parser.description or "")))
-    return "\n".join([does, *([""] if options else []), *options])
+    parser, shared = _verbs()[name], _shared_options()
+    options = {action.option_strings[0]: _option(action) for action in _own_options(parser)}
+    also = [f"`{option}`" for option, line in options.items() if line in shared]
+    does = _sentence(parser.description or "")
+    does = f"{does} Shared options: {', '.join(also)}." if also else does
+    own = [line for line in options.values() if line not in shared]
+    return "\n".join([wrap(_marked(does)), *([""] if own else []), *own])
+
+
+def _options_of_a_run() -> str:
+    return "\n".join(
+        _option(action)
+        for action in _verbs()["maintain"]._actions  # noqa: SLF001
+        if action.dest in _OF_RUN
+    )
 
 
 def _metrics() -> str:
@@ -192,14 +213,15 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
         if model is not TableTypeOptions  # the keys of TypeOptions again
     },
     **{f"verb/{name}": lambda name=name: _verb(name) for name in _verbs()},  # type: ignore[misc]
-    "options-of-a-run": lambda: "\n".join(_options(_verbs()["check"], frozenset({"sql"}))),
+    "options/shared": lambda: "\n".join(_shared_options()),
+    "options/of-a-run": _options_of_a_run,
     "metrics": _metrics,
 }
 
 
 def _filled(page: Path) -> str:
     """A page with its generated blocks as the code has them now."""
-    return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page.read_text())
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page.read_text())
 
 
 def pages() -> dict[Path, str]:

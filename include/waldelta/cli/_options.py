@@ -36,25 +36,22 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "--run-id": {
             "metavar": "ID",
-            "help": "the name of the run in the ledger; Airflow passes the id of its DAG run",
+            "help": "name of the run in the ledger; Airflow passes the id of its DAG run",
         },
         "--run-type": {
             "choices": ("scheduled", "manual", "backfill"),
             "default": "manual",
-            "help": "how the run was started; the default is manual",
+            "help": "how the run was started",
         },
         "--interval-start": {
             "type": _moment,
             "metavar": "TIME",
-            "help": (
-                "begin of the run's data interval, in UTC unless it has an offset; replay: derive"
-                " the runs from this time on"
-            ),
+            "help": ("begin of the run's data interval; UTC unless it has an offset"),
         },
         "--interval-end": {
             "type": _moment,
             "metavar": "TIME",
-            "help": "end of the run's data interval; replay: derive the runs before this time",
+            "help": "end of the run's data interval",
         },
         "--result": {
             "type": Path,
@@ -64,7 +61,7 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     }
 )
 _NAMES = {"type": _listed, "metavar": "NAME,NAME"}
-_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages of the verb"}}
+_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages, such as land or apply"}}
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
 _COPY: _Options = {
     **_STAGE,

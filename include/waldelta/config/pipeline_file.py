@@ -41,10 +41,7 @@ class TargetTable(StrictModel):
     source: TableName | None = Field(
         None,
         alias="from",
-        description=(
-            "published table whose changes this target gets; the default is the table with the"
-            " target's name"
-        ),
+        description=("published table whose changes this target gets, if its name differs"),
     )
     partition_root: bool = Field(
         False,
@@ -53,23 +50,20 @@ class TargetTable(StrictModel):
     mode: TargetMode = Field(
         "mirror",
         description=(
-            "mirror keeps the source's rows, soft_delete also keeps deleted rows, history keeps"
-            " every version of a row, changelog keeps every change"
+            "mirror keeps the source's rows, soft_delete also deleted rows, history every"
+            " version of a row, changelog every change"
         ),
     )
     copied: bool = Field(
         True,
         alias="copy",
-        description=(
-            "false: existing rows are not copied; the target starts empty and gets changes only, as"
-            " with PostgreSQL's copy_data = false"
-        ),
+        description=("false: existing rows are not copied, as with PostgreSQL's option copy_data"),
     )
     schema_changes: SchemaPolicy | None = Field(
         None, description="overrides target.schema_changes for this table"
     )
     types: TableTypeOptions = Field(
-        TableTypeOptions(), description="overrides target.types for this table"
+        TableTypeOptions(), description="overrides the pipeline's types for this table"
     )
     deletion_vectors: bool | None = Field(
         None,
@@ -78,10 +72,7 @@ class TargetTable(StrictModel):
     where: str | None = Field(
         None,
         min_length=1,
-        description=(
-            "row filter of this target in PostgreSQL's SQL; Spark evaluates it with PostgreSQL's"
-            " meaning"
-        ),
+        description=("row filter of this target in PostgreSQL's SQL; Spark evaluates it"),
     )
 
     @field_validator("source")
@@ -121,38 +112,37 @@ class Target(StrictModel):
     accept_unsafe_store: bool = Field(
         False,
         description=(
-            "true: accept an s3a:// root although Spark's log store may overwrite commits of other"
-            " writers"
+            "true: accept an s3a:// root although Spark may overwrite commits of other writers"
         ),
     )
     tables: dict[str, TargetTable] = Field({}, description="settings of single targets, by name")
     schema_changes: SchemaPolicy = Field(
         "evolve",
         description=(
-            "when columns of a source table change: evolve alters the target, or copies it again"
-            " where only that is exact; fail stops the table; ignore keeps the target's columns"
+            "changed source columns: evolve alters the target, or copies it again where only"
+            " that is exact; fail stops the table; ignore keeps the target's columns"
         ),
     )
     copy_within_run_mb: int = Field(
         64,
         ge=0,
         description=(
-            "a table up to this size that needs a new copy is copied by the CDC run; larger ones"
-            " are left to _initial_sync"
+            "the CDC run itself copies a table up to this size again; larger ones are left to"
+            " _initial_sync"
         ),
     )
     drift: Literal["repair", "report"] | None = Field(
         None,
         description=(
-            "when a filter, a column list or partitions changed: repair corrects the target, report"
-            " only warns; without the key repair for publications that setup manages, else report"
+            "publication drift: repair corrects the target, report only warns; by default"
+            " repair for publications that setup manages, else report"
         ),
     )
     metadata_columns: bool = Field(
         True,
         description=(
-            "true: targets have the columns _wd_lsn, _wd_commit_ts and _wd_raw; false: values that"
-            " a type can't hold become null and are lost"
+            "false: no columns _wd_lsn, _wd_commit_ts and _wd_raw; values that a type can't"
+            " hold are lost"
         ),
     )
     types: TypeOptions = Field(
@@ -160,10 +150,7 @@ class Target(StrictModel):
     )
     deletion_vectors: bool = Field(
         False,
-        description=(
-            "true: a commit marks changed rows as deleted instead of rewriting their files; not"
-            " every reader supports that"
-        ),
+        description=("true: a commit marks changed rows instead of rewriting their files"),
     )
 
     _written_root: str = ""
@@ -331,15 +318,12 @@ class SlotLimits(StrictModel):
     disk_budget_mb: int | None = Field(
         None,
         ge=1,
-        description=(
-            "MB of WAL that the server may keep for the slot; used for the forecast when"
-            " max_slot_wal_keep_size is not set"
-        ),
+        description=("MB of WAL that the slot may use, if max_slot_wal_keep_size isn't set"),
     )
     warn_hours: float = Field(
         4,
         ge=0,
-        description="warn when an idle slot would reach its limit sooner",
+        description="warn when the slot reaches its limit sooner unless a run reads it",
     )
     critical_hours: float = Field(1, ge=0, description="the same as a critical finding")
 
@@ -378,10 +362,7 @@ class PipelineFile(StrictModel):
     """One pipeline: from a source's publications through one slot to one lake."""
 
     pipeline: str = Field(
-        description=(
-            "name and prefix of the DAG ids; lower-case letters, digits and underscores, a letter"
-            " first"
-        )
+        description=("prefix of the DAG ids; lower-case letters, digits and underscores")
     )
     source: Source = Field(description="PostgreSQL server, slot and publications")
     target: Target = Field(description="lake and targets")
@@ -399,10 +380,7 @@ class PipelineFile(StrictModel):
     slot_limits: SlotLimits = Field(SlotLimits(), description="when to warn about the slot's WAL")
     row_values: Literal["read", "trigger", "edit"] = Field(
         "read",
-        description=(
-            "permission on the DAG _cdc that a user needs to see keys and values of rows on"
-            " Airflow's pages"
-        ),
+        description=("permission on the DAG _cdc that shows values of rows on Airflow's pages"),
     )
     notify: tuple[Notification, ...] = Field(
         (), description="notifiers to call when a task fails, by class of error"

@@ -142,16 +142,15 @@ class Quality(StrictModel):
     suites: str | None = Field(
         None,
         description=(
-            "folder of your own expectations, relative to the pipeline file; the default is"
-            " ../expectations/<pipeline> if it exists"
+            "folder of your own expectations, relative to the pipeline file; by default"
+            " ../expectations/<pipeline>"
         ),
     )
     data_docs: str | None = Field(
         None,
         description=(
-            "local folder of the HTML reports, relative to the pipeline file; the default is"
-            " <root>/_waldelta/data_docs; with a lake in an object store no reports are written by"
-            " default"
+            "local folder of the HTML reports, relative to the pipeline file; by default"
+            " <root>/_waldelta/data_docs, and none with an object store"
         ),
     )
     keep_reports: int = Field(

@@ -91,8 +91,8 @@ class Publication(StrictModel):
     accept_future_tables: bool = Field(
         False,
         description=(
-            "true: accept that PostgreSQL rejects updates and deletes of a later table without a"
-            " key; required for all_tables or schemas that publish these operations"
+            "true: accept that updates and deletes of a later table without a key fail;"
+            " required for all_tables or schemas that publish these"
         ),
     )
 
@@ -116,22 +116,21 @@ class Options(StrictModel):
     binary: bool = Field(
         False,
         description=(
-            "true: values are sent in PostgreSQL's binary format; setup refuses tables with a type"
-            " that has no binary reader"
+            "true: values in PostgreSQL's binary format; setup refuses types without a binary"
+            " reader"
         ),
     )
     streaming: Literal["off", "on", "parallel"] = Field(
         "off",
         description=(
-            "on: large transactions arrive in chunks before they commit; parallel: the same in"
-            " protocol 4 (PostgreSQL 16+)"
+            "on: large transactions arrive before they commit; parallel: the same in protocol"
+            " 4 (PostgreSQL 16+)"
         ),
     )
     two_phase: bool = Field(
         False,
         description=(
-            "true: prepared transactions arrive at PREPARE and are applied after COMMIT PREPARED;"
-            " only for a slot that was created with it"
+            "true: prepared transactions arrive at PREPARE; only for a slot created with it"
         ),
     )
     origin: Literal["any", "none"] = Field(
@@ -146,8 +145,8 @@ class Options(StrictModel):
     acknowledge: Literal["get", "peek", "advance"] = Field(
         "get",
         description=(
-            "how a run acknowledges landed changes: get compares what the slot returns, peek"
-            " compares before the slot moves and needs no spare slots, advance compares nothing"
+            "how landed changes are acknowledged: get compares what the slot returns, peek"
+            " compares before that and needs no spare slots, advance compares nothing"
         ),
     )
 
@@ -172,28 +171,21 @@ class Source(StrictModel):
         None,
         min_length=1,
         description=(
-            "Airflow connection of a standby that has the slot (PostgreSQL 16+); copies,"
-            " repairs and locks use conn_id; excludes failover"
+            "Airflow connection of a standby that has the slot (PostgreSQL 16+); excludes failover"
         ),
     )
-    slot: str = Field(
-        description=(
-            "name of the logical replication slot; one pipeline per slot, and no standby may have"
-            " another slot of that name"
-        )
-    )
+    slot: str = Field(description=("name of the logical replication slot; one pipeline per slot"))
     adopt_slot: bool = Field(
         False,
         description=(
-            "true: setup takes over an existing slot that another program has read; that program"
-            " then misses what the pipeline consumes"
+            "true: setup takes over a slot that another program has read, which then misses changes"
         ),
     )
     failover: bool | None = Field(
         None,
         description=(
-            "true: PostgreSQL synchronizes the slot to standbys, so that it survives a failover"
-            " (PostgreSQL 17+); without the key an existing slot stays as it is"
+            "true: PostgreSQL keeps the slot on standbys too (PostgreSQL 17+); without the"
+            " key an existing slot stays as it is"
         ),
     )
     publications: tuple[Publication, ...] = Field(
