@@ -221,7 +221,11 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
 
 def _filled(page: Path) -> str:
     """A page with its generated blocks as the code has them now."""
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page.read_text())
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}"
+
+    return _BLOCK.sub(fill, page.read_text())
 
 
 def pages() -> dict[Path, str]:

@@ -313,7 +313,7 @@ class SlotLimits(StrictModel):
     critical_mb: int = Field(
         50_000,
         ge=1,
-        description="the same as a critical finding; also the advice for max_slot_wal_keep_size",
+        description="the same as a problem; also the advice for max_slot_wal_keep_size",
     )
     disk_budget_mb: int | None = Field(
         None,
@@ -325,7 +325,7 @@ class SlotLimits(StrictModel):
         ge=0,
         description="warn when the slot reaches its limit sooner unless a run reads it",
     )
-    critical_hours: float = Field(1, ge=0, description="the same as a critical finding")
+    critical_hours: float = Field(1, ge=0, description="the same as a problem")
 
 
 class Notification(StrictModel):
