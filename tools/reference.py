@@ -107,10 +107,8 @@ def _default(field: FieldInfo) -> str:
     if value is None or value in ((), {}):
         return ""
     if isinstance(value, bool):
-        return f"default `{str(value).lower()}`"
-    if isinstance(value, tuple):
-        return f"default `[{', '.join(value)}]`"
-    return f"default `{value}`"
+        value = str(value).lower()
+    return f"`[{', '.join(value)}]`" if isinstance(value, tuple) else f"`{value}`"
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -128,15 +126,23 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _keys(model: type[BaseModel]) -> str:
-    lines = []
+    """A line for each key; those that a section of their own explains stand in the last one."""
+    lines, sections = [], []
     for name, field in model.model_fields.items():
-        nested = next(_models(field.annotation), None)
-        default = "" if nested is not None and not field.is_required() else _default(field)
+        key = f"`{field.alias or name}`"
+        default = _default(field)
+        if next(_models(field.annotation), None) is not None:
+            sections.append(f"{key} (required)" if field.is_required() else key)
+            continue
         choices = [f"`{choice}`" for choice in _choices(field.annotation)]
-        one_of = f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else ""
-        facts = "; ".join(fact for fact in (one_of, default) if fact)
-        text = f"`{field.alias or name}`" + (f" ({facts})" if facts else "")
+        # The default first.
+        choices.sort(key=lambda choice, default=default: choice != default)  # type: ignore[misc]
+        is_one_of = len(choices) > 1 and not default.startswith("`[")
+        facts = f"{', '.join(choices[:-1])} or {choices[-1]}" if is_one_of else default
+        text = key + (f" ({facts})" if facts else "")
         lines.append(wrap(f"{text}: {_marked(field.description or '')}", "  ", "- "))
+    if sections:
+        lines.append(wrap(f"{', '.join(sections)}: see below", "  ", "- "))
     return "\n".join(lines)
 
 

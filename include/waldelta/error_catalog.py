@@ -50,15 +50,13 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The server can't be reached, is full or starting, or ended the connection.",
             "",
             "check host, port and firewall; end idle connections; or wait until the server is up",
-            "db.example:5432/shop can't be reached (Connection refused): check host, port and"
-            " firewall",
+            "db.example:5432/shop can't be reached (Connection refused): …",
         ),
         "AuthenticationFailed": ErrorEntry(
             "The server refused the user, the password, the database or the client's address.",
             "",
             "correct the Airflow connection or pg_hba.conf",
-            "db.example:5432/shop: the server refused user 'lake_reader': check login and password"
-            " of the connection",
+            "db.example:5432/shop: the server refused user 'lake_reader': …",
         ),
         "PrivilegeMissing": ErrorEntry(
             "The role lacks a privilege.",
@@ -88,7 +86,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "TableBusy": ErrorEntry(
             "Another session keeps a table locked.",
-            "The table's changes wait. Other tables were applied.",
+            "The table's changes wait.",
             "wait for the listed sessions, or end them",
             "a table of the publications stayed locked through 10 attempts of 1000 ms; …",
         ),
@@ -96,7 +94,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A slot or a copy can't start, because older transactions are still open.",
             "",
             "end the listed transactions, or wait for them",
-            "slot 'shop_cdc' can't be created while older transactions are open; …",
+            "slot 'shop_cdc' can't be created while older …",
         ),
         "NotPrimary": ErrorEntry(
             "The connection leads to a standby, but this verb needs the primary.",
@@ -109,14 +107,13 @@ ERROR_CATALOG: Final = MappingProxyType(
             "",
             "correct source.read_from or remove it, then run resync"
             " (docs/how-to/read-from-a-standby.md)",
-            "source.read_from leads to standby.example:5432/shop, which is no standby, or was"
-            " promoted: let it lead to a standby of conn_id's server, …",
+            "source.read_from leads to standby.example:5432/shop, which is no standby, …",
         ),
         "SnapshotLost": ErrorEntry(
             "A table was rewritten or altered during its copy, or the copy's snapshot ended.",
-            "The target is as it was before the copy.",
+            "The target.",
             "nothing: the copy of that table starts again",
-            "public.orders was truncated, rewritten or detached while it was copied …",
+            "public.orders was truncated, rewritten or detached …",
         ),
         "SlotMissing": ErrorEntry(
             "The slot was dropped, or setup never ran.",
@@ -144,31 +141,28 @@ ERROR_CATALOG: Final = MappingProxyType(
             "",
             "run resync; raise max_slot_wal_keep_size, or schedule runs more often"
             " (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc' is lost (wal_removed): changes since 0/5A000028 are gone; run"
-            " resync, …",
+            "slot 'shop_cdc' is lost (wal_removed): changes since 0/5A000028 are gone; …",
         ),
         "PublicationGone": ErrorEntry(
             "Before PostgreSQL 18: a listed publication was dropped, or created after changes that"
             " still wait in the slot.",
             "",
-            "remove it from the file until the waiting changes are consumed; or add its tables to"
-            " another publication; or run teardown, setup and resync",
+            "remove it from the file until the waiting changes are consumed, add its tables to"
+            " another publication, or run teardown, setup and resync",
             "publication 'shop_new' does not exist at the WAL position …",
         ),
         "SlotUnreadable": ErrorEntry(
             "PostgreSQL can't decode the next transaction: a row filter fails, a byte has no UTF-8"
             " character, or a row is too large.",
-            "Everything before that transaction is landed and applied.",
+            "Everything before it is applied.",
             "correct the filter or the row for later changes, then run resync"
             " (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc' can't be decoded at 0/5A000028 (table public.orders): PostgreSQL says"
-            " 'division by zero' (SQLSTATE 22012). …",
+            "slot 'shop_cdc' can't be decoded at 0/5A000028: PostgreSQL says …",
         ),
         "PeekTimeout": ErrorEntry(
-            "Reading the slot took longer than the statement timeout, even with the smallest read"
-            " window.",
+            "Reading even the smallest window took longer than the statement timeout.",
             "",
-            "look for a huge or very old transaction",
+            "look for a huge or old transaction",
             "reading slot 'shop_cdc' took longer than the statement timeout",
         ),
         "PeekTooLarge": ErrorEntry(
@@ -182,7 +176,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         "SourceDiskFull": ErrorEntry(
             "A disk of the server is full, and reading the slot needs space on it.",
             "",
-            "free space on the disk that the message names, soon: the server may need it for WAL"
+            "free space on the named disk, soon: the server may need it for WAL"
             " (docs/how-to/emergency.md)",
             "a disk of the server is full, …",
         ),
@@ -191,7 +185,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             " that.",
             "",
             "drop unused slots, or raise max_replication_slots",
-            "two free replication slots are needed to consume slot 'shop_cdc', …",
+            "two free replication slots are needed to consume …",
         ),
         "SlotGap": ErrorEntry(
             "Another program consumed or recreated the slot, or the change log lost batches.",
@@ -203,8 +197,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The slot did not move after a run acknowledged its changes.",
             "",
             "look at pg_replication_slots and at the server's log",
-            "slot 'shop_cdc' should have moved to 0/5B000000 but stands at 0/5A000028: WAL"
-            " piles up …",
+            "slot 'shop_cdc' should have moved to 0/5B000000 but stands at 0/5A000028: …",
         ),
         "SlotCritical": ErrorEntry(
             "The slot keeps too much WAL, or is lost soon. Only notifiers receive this error; no"
@@ -230,21 +223,21 @@ ERROR_CATALOG: Final = MappingProxyType(
         "ConsumeMismatch": ErrorEntry(
             "When a run acknowledged a batch, PostgreSQL returned other changes than the run had"
             " landed.",
-            "Nothing is lost while the slot or its copy is kept.",
+            "The slot or its copy keeps the changes.",
             "compare the kept slot with the change log (docs/how-to/recover-a-slot.md)",
-            "slot 'shop_cdc': consumed 41 changes but landed 42 changes in batch 17;"
-            " the slot 'shop_cdc_kept' still holds these changes: …",
+            "slot 'shop_cdc': consumed 41 changes but landed 42 changes in batch 17; the"
+            " slot 'shop_cdc_kept' still holds …",
         ),
         "DecodeError": ErrorEntry(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
-            "No change behind the message is applied. The slot or the change log keeps them all.",
+            "Later changes wait.",
             "report the message; to continue, skip it by the command in the error"
             " (docs/how-to/release-a-gate.md), or sync its table",
             "malformed Message message: prefix at byte 10: not UTF-8",
         ),
         "SyncFailed": ErrorEntry(
             "Some tables could not be copied. The others are done.",
-            "The targets of the failed tables are as they were.",
+            "The targets of failed tables.",
             "correct each table's error, then run the sync again",
             "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: public.orders can't be"
             " copied (permission denied for table orders): grant select on it",
@@ -252,11 +245,10 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "TargetNotWritable": ErrorEntry(
             "The run can't write to the lake, or can't remove files that another run left there.",
-            "If landing failed, nothing was consumed. If a target failed, its changes wait in the"
-            " change log.",
+            "Changes wait in the slot or the change log.",
             "follow the message: disk space, permissions, or the object store",
             "file:///data/lake/public/orders can't be written (No space left on device (os error"
-            " 28)): make space there (bytes, or inodes)",
+            " 28)): …",
             retried="Retried after an unknown cause, or when an object store did not answer.",
         ),
         "LateWriter": ErrorEntry(
@@ -268,21 +260,20 @@ ERROR_CATALOG: Final = MappingProxyType(
         "ApplyError": ErrorEntry(
             "Changes can't be merged into a target, or a key value doesn't fit its type in the"
             " lake.",
-            "The table's changes wait. Other tables were applied.",
+            "The table's changes wait.",
             "follow the message",
-            "key column 'valid_to' has a value that timestamp can't hold, as infinity or NaN: …",
+            "key column 'valid_to' has a value that timestamp can't hold, …",
         ),
         "StagedLost": ErrorEntry(
             "A staged file that one Spark task wrote for another is missing or incomplete.",
             "",
             "nothing; if the error returns, check the lake's disk or network file system",
-            "staged net changes are gone: file:///data/lake/_waldelta/staging/17 has 0 rows of 42:"
-            " run again",
+            "staged net changes are gone: file:///lake/_waldelta/staging/17 has 0 rows of 42: …",
         ),
         "SchemaChanged": ErrorEntry(
             "The columns of a source table changed and the pipeline file says fail, or the table"
             " was renamed.",
-            "The table's changes wait. Other tables were applied.",
+            "The table's changes wait.",
             "sync that table again: initial sync with tables (docs/how-to/migrate-a-schema.md)",
             "public.orders is called public.sales on the source now, …",
         ),
@@ -311,9 +302,8 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "QualityFailed": ErrorEntry(
             "Critical expectations failed after the merge, or a gate stopped a table before it.",
-            "After a failed check nothing: the changes are applied. At a gate the table's changes"
-            " wait.",
-            "open the report that the log names; these tables have no asset event; at a gate"
+            "Nothing, the changes are applied; at a gate they wait.",
+            "open the report that the log names; at a gate"
             " correct the expectation or release the changes (docs/how-to/release-a-gate.md)",
             "1 critical expectation failed (the changes are applied and safe):\n"
             "  - public.orders: amount is positive: 3 rows",
@@ -323,9 +313,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "",
             "find out which program wrote to the target, then run reconcile with --repair"
             " (docs/how-to/reconcile.md)",
-            "1 target doesn't hold what the source does, which their pages in the report and"
-            " _waldelta/reconciliations show:\n"
-            "  - public.orders: 1 missing, 0 extra, 1 different, 0 with a key twice",
+            "1 target doesn't hold what the source does, …",
         ),
         "StateError": ErrorEntry(
             "The verbs ran in the wrong order, a target is gone or unreadable, or a backfill"

@@ -59,15 +59,13 @@ class TargetTable(StrictModel):
         alias="copy",
         description=("false: existing rows are not copied, as with PostgreSQL's option copy_data"),
     )
-    schema_changes: SchemaPolicy | None = Field(
-        None, description="overrides target.schema_changes for this table"
-    )
+    schema_changes: SchemaPolicy | None = Field(None, description="overrides target.schema_changes")
     types: TableTypeOptions = Field(
-        TableTypeOptions(), description="overrides the pipeline's types for this table"
+        TableTypeOptions(), description="overrides the pipeline's types"
     )
     deletion_vectors: bool | None = Field(
         None,
-        description="overrides target.deletion_vectors for this table",
+        description="overrides target.deletion_vectors",
     )
     where: str | None = Field(
         None,

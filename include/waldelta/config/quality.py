@@ -113,17 +113,12 @@ class Drift(StrictModel):
     factor: float = Field(
         6.0,
         gt=0,
-        description=(
-            "how far from the median an anomaly is, as a multiple of 1.4826 × MAD (median absolute"
-            " deviation)"
-        ),
+        description="limit of the distance to the median, in MAD (median absolute deviation)",
     )
     tolerance: float = Field(
         0.5,
         gt=0,
-        description=(
-            "share of the rows, or of a column's standard deviation, that is never an anomaly"
-        ),
+        description="smallest share that can be an anomaly",
     )
 
     @model_validator(mode="after")
@@ -149,7 +144,7 @@ class Quality(StrictModel):
     data_docs: str | None = Field(
         None,
         description=(
-            "local folder of the HTML reports, relative to the pipeline file; by default"
+            "local folder of the HTML reports; by default"
             " <root>/_waldelta/data_docs, and none with an object store"
         ),
     )

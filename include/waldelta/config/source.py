@@ -69,7 +69,7 @@ class Publication(StrictModel):
     )
     publish_via_partition_root: bool = Field(
         False,
-        description="true: a partitioned table is one target; false: each partition is a target",
+        description="true: a partitioned table is one target, instead of each partition",
     )
     publish_generated_columns: Literal["none", "stored"] = Field(
         "none",
@@ -79,11 +79,9 @@ class Publication(StrictModel):
         ),
     )
     tables: tuple[TableEntry, ...] = Field((), description="published tables")
-    all_tables: bool = Field(
-        False, description="true: publish every table of the database; setup needs a superuser"
-    )
+    all_tables: bool = Field(False, description="true: publish every table; needs a superuser")
     schemas: tuple[str, ...] = Field(
-        (), description="publish every table of these schemas; setup needs a superuser"
+        (), description="publish every table of these schemas; needs a superuser"
     )
     manage: bool = Field(
         True, description="false: the publication exists already, and setup never alters it"

@@ -24,8 +24,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "waldelta.<pipeline>.lag_seconds": (
             "gauge",
             (
-                "age of the newest moment up to which the targets hold every commit of the source;"
-                " not sent while a target is behind the others"
+                "age of the newest source commit time up to which the targets are complete;"
+                " not sent while a target is behind"
             ),
         ),
         "waldelta.<pipeline>.retained_wal_bytes": (
@@ -34,18 +34,12 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "waldelta.<pipeline>.differing_rows.<table>": (
             "gauge",
-            (
-                "rows that a reconciliation found to differ and did not repair; a lower bound when"
-                " there are too many to count; not sent for a table that could not be compared"
-            ),
+            ("rows that a reconciliation found to differ and did not repair, or a lower bound"),
         ),
         "waldelta.<pipeline>.<verb>.changes": ("counter", "changes that the run landed"),
         "waldelta.<pipeline>.<verb>.seconds.<stage>": (
             "gauge",
-            (
-                "duration of a stage: land, apply, check, report or sync; land includes batches"
-                " that were applied concurrently"
-            ),
+            ("duration of a stage, such as land, apply or check"),
         ),
         "waldelta.<pipeline>.<verb>.rows.<table>.<operation>": (
             "counter",
