@@ -47,7 +47,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "filter 'to_char(day, ''YYYY'') = ''2026''' can't be evaluated in Spark: …",
         ),
         "SourceUnreachable": ErrorEntry(
-            "The server can't be reached, has no free connection, is starting, or ended the connection.",
+            "The server can't be reached, has no free connection, is starting, or ended the"
+            " connection.",
             "",
             "check host, port and firewall; end idle connections; or wait until the server is up",
             "db.example:5432/shop can't be reached (Connection refused): …",
