@@ -125,6 +125,10 @@ schema: setup ## write the pipeline file's JSON Schema for editors
 	@$(PYTHON) -c 'import json, waldelta.config.pipeline_file as f; print(json.dumps(f.json_schema(), indent=2))' > include/pipelines/pipeline.schema.json
 	@echo include/pipelines/pipeline.schema.json
 
+.PHONY: reference
+reference: setup ## write the generated parts of docs/reference from the code; ARGS=--check only compares
+	@$(PYTHON) tools/reference.py $(ARGS)
+
 .PHONY: clean
 clean: ## stop the stack, delete its data and what the tools leave behind; .venv and .cache stay
 	@if [ -x $(PYTHON) ]; then $(PYTHON) -m demo.stack down; fi

@@ -133,7 +133,7 @@ class LockHeld(SourceError):
 
 
 class TableBusy(SourceError):
-    """A table of a publication stays locked by somebody else; nothing was changed."""
+    """Another session keeps a published table locked; nothing was changed."""
 
     retryable = True
 
@@ -195,7 +195,7 @@ class SlotUnreadable(SlotError):
 
 
 class PeekTimeout(SlotError):
-    """Reading a bite of the slot took longer than the statement timeout."""
+    """Reading one window of the slot took longer than the statement timeout."""
 
     retryable = True
 
@@ -227,8 +227,8 @@ class NoFreeSlot(SlotError):
 class SlotGap(SlotError):
     """The slot moved past changes that were never landed, or that the change log has lost.
 
-    ``lost`` are the positions between which the change log lacks changes (None: since this life of
-    the slot began); without it, they are those behind the landed end.
+    ``lost`` is the range of positions that the change log lacks (None: since this slot incarnation
+    began); without it, the range behind the landed end.
     """
 
     def __init__(self, message: str, lost: tuple[int | None, int] | None = None) -> None:
@@ -241,8 +241,8 @@ class SlotStuck(SlotError):
 
 
 class SlotCritical(SlotError):
-    """The slot is about to be lost, or holds back more than slot_limits allow; told to notifiers,
-    while the run goes on.
+    """The slot will be lost soon, or keeps more WAL than slot_limits allow; notifiers receive it,
+    and the run goes on.
     """
 
 
@@ -256,8 +256,8 @@ class StandbyAway(SlotError):
 
 
 class SourceChanged(SlotError):
-    """The server isn't the one the lake was fed from, or its timeline isn't shown to go on from
-    what has landed.
+    """The server isn't the one that the lake was read from, or its timeline may lack landed
+    changes.
     """
 
 
@@ -356,7 +356,7 @@ class SchemaChanged(ApplyError):
 
 
 class NeedsSync(SchemaChanged):
-    """The source changed a table in a way that its stream doesn't tell; only a new copy of it is
+    """The source changed a table in a way that replication doesn't send; only a new copy of it is
     exact.
     """
 

@@ -1,3 +1,1 @@
-"""The pictures of the pages in docs/ui.md: made-up pipelines' lakes, and a browser that looks at
-them.
-"""
+"""The pictures of docs/reference/ui.md: lakes of made-up pipelines, shown by a browser."""

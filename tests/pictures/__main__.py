@@ -1,5 +1,5 @@
-"""``python -m tests.pictures docs/images``: the pictures of docs/ui.md, the same each time, by a
-real Chromium and without Airflow's frame.
+"""``python -m tests.pictures docs/images``: the pictures of docs/reference/ui.md, always the same,
+by a real Chromium and without Airflow's frame.
 """
 
 from __future__ import annotations

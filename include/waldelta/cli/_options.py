@@ -36,25 +36,22 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "--run-id": {
             "metavar": "ID",
-            "help": "the name of the run in the ledger; Airflow passes the id of its DAG run",
+            "help": "name of the run in the ledger; Airflow passes the id of its DAG run",
         },
         "--run-type": {
             "choices": ("scheduled", "manual", "backfill"),
             "default": "manual",
-            "help": "how the run was started; the default is manual",
+            "help": "how the run was started",
         },
         "--interval-start": {
             "type": _moment,
             "metavar": "TIME",
-            "help": (
-                "begin of the run's data interval, in UTC unless it has an offset; replay: derive"
-                " the runs from this time on"
-            ),
+            "help": ("begin of the run's data interval; UTC unless it has an offset"),
         },
         "--interval-end": {
             "type": _moment,
             "metavar": "TIME",
-            "help": "end of the run's data interval; replay: derive the runs before this time",
+            "help": "end of the run's data interval",
         },
         "--result": {
             "type": Path,
@@ -63,15 +60,9 @@ _RUN: Mapping[str, dict[str, Any]] = MappingProxyType(
         },
     }
 )
-_NAMES = {"type": _listed, "metavar": "NAMES"}
-_STAGE: _Options = {
-    "--stage": _NAMES | {"help": "run only these stages of the verb; separate names by commas"}
-}
-_TABLES: _Options = {
-    "--tables": (
-        _NAMES | {"help": "work on these tables only, as schema.table; separate names by commas"}
-    )
-}
+_NAMES = {"type": _listed, "metavar": "NAME,NAME"}
+_STAGE: _Options = {"--stage": _NAMES | {"help": "run only these stages, such as land or apply"}}
+_TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
 _COPY: _Options = {
     **_STAGE,
     **_TABLES,
@@ -214,10 +205,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 "--row": {
                     "action": "extend",
                     "type": _listed,
-                    "metavar": "IDS",
-                    "help": (
-                        "ids of rows and messages, as the list shows them; separate ids by commas"
-                    ),
+                    "metavar": "ID,ID",
+                    "help": ("ids of rows and messages, as the list shows them"),
                 },
                 "--reason": {
                     "metavar": "TEXT",
@@ -242,8 +231,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 ),
                 "--drop": {
                     "type": _listed,
-                    "metavar": "SLOTS",
-                    "help": "drop these slots without a pipeline; separate names by commas",
+                    "metavar": "SLOT,SLOT",
+                    "help": "drop these slots without a pipeline",
                 },
             },
         ),
@@ -254,10 +243,8 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
 VERBS: Final = tuple(_OWN)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the verb, the file and the verb's options by name; exits with a usage message on
-    errors.
-    """
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with a parser of its own for each verb."""
     parser = argparse.ArgumentParser(
         prog="python -m spark_jobs",
         description="Run one verb on one pipeline file. VERB --help shows the options of a verb.",
@@ -274,6 +261,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         known.set_defaults(
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
         )
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The verb, the file and the verb's options by name; leaves the process with a usage message
+    for anything else.
+    """
+    parser = build_parser()
     options = parser.parse_args(arguments)
     if options.verb == "quarantine":
         _check_quarantine(parser, options)

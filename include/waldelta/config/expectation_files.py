@@ -27,7 +27,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from waldelta.config._validation_errors import StrictModel, problems, read_yaml
-from waldelta.config.pipeline_file import split_table_name
+from waldelta.config.source import split_table_name
 from waldelta.errors import ConfigError
 
 Severity = Literal["critical", "warning"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -19,191 +19,20 @@ from waldelta.config._schedule import Schedule
 from waldelta.config._validation_errors import StrictModel, problems, read_yaml
 from waldelta.config._variables import expand
 from waldelta.config.quality import Quality, check_folder_uri
+from waldelta.config.source import Source, TableName, split_table_name
 from waldelta.config.target_mode import TargetMode
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
+from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
-from waldelta.remedies import ANY_ERROR, ERRORS
 
 SchemaPolicy = Literal["evolve", "fail", "ignore"]
-Operation = Literal["insert", "update", "delete", "truncate"]
-TableName = Annotated[
-    str, Field(description="schema-qualified name, as PostgreSQL prints it: public.flights")
-]
 
 _IDENTIFIER = re.compile(r"\A[a-z][a-z0-9_]*\Z")
-_SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
 # URLs drop or encode these characters, and Hadoop takes some for patterns: a lake could end up in
 # two folders, or in another one.
 _UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
 # The most that a slow server's statement timeout is raised to, unless the file sets more.
 LONGEST_TIMEOUT_S = 3 * 3600
-_NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
-
-
-def split_table_name(name: str) -> tuple[str, str]:
-    """Split ``schema.table``; parts with dots or upper case are double-quoted as in SQL.
-
-    >>> split_table_name('public."odd.name"')
-    ('public', 'odd.name')
-    """
-    parts = _NAME_PART.findall(name)
-    if len(parts) != 2 or ".".join(parts) != name:
-        raise ValueError(f"{name!r} is not a schema-qualified table name: write schema.table")
-    schema, table = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in parts)
-    return schema, table
-
-
-class TableEntry(StrictModel):
-    """A table of a publication."""
-
-    name: TableName
-    where: str | None = Field(
-        None, description="row filter, evaluated by the publisher (PostgreSQL expression)"
-    )
-    columns: tuple[str, ...] | None = Field(
-        None, min_length=1, description="column list; all columns without it"
-    )
-
-    @field_validator("name")
-    @classmethod
-    def _qualified(cls, value: str) -> str:
-        split_table_name(value)
-        return value
-
-    @property
-    def parts(self) -> tuple[str, str]:
-        """Schema and table name, unquoted."""
-        return split_table_name(self.name)
-
-
-class Publication(StrictModel):
-    """A publication that the slot reads: tables, schemas or all tables, and the operations."""
-
-    name: str = Field(min_length=1, max_length=63)
-    publish: tuple[Operation, ...] = ("insert", "update", "delete", "truncate")
-    publish_via_partition_root: bool = False
-    publish_generated_columns: Literal["none", "stored"] = Field(
-        "none",
-        description=(
-            "stored: stored generated columns are published too, where no column list says so"
-            " (PostgreSQL 18)"
-        ),
-    )
-    tables: tuple[TableEntry, ...] = ()
-    all_tables: bool = False
-    schemas: tuple[str, ...] = ()
-    manage: bool = Field(
-        True, description="false: the publication exists already and is never altered"
-    )
-    accept_future_tables: bool = Field(
-        False, description="needed for all_tables or schemas that publish updates or deletes"
-    )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if self.all_tables and (self.tables or self.schemas):
-            raise ValueError("all_tables stands alone: remove tables and schemas")
-        if self.manage and not (self.all_tables or self.tables or self.schemas):
-            raise ValueError(
-                "name what it publishes: tables, schemas or all_tables (or manage: false)"
-            )
-        names = [t.name for t in self.tables]
-        if doubled := sorted({n for n in names if names.count(n) > 1}):
-            raise ValueError(f"listed twice: {', '.join(doubled)}")
-        return self
-
-
-class Options(StrictModel):
-    """Options of the pgoutput plugin and of consumption."""
-
-    binary: bool = False
-    streaming: Literal["off", "on", "parallel"] = "off"
-    two_phase: bool = False
-    origin: Literal["any", "none"] = "any"
-    messages: bool = False
-    acknowledge: Literal["get", "peek", "advance"] = "get"
-
-    @field_validator("streaming", mode="before")
-    @classmethod
-    def _yaml_boolean(cls, value: object) -> object:
-        # YAML reads a bare on or off as a boolean.
-        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-class Source(StrictModel):
-    """The PostgreSQL server, its slot and publications."""
-
-    conn_id: str = Field(
-        min_length=1, description="Airflow connection, or the variable AIRFLOW_CONN_<ID>"
-    )
-    read_from: str | None = Field(
-        None,
-        min_length=1,
-        description=(
-            "Airflow connection of a standby of conn_id's server (PostgreSQL 16) that has the slot"
-            " and is read in the primary's place; copies and comparisons stay on the primary"
-        ),
-    )
-    slot: str = Field(description="name of the logical replication slot")
-    adopt_slot: bool = Field(
-        False,
-        description=(
-            "true: take over a slot that exists and that somebody else has read; nobody else may"
-            " read it then"
-        ),
-    )
-    failover: bool | None = Field(
-        None,
-        description=(
-            "true: PostgreSQL keeps the slot on standbys too, so that it outlives a failover"
-            " (PostgreSQL 17); default: a slot that exists stays as it is, a new one isn't kept"
-            " there"
-        ),
-    )
-    publications: tuple[Publication, ...] = Field(min_length=1)
-    options: Options = Options()
-
-    @field_validator("slot")
-    @classmethod
-    def _slot_name(cls, value: str) -> str:
-        if not _SLOT.match(value):
-            raise ValueError("slot names have 1 to 63 lower-case letters, digits and underscores")
-        return value
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        names = self.publication_names
-        if doubled := sorted({n for n in names if names.count(n) > 1}):
-            raise ValueError(f"publications listed twice: {', '.join(doubled)}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_server_has_the_slot(self) -> Self:
-        if self.read_from is None:
-            return self
-        if self.failover is not None:
-            raise ValueError(
-                "read_from and failover exclude each other: a standby's own slot is kept on no"
-                " other server"
-            )
-        if self.read_from == self.conn_id:
-            raise ValueError(
-                "read_from is conn_id: name the standby's connection, or leave it out to read from"
-                " the primary"
-            )
-        return self
-
-    @property
-    def conn_ids(self) -> list[str]:
-        """Returns the connections that a run needs: the primary's, and its standby's if
-        configured.
-        """
-        return [self.conn_id, *([self.read_from] if self.read_from is not None else [])]
-
-    @property
-    def publication_names(self) -> list[str]:
-        """Returns the publications' names, as listed."""
-        return [publication.name for publication in self.publications]
 
 
 class TargetTable(StrictModel):
@@ -212,46 +41,36 @@ class TargetTable(StrictModel):
     source: TableName | None = Field(
         None,
         alias="from",
-        description=(
-            "the published table that feeds this target; default: the one of its name. With the"
-            " name of one of that table's partitions, the target holds what the partition holds"
-        ),
+        description=("published table whose changes this target gets, if its name differs"),
     )
     partition_root: bool = Field(
         False,
-        description="true: gather the published leaves of this partitioned table in one target",
+        description="true: merge the published partitions of this table into one target",
     )
     mode: TargetMode = Field(
         "mirror",
         description=(
-            "mirror: the source's rows; soft_delete: deleted rows stay, marked; history: every"
-            " version of a row with the time that it was valid; changelog: every change is appended"
+            "mirror keeps the source's rows, soft_delete also deleted rows, history every"
+            " version of a row, changelog every change"
         ),
     )
     copied: bool = Field(
         True,
         alias="copy",
-        description=(
-            "false: existing rows aren't copied, as with PostgreSQL's copy_data = false: the target"
-            " begins empty and gets changes only"
-        ),
+        description=("false: existing rows are not copied, as with PostgreSQL's option copy_data"),
     )
-    schema_changes: SchemaPolicy | None = Field(
-        None, description="what to do when the source's columns change, for this table"
-    )
+    schema_changes: SchemaPolicy | None = Field(None, description="overrides target.schema_changes")
     types: TableTypeOptions = Field(
-        TableTypeOptions(), description="types of the lake for this table"
+        TableTypeOptions(), description="overrides the pipeline's types"
     )
     deletion_vectors: bool | None = Field(
         None,
-        description="mark changed rows as gone instead of writing their files anew, for this table",
+        description="overrides target.deletion_vectors",
     )
     where: str | None = Field(
         None,
         min_length=1,
-        description=(
-            "filter of this target, evaluated in Spark as PostgreSQL would (PostgreSQL expression)"
-        ),
+        description=("row filter of this target in PostgreSQL's SQL; Spark evaluates it"),
     )
 
     @field_validator("source")
@@ -284,52 +103,52 @@ class Target(StrictModel):
 
     root: str = Field(
         description=(
-            "URI of the lake's root folder: file:///…, s3a://…, abfss://…; ${WALDELTA_NAME}: from"
-            " the environment"
+            "URI of the lake's folder, such as file:///…, s3a://… or abfss://…; ${WALDELTA_NAME} is"
+            " replaced by that environment variable"
         )
     )
     accept_unsafe_store: bool = Field(
         False,
         description=(
-            "true: take an s3a:// root although Spark's log store may overwrite commits of other"
-            " writers"
+            "true: accept an s3a:// root although Spark may overwrite commits of other writers"
         ),
     )
-    tables: dict[str, TargetTable] = Field({})
+    tables: dict[str, TargetTable] = Field({}, description="settings of single targets, by name")
     schema_changes: SchemaPolicy = Field(
         "evolve",
         description=(
-            "evolve: the target follows, copied again where the stream doesn't tell; fail: it"
-            " stops; ignore: it keeps its columns"
+            "changed source columns: evolve alters the target, or copies it again where only"
+            " that is exact; fail stops the table; ignore keeps the target's columns"
         ),
     )
     copy_within_run_mb: int = Field(
         64,
         ge=0,
         description=(
-            "up to which size a table that has to be copied again is copied by the CDC run itself"
+            "the CDC run itself copies a table up to this size again; larger ones are left to"
+            " _initial_sync"
         ),
     )
     drift: Literal["repair", "report"] | None = Field(
         None,
         description=(
-            "when a filter, a column list or the partitions changed: repair mends the table, report"
-            " tells; default: repair what the pipeline file changed, report what changed in"
-            " publications with manage: false"
+            "publication drift: repair corrects the target, report only warns; by default"
+            " repair for publications that setup manages, else report"
         ),
     )
     metadata_columns: bool = Field(
-        True, description="keep _wd_lsn, _wd_commit_ts and _wd_raw in the targets"
+        True,
+        description=(
+            "false: no columns _wd_lsn, _wd_commit_ts and _wd_raw; values that a type can't"
+            " hold are lost"
+        ),
     )
     types: TypeOptions = Field(
-        TypeOptions(), description="types of the lake where there is a choice"
+        TypeOptions(), description="types in the lake, where there is a choice"
     )
     deletion_vectors: bool = Field(
         False,
-        description=(
-            "mark changed rows as gone instead of writing their files anew: cheaper runs, but not"
-            " every reader can"
-        ),
+        description=("true: a commit marks changed rows instead of rewriting their files"),
     )
 
     _written_root: str = ""
@@ -431,13 +250,23 @@ class Target(StrictModel):
 class Batch(StrictModel):
     """Limits of one read window of the slot, and of its apply."""
 
-    max_changes: int = Field(1_000_000, ge=1)
-    wal_window_mb: int = Field(512, ge=16, description="WAL decoded by one call at the most")
-    statement_timeout_s: int = Field(600, ge=1)
+    max_changes: int = Field(
+        1_000_000, ge=1, description="changes that one read returns at most; ignored with streaming"
+    )
+    wal_window_mb: int = Field(
+        512,
+        ge=16,
+        description="MB of WAL that one read decodes at most; bounds the server's temporary file",
+    )
+    statement_timeout_s: int = Field(
+        600,
+        ge=1,
+        description="seconds for one read; after a timeout the run reads smaller windows",
+    )
     apply_timeout_minutes: int = Field(
         60,
         ge=1,
-        description="Airflow's limit for the task apply, behind which the next landing waits",
+        description="minutes after which Airflow ends the task apply",
     )
 
     @property
@@ -449,14 +278,16 @@ class Batch(StrictModel):
 class Maintenance(StrictModel):
     """The _maintenance DAG."""
 
-    schedule: Schedule | None = "17 3 * * *"
-    keep_changes_days: int = Field(30, ge=1, description="how far back the change log reaches")
+    schedule: Schedule | None = Field(
+        "17 3 * * *", description="cron expression (UTC) of the DAG _maintenance; null: by hand"
+    )
+    keep_changes_days: int = Field(
+        30, ge=1, description="days that the change log keeps applied changes"
+    )
     keep_versions_hours: int = Field(
         168,
         ge=168,
-        description=(
-            "time travel and consistent cuts reach back so far; Delta refuses less than a week"
-        ),
+        description=("hours that time travel and consistent cuts reach back; at least a week"),
     )
 
     @property
@@ -470,21 +301,25 @@ class Maintenance(StrictModel):
 class SlotLimits(StrictModel):
     """When the slot's backlog is reported: by the WAL it keeps, and by the time until its limit."""
 
-    warn_mb: int = Field(5_000, ge=1)
-    critical_mb: int = Field(50_000, ge=1)
+    warn_mb: int = Field(
+        5_000, ge=1, description="warn when the server keeps more MB of WAL for the slot"
+    )
+    critical_mb: int = Field(
+        50_000,
+        ge=1,
+        description="the same as a problem; also the advice for max_slot_wal_keep_size",
+    )
     disk_budget_mb: int | None = Field(
         None,
         ge=1,
-        description=(
-            "WAL that the slot may hold back at most; for forecasts, where the server sets no limit"
-        ),
+        description=("MB of WAL that the slot may use, if max_slot_wal_keep_size isn't set"),
     )
     warn_hours: float = Field(
         4,
         ge=0,
-        description="warn when the limit will be reached sooner, should the slot stand still",
+        description="warn when the slot reaches its limit sooner unless a run reads it",
     )
-    critical_hours: float = Field(1, ge=0)
+    critical_hours: float = Field(1, ge=0, description="the same as a problem")
 
 
 class Notification(StrictModel):
@@ -494,15 +329,16 @@ class Notification(StrictModel):
     errors: tuple[str, ...] = Field(
         min_length=1,
         description=(
-            "classes of errors, each with those below it (SlotError); any: every failure of a task"
+            "error classes, each with its subclasses, such as SlotError; any stands for every"
+            " failure of a task"
         ),
     )
     notifier: str = Field(
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$",
-        description="Airflow's notifier: the class with its module",
+        description="Airflow notifier class, with its module",
     )
     arguments: dict[str, Any] = Field(
-        {}, description="its arguments; templates find the failure as {{ failure.message }}"
+        {}, description="arguments of the notifier; templates can use {{ failure.message }}"
     )
 
     @field_validator("errors")
@@ -511,7 +347,7 @@ class Notification(StrictModel):
         for name in value:
             if name != ANY_ERROR and name not in ERRORS:
                 near = get_close_matches(name, [ANY_ERROR, *ERRORS], 1)
-                hint = f"write {near[0]}" if near else "README.md lists them"
+                hint = f"write {near[0]}" if near else "docs/reference/errors.md lists them"
                 raise ValueError(f"there is no class of errors {name!r}: {hint}")
         return value
 
@@ -519,30 +355,29 @@ class Notification(StrictModel):
 class PipelineFile(StrictModel):
     """One pipeline: from a source's publications through one slot to one lake."""
 
-    pipeline: str = Field(description="name; prefix of the DAG ids")
-    source: Source
-    target: Target
-    schedule: Schedule | None = Field(
-        "*/5 * * * *", description="cron expression of the CDC DAG; null: triggered by hand"
+    pipeline: str = Field(
+        description=("prefix of the DAG ids; lower-case letters, digits and underscores")
     )
-    owner: str = "data-engineering"
-    tags: tuple[str, ...] = ()
+    source: Source = Field(description="PostgreSQL server, slot and publications")
+    target: Target = Field(description="lake and targets")
+    schedule: Schedule | None = Field(
+        "*/5 * * * *", description="cron expression (UTC) of the DAG _cdc; null: triggered by hand"
+    )
+    owner: str = Field("data-engineering", description="owner of the DAGs in Airflow")
+    tags: tuple[str, ...] = Field((), description="tags of the DAGs in Airflow")
     spark_conn_id: str = Field(
         "waldelta_spark", description="Airflow connection of type spark or spark_connect"
     )
-    batch: Batch = Batch()
-    quality: Quality = Quality()
-    maintenance: Maintenance = Maintenance()
-    slot_limits: SlotLimits = SlotLimits()
+    batch: Batch = Field(Batch(), description="bounds of one read and of apply")
+    quality: Quality = Field(Quality(), description="checks, reports and reconciliation")
+    maintenance: Maintenance = Field(Maintenance(), description="schedule and retention")
+    slot_limits: SlotLimits = Field(SlotLimits(), description="when to warn about the slot's WAL")
     row_values: Literal["read", "trigger", "edit"] = Field(
         "read",
-        description=(
-            "which permission on the CDC DAG shows values of rows on Airflow's pages: in"
-            " quarantine, that differ, in reports"
-        ),
+        description=("permission on the DAG _cdc that shows values of rows on Airflow's pages"),
     )
     notify: tuple[Notification, ...] = Field(
-        (), description="who is told of a task's failure, by the class of its error"
+        (), description="notifiers to call when a task fails, by class of error"
     )
 
     @field_validator("pipeline")

@@ -70,7 +70,7 @@ class Reconcile(StrictModel):
     """Comparisons of whole targets with the source."""
 
     schedule: Schedule | None = Field(
-        None, description="cron expression of the _reconcile DAG; null: triggered by hand"
+        None, description="cron expression (UTC) of the DAG _reconcile; null: triggered by hand"
     )
 
 
@@ -80,13 +80,15 @@ class Freshness(StrictModel):
     warn_seconds: int | None = Field(
         3600,
         ge=1,
-        description="warn when the moment up to which a target holds every commit is older",
+        description="warn when a target is more seconds behind the source; null: never",
     )
-    critical_seconds: int | None = Field(None, ge=1)
-    warn_mb: int | None = Field(
-        None, ge=1, description="warn when more MB of the source's WAL wait to be read"
+    critical_seconds: int | None = Field(
+        None, ge=1, description="fail the check when a target is more seconds behind"
     )
-    critical_mb: int | None = Field(None, ge=1)
+    warn_mb: int | None = Field(None, ge=1, description="warn when more MB of WAL are unread")
+    critical_mb: int | None = Field(
+        None, ge=1, description="fail the check when more MB of WAL are unread"
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -102,27 +104,22 @@ class Drift(StrictModel):
     anomaly.
     """
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="measure the targets and compare the measurements")
     after_runs: int = Field(
         10,
         ge=3,
-        description="so many runs must have measured a table before anything is said of it",
+        description="number of measured runs before a table is compared",
     )
-    of_runs: int = Field(20, ge=3, le=100, description="the latest runs that are compared with")
+    of_runs: int = Field(20, ge=3, le=100, description="number of latest runs to compare with")
     factor: float = Field(
         6.0,
         gt=0,
-        description=(
-            "how many times as far from the median as the earlier runs' usual distance (MAD) is"
-            " drift"
-        ),
+        description="limit of the distance to the median, in MAD (median absolute deviation)",
     )
     tolerance: float = Field(
         0.5,
         gt=0,
-        description=(
-            "what is never drift: this share of the rows, or of a column's standard deviation"
-        ),
+        description="smallest share that can be an anomaly",
     )
 
     @model_validator(mode="after")
@@ -137,25 +134,27 @@ class Drift(StrictModel):
 class Quality(StrictModel):
     """Checks after each run."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="check the targets after each run")
     suites: str | None = Field(
         None,
         description=(
-            "folder of the engineer's own suites, relative to the pipeline file; default: "
-            "../expectations/<pipeline> where there is one"
+            "folder of your own expectations, relative to the pipeline file; by default"
+            " ../expectations/<pipeline>"
         ),
     )
     data_docs: str | None = Field(
         None,
         description=(
-            "folder of the HTML reports, relative to the pipeline file; default:"
-            " <root>/_waldelta/data_docs; none are made where that is in an object store"
+            "local folder of the HTML reports; by default"
+            " <root>/_waldelta/data_docs, and none with an object store"
         ),
     )
-    keep_reports: int = Field(50, ge=1, description="HTML reports kept by maintenance")
-    reconcile: Reconcile = Reconcile()
-    freshness: Freshness = Freshness()
-    drift: Drift = Drift()
+    keep_reports: int = Field(
+        50, ge=1, description="number of runs whose reports maintenance keeps"
+    )
+    reconcile: Reconcile = Field(Reconcile(), description="comparison of targets with the source")
+    freshness: Freshness = Field(Freshness(), description="how far behind targets may be")
+    drift: Drift = Field(Drift(), description="anomalies of row counts and distributions")
 
     @field_validator("data_docs")
     @classmethod

@@ -25,15 +25,13 @@ NumericType: TypeAlias = Annotated[str, AfterValidator(_numeric)]
 JsonType: TypeAlias = Literal["string", "variant"]
 
 _NUMERIC_HELP = (
-    "numeric without limits or with more than 38 digits: string, double or decimal(38,s)"
+    "type of numeric columns without limits or with more than 38 digits: string, double or"
+    " decimal(38,s)"
 )
 _JSON_HELP = (
-    "json and jsonb: string, or Spark's variant (not in key columns, nor in tables without a key)"
+    "type of json and jsonb columns; key columns and tables without a key always use string"
 )
-_TEXT_HELP = (
-    "names of columns that are strings in the lake whatever their type, as PostgreSQL prints their"
-    " values"
-)
+_TEXT_HELP = "names of columns that the lake stores as strings, as PostgreSQL prints them"
 
 
 class _Options(StrictModel):

@@ -279,7 +279,7 @@ def privilege_missing(role: str, said: str) -> PrivilegeMissing:
     attribute = f"alter role {quoted} replication; " if "replication slots" in said else ""
     return PrivilegeMissing(
         f"PostgreSQL refused role {role!r}: {said}: {attribute}what the role needs is in"
-        " docs/privileges.md"
+        " docs/reference/privileges.md"
     )
 
 
@@ -452,7 +452,7 @@ _REFUSALS: tuple[tuple[str, type[_ConnectError], str], ...] = (
         PrivilegeMissing,
         (
             "role {user!r} may not connect: grant connect on database {database} to {user}"
-            " (docs/privileges.md)"
+            " (docs/reference/privileges.md)"
         ),
     ),
     (

@@ -1,8 +1,8 @@
 """Metrics: a run's counts and the lake's lag, sent through Airflow's own channel (StatsD, Datadog,
 OpenTelemetry).
 
-Airflow's settings (``[metrics]``) configure the destination; without one nothing is sent.
-docs/signals.md lists every name.
+Airflow's section ``[metrics]`` says where they go; without it nothing is sent.
+docs/reference/metrics.md lists every name.
 """
 
 from __future__ import annotations
@@ -12,10 +12,50 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 log = logging.getLogger(__name__)
 
+# Every name with its kind and meaning, as docs/reference/metrics.md lists them.
+METRICS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "waldelta.<pipeline>.lag_bytes": ("gauge", "WAL that the lake doesn't have yet"),
+        "waldelta.<pipeline>.lag_seconds": (
+            "gauge",
+            (
+                "age of the newest source commit time up to which the targets are complete;"
+                " not sent while a target is behind"
+            ),
+        ),
+        "waldelta.<pipeline>.retained_wal_bytes": (
+            "gauge",
+            "WAL that the server keeps for the slot",
+        ),
+        "waldelta.<pipeline>.differing_rows.<table>": (
+            "gauge",
+            ("rows that a reconciliation found to differ and did not repair, or a lower bound"),
+        ),
+        "waldelta.<pipeline>.<verb>.changes": ("counter", "changes that the run landed"),
+        "waldelta.<pipeline>.<verb>.seconds.<stage>": (
+            "gauge",
+            ("duration of a stage, such as land, apply or check"),
+        ),
+        "waldelta.<pipeline>.<verb>.rows.<table>.<operation>": (
+            "counter",
+            "rows that were inserted, updated, deleted, skipped or quarantined",
+        ),
+        "waldelta.<pipeline>.<verb>.failed_expectations": (
+            "gauge",
+            "critical expectations that failed in the run's check",
+        ),
+        "waldelta.<pipeline>.<verb>.warned_expectations": (
+            "gauge",
+            "expectations of severity warning that failed",
+        ),
+        "waldelta.<pipeline>.<verb>.not_applied": ("gauge", "targets that lack landed changes"),
+    }
+)
 _OPERATIONS = ("inserted", "updated", "deleted", "skipped", "quarantined")
 # StatsD splits names at dots, and Airflow allows only these characters.
 _UNFIT = re.compile(r"[^a-zA-Z0-9_-]+")

@@ -20,8 +20,8 @@ from airflow.sdk import BaseNotifier
 
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import Notification
+from waldelta.error_catalog import ERRORS, REMEDIES, is_kind
 from waldelta.errors import ConfigError, SlotCritical
-from waldelta.remedies import ERRORS, REMEDIES, is_kind
 from waldelta_airflow import settings
 
 if TYPE_CHECKING:

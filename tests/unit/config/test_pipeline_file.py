@@ -11,7 +11,8 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
 from waldelta.config import Publication, Source, load_pipeline_file
-from waldelta.config.pipeline_file import Maintenance, Options, Target
+from waldelta.config.pipeline_file import Maintenance, Target
+from waldelta.config.source import Options
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.records import Run, now

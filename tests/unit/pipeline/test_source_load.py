@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waldelta.config import Source
-from waldelta.config.pipeline_file import Options
+from waldelta.config.source import Options
 from waldelta.pipeline import RunResult
 from waldelta.pipeline.source_load import SourceBill, moves, peeks
 

@@ -14,11 +14,12 @@ import yaml
 import waldelta.errors
 from waldelta.cli._options import VERBS
 from waldelta.config import PipelineFile, Publication, Source
-from waldelta.config.pipeline_file import Options, Target
+from waldelta.config.pipeline_file import Target
+from waldelta.config.source import Options
+from waldelta.error_catalog import REMEDIES
 from waldelta.errors import WaldeltaError
 from waldelta.lake.ledger import BatchCut, ColumnState, TableState, TargetCut
 from waldelta.lake.ledger.records import Gap, Run, SlotMove
-from waldelta.remedies import REMEDIES
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"
@@ -43,11 +44,12 @@ def errors() -> dict[str, type[WaldeltaError]]:
     return {name: kind for name, kind in found.items() if issubclass(kind, WaldeltaError)}
 
 
-def failure_table() -> dict[str, bool]:
-    """The errors of README's table, and whether they are marked as retried."""
-    section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
+def error_sections() -> dict[str, str]:
+    """The sections of the page of errors, by the error's name."""
+    page = (ROOT / "docs/reference/errors.md").read_text()
     return {
-        name: bool(mark) for name, mark in re.findall(r"^\| `(\w+)`( ↻)? \|", section, re.MULTILINE)
+        section.partition("\n")[0]: section.partition("\n")[2]
+        for section in page.split("\n## ")[1:]
     }
 
 
@@ -119,15 +121,15 @@ def test_verbs_exist(page):
 
 def test_every_verb_is_explained():
     text = (ROOT / "docs/reference/command-line.md").read_text()
-    assert [verb for verb in VERBS if f"### {verb}\n" not in text] == []
+    assert [verb for verb in VERBS if f"\n### {verb}\n" not in text] == []
 
 
-def test_failure_table_names_every_error_that_is_raised():
-    """The table has each error once; only the bases of the tree, which are never the whole story,
-    are left out.
+def test_the_page_of_errors_has_every_error_that_is_raised():
+    """Each error has one section; only the bases of the tree, which are never the whole story, are
+    left out.
     """
     bases = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
-    assert set(failure_table()) == set(errors()) - bases
+    assert set(error_sections()) == set(errors()) - bases
 
 
 def test_the_tree_of_errors_is_drawn_whole():
@@ -151,22 +153,26 @@ def test_alerts_lead_to_what_to_do_for_every_error():
     assert "](../reference/errors.md)" in first_paragraph
 
 
-def test_failure_table_has_the_remedies_that_notifiers_get():
-    section = (ROOT / "README.md").read_text().split("## When it fails")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)`(?: ↻)? \| .*? \| (.*?) \|$", section, re.MULTILINE)
-    plain = {name: re.sub(r"\[(.*?)\]\((.*?)\)|`", _as_text, remedy) for name, remedy in rows}
-    assert plain == REMEDIES
+def test_the_page_of_errors_has_the_remedies_that_notifiers_get():
+    """Where a remedy names a page, the page of errors links it."""
+
+    def words(text: str) -> list[str]:
+        text = re.sub(r"\[[^\]]*\]\((?:\.\./)?([\w./-]*)[^)]*\)", r"\1", text)
+        return re.findall(r"\w+", re.sub(r"docs/(?:reference/)?", "", text).lower())
+
+    told = {name: section.split("**Do:** ")[1] for name, section in error_sections().items()}
+    assert {name: words(text) for name, text in told.items()} == {
+        name: words(remedy) for name, remedy in REMEDIES.items()
+    }
 
 
-def _as_text(found: re.Match[str]) -> str:
-    """A link as text and place; no backquotes."""
-    return "" if found[0] == "`" else ": ".join(dict.fromkeys([found[1], found[2]]))
-
-
-def test_failure_table_marks_what_is_retried():
-    # SyncFailed decides by the errors it holds.
-    marked = {name for name, is_marked in failure_table().items() if is_marked}
-    assert marked == {name for name, kind in errors().items() if kind.retryable}
+def test_the_page_of_errors_marks_what_is_retried():
+    """SyncFailed and others decide by their causes, and the page says so."""
+    marked = {
+        name for name, section in error_sections().items() if re.search(r"\bRetried\b", section)
+    }
+    always = {name for name, kind in errors().items() if kind.retryable}
+    assert marked == always | {"SyncFailed", "TargetNotWritable"}
 
 
 def test_readme_shows_the_real_pipeline_file():
@@ -183,7 +189,7 @@ def test_readme_shows_the_real_pipeline_file():
     "model", [PipelineFile, Source, Publication, Options, Target], ids=lambda m: m.__name__
 )
 def test_every_key_of_the_pipeline_file_is_explained(model):
-    text = (ROOT / "docs/pipeline-file.md").read_text()
+    text = (ROOT / "docs/reference/pipeline-file.md").read_text()
     assert [key for key in model.model_fields if not re.search(rf"`[\w.]*\b{key}\b", text)] == []
 
 
@@ -193,7 +199,7 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
     ids=lambda r: r.__name__,
 )
 def test_every_ledger_column_is_explained(row):
-    text = (ROOT / "docs/ledger.md").read_text()
+    text = (ROOT / "docs/reference/ledger.md").read_text()
     assert [
         name
         for name in row.__dataclass_fields__

@@ -16,6 +16,7 @@ from enum import StrEnum
 import psycopg
 
 from waldelta.config.pipeline_file import SchemaPolicy
+from waldelta.error_catalog import ERRORS
 from waldelta.errors import LakeError, LateWriter, LockHeld
 from waldelta.lake.ledger import Ledger, TableState
 from waldelta.lake.ledger.records import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, now
@@ -24,7 +25,6 @@ from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources
 from waldelta.postgres.lock_waits import read_locked_tables
 from waldelta.quantities import first_of
-from waldelta.remedies import ERRORS
 
 log = logging.getLogger(__name__)
 

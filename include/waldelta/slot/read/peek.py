@@ -24,7 +24,7 @@ from psycopg import sql
 
 from waldelta.arrow import storage
 from waldelta.config import Source
-from waldelta.config.pipeline_file import Options
+from waldelta.config.source import Options
 from waldelta.errors import (
     PeekTimeout,
     PeekTooLarge,
@@ -486,7 +486,7 @@ def peek_error(slot: str, text: str) -> SourceError:
     if refused := re.search(r"permission denied [^\n]*", text):
         return PrivilegeMissing(
             f"reading slot {slot!r} was refused ({refused[0]}): give the role that reads it the"
-            " attribute replication; what it needs is in docs/privileges.md"
+            " attribute replication; what it needs is in docs/reference/privileges.md"
         )
     if gone := re.search(r'publication "(.*?)" does not exist', text):
         return _publication_gone(slot, gone[1])

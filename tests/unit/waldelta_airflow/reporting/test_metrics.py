@@ -1,5 +1,5 @@
-"""Metrics: what a run's document says arrives, by the names that docs/signals.md has, through
-Airflow's own channel.
+"""Metrics: what a run's document says arrives through Airflow's own channel, by the names that
+docs/reference/metrics.md has.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DOCUMENT = {
     "warned_expectations": ["two", "three"],
     "not_applied": [],
 }
-PAGE = (Path(__file__).parents[4] / "docs/signals.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text()
 
 
 def test_a_document_becomes_its_metrics():
@@ -68,7 +68,7 @@ def test_a_document_becomes_its_metrics():
 
 def test_the_page_lists_every_name():
     """And no other one."""
-    listed = re.findall(r"^\| `(waldelta\.\S+)` \| (gauge|counter)", PAGE, re.MULTILINE)
+    listed = re.findall(r"^- `(waldelta\.\S+)` \((gauge|counter)\)", PAGE, re.MULTILINE)
     known = {
         re.compile(re.sub(r"<\w+>", r"[\\w-]+", name.replace(".", r"\."))): kind
         for name, kind in listed

@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from waldelta.error_catalog import REMEDIES
 from waldelta.errors import (
     ApplyError,
     PrivilegeMissing,
@@ -21,7 +22,6 @@ from waldelta.errors import (
     SyncFailed,
     WaldeltaError,
 )
-from waldelta.remedies import REMEDIES
 from waldelta.stages.land.idle_check import IdleCheck
 from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.launchers.job_result import JobResult, named_failures
@@ -152,7 +152,7 @@ def test_what_templates_see(dags_with):
         callback({"dag": dag, "exception": error})
     assert Noted.sent == [
         f"shop SlotGap: {GAP} | {REMEDIES['SlotGap']}",
-        "shop ApplyError: t: no | as the message says; changes wait in the change log",
+        f"shop ApplyError: t: no | {REMEDIES['ApplyError']}",
         "shop AirflowException: it has no class of its own | look at the task's log",
         "shop Killed: the task was killed | look at the task's log",
     ]
@@ -244,7 +244,7 @@ REFUSED = {
         {"errors": "[SlotErorr]"},
         "there is no class of errors 'SlotErorr': write SlotError",
     ),
-    "no such class": ({"errors": "[Nonsense]"}, "README.md lists them"),
+    "no such class": ({"errors": "[Nonsense]"}, "docs/reference/errors.md lists them"),
     "no class": ({"errors": "[]"}, "notify[0].errors"),
     "no such module": (
         {"notifier": "nowhere.at.all.Pager"},

@@ -3,7 +3,7 @@ MAD, which outliers don't move. Pure.
 
 A statistic departs when its distance from the median of earlier ones exceeds ``factor`` × 1.4826 ×
 MAD, and also a minimum distance. So a statistic that never changed may change a little: see
-docs/pipeline-file.md, Drift.
+docs/reference/expectations.md, Anomalies.
 """
 
 from __future__ import annotations

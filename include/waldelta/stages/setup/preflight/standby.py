@@ -62,7 +62,7 @@ def judge_standby(
             f"role {facts.server.role!r} may not execute pg_log_standby_snapshot() on the primary,"
             " so the standby's slot is made when the primary happens to write down which"
             " transactions run, and not while it is idle: grant execute on function"
-            f" pg_log_standby_snapshot() to {facts.server.role} (docs/privileges.md)"
+            f" pg_log_standby_snapshot() to {facts.server.role} (docs/reference/privileges.md)"
         )
     yield from (
         warning(text)

@@ -1,0 +1,234 @@
+"""The pipeline file's ``source``: the PostgreSQL server, its slot, and what the slot reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from waldelta.config._validation_errors import StrictModel
+
+Operation = Literal["insert", "update", "delete", "truncate"]
+TableName = Annotated[
+    str,
+    Field(description="name with its schema, as PostgreSQL prints it, for example public.flights"),
+]
+
+_SLOT = re.compile(r"\A[a-z0-9_]{1,63}\Z")
+_NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^".\s]+')
+
+
+def split_table_name(name: str) -> tuple[str, str]:
+    """Split ``schema.table`` into its parts; parts with dots or upper case are double-quoted as in
+    SQL.
+
+    >>> split_table_name('public."odd.name"')
+    ('public', 'odd.name')
+    """
+    parts = _NAME_PART.findall(name)
+    if len(parts) != 2 or ".".join(parts) != name:
+        raise ValueError(f"{name!r} is not a schema-qualified table name: write schema.table")
+    schema, table = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in parts)
+    return schema, table
+
+
+class TableEntry(StrictModel):
+    """A table of a publication."""
+
+    name: TableName
+    where: str | None = Field(
+        None, description="row filter in PostgreSQL's SQL; the publisher evaluates it"
+    )
+    columns: tuple[str, ...] | None = Field(
+        None, min_length=1, description="column list; without it all columns are published"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _qualified(cls, value: str) -> str:
+        split_table_name(value)
+        return value
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Schema and table name, unquoted."""
+        return split_table_name(self.name)
+
+
+class Publication(StrictModel):
+    """A publication the slot reads: tables, schemas or everything, and what of them."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        description="setup creates it and marks it with a comment",
+    )
+    publish: tuple[Operation, ...] = Field(
+        ("insert", "update", "delete", "truncate"), description="published operations"
+    )
+    publish_via_partition_root: bool = Field(
+        False,
+        description="true: a partitioned table is one target, instead of each partition",
+    )
+    publish_generated_columns: Literal["none", "stored"] = Field(
+        "none",
+        description=(
+            "stored: also publish stored generated columns of tables without a column list"
+            " (PostgreSQL 18+)"
+        ),
+    )
+    tables: tuple[TableEntry, ...] = Field((), description="published tables")
+    all_tables: bool = Field(False, description="true: publish every table; needs a superuser")
+    schemas: tuple[str, ...] = Field(
+        (), description="publish every table of these schemas; needs a superuser"
+    )
+    manage: bool = Field(
+        True, description="false: the publication exists already, and setup never alters it"
+    )
+    accept_future_tables: bool = Field(
+        False,
+        description=(
+            "true: accept that updates and deletes of a later table without a key fail;"
+            " required for all_tables or schemas that publish these"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if self.all_tables and (self.tables or self.schemas):
+            raise ValueError("all_tables stands alone: remove tables and schemas")
+        if self.manage and not (self.all_tables or self.tables or self.schemas):
+            raise ValueError(
+                "name what it publishes: tables, schemas or all_tables (or manage: false)"
+            )
+        names = [t.name for t in self.tables]
+        if doubled := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"listed twice: {', '.join(doubled)}")
+        return self
+
+
+class Options(StrictModel):
+    """Options of the pgoutput plugin and of consumption."""
+
+    binary: bool = Field(
+        False,
+        description=(
+            "true: values in PostgreSQL's binary format; setup refuses types without a binary"
+            " reader"
+        ),
+    )
+    streaming: Literal["off", "on", "parallel"] = Field(
+        "off",
+        description=(
+            "on: large transactions arrive before they commit; parallel: the same in protocol"
+            " 4 (PostgreSQL 16+)"
+        ),
+    )
+    two_phase: bool = Field(
+        False,
+        description=(
+            "true: prepared transactions arrive at PREPARE; only for a slot created with it"
+        ),
+    )
+    origin: Literal["any", "none"] = Field(
+        "any",
+        description=(
+            "none: leave out changes that reached the source by replication (PostgreSQL 16+)"
+        ),
+    )
+    messages: bool = Field(
+        False, description="true: store logical messages in <root>/_waldelta/messages"
+    )
+    acknowledge: Literal["get", "peek", "advance"] = Field(
+        "get",
+        description=(
+            "how landed changes are acknowledged: get compares what the slot returns, peek"
+            " compares before that and needs no spare slots, advance compares nothing"
+        ),
+    )
+
+    @field_validator("streaming", mode="before")
+    @classmethod
+    def _yaml_boolean(cls, value: object) -> object:
+        # YAML reads a bare on or off as a boolean.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+class Source(StrictModel):
+    """The PostgreSQL server, its slot and publications."""
+
+    conn_id: str = Field(
+        min_length=1,
+        description=(
+            "Airflow connection of type postgres; outside Airflow the variable"
+            " AIRFLOW_CONN_<CONN_ID>, as URI or JSON"
+        ),
+    )
+    read_from: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "Airflow connection of a standby that has the slot (PostgreSQL 16+); excludes failover"
+        ),
+    )
+    slot: str = Field(description=("name of the logical replication slot; one pipeline per slot"))
+    adopt_slot: bool = Field(
+        False,
+        description=(
+            "true: setup takes over a slot that another program has read, which then misses changes"
+        ),
+    )
+    failover: bool | None = Field(
+        None,
+        description=(
+            "true: PostgreSQL keeps the slot on standbys too (PostgreSQL 17+); without the"
+            " key an existing slot stays as it is"
+        ),
+    )
+    publications: tuple[Publication, ...] = Field(
+        min_length=1, description="publications that the slot reads"
+    )
+    options: Options = Field(Options(), description="options of pgoutput and of acknowledgement")
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_name(cls, value: str) -> str:
+        if not _SLOT.match(value):
+            raise ValueError("slot names have 1 to 63 lower-case letters, digits and underscores")
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = self.publication_names
+        if doubled := sorted({n for n in names if names.count(n) > 1}):
+            raise ValueError(f"publications listed twice: {', '.join(doubled)}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_server_has_the_slot(self) -> Self:
+        if self.read_from is None:
+            return self
+        if self.failover is not None:
+            raise ValueError(
+                "read_from and failover exclude each other: a standby's own slot is kept on no"
+                " other server"
+            )
+        if self.read_from == self.conn_id:
+            raise ValueError(
+                "read_from is conn_id: name the standby's connection, or leave it out to read from"
+                " the primary"
+            )
+        return self
+
+    @property
+    def conn_ids(self) -> list[str]:
+        """The connections that a run needs: the primary's, and that of the standby it reads from,
+        if any.
+        """
+        return [self.conn_id, *([self.read_from] if self.read_from is not None else [])]
+
+    @property
+    def publication_names(self) -> list[str]:
+        """The publications' names, as listed."""
+        return [publication.name for publication in self.publications]
