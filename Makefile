@@ -73,8 +73,8 @@ else
 endif
 
 .PHONY: test-profile
-test-profile: setup ## where the time of make test goes, written to docs/development/test-profile.md
-	@$(RUN) $(PYTHON) -m tests.profiling docs/development/test-profile.md
+test-profile: setup ## where the time of make test goes, written to tests/profile.md
+	@$(RUN) $(PYTHON) -m tests.profiling tests/profile.md
 
 .PHONY: unit
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes

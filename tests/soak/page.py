@@ -23,19 +23,23 @@ _DRAFT = Path(__file__).with_name("guarantees_page.md")
 
 
 def matrix_table(results: dict[str, Any]) -> str:
-    """Steps by faults: ✓ all was well after the next run, ✗ it wasn't, – not reached, · not run;
-    empty: doesn't apply.
-    """
+    """Parts of a run by faults; a mark is the worst of its steps': ✗, –, ·, ✓."""
     possible = {(step.name, fault) for step, fault in cells([], [])}
-    lines = [f"| step |{'|'.join(FAULTS)}|", f"| --- |{' --- |' * len(FAULTS)}"]
+    parts: dict[str, list[str]] = {}
     for step in STEPS:
-        marks = [
-            _mark(results.get(f"{step.name} | {fault}")) if (step.name, fault) in possible else ""
-            for fault in FAULTS
-        ]
-        lines.append(
-            f"| `{step.point}{f' ({step.group})' if step.group else ''}` | {' | '.join(marks)} |"
-        )
+        part = step.point.partition(".")[0] + (f" ({step.group})" if step.group else "")
+        parts.setdefault(part, []).append(step.name)
+    lines = [f"| part |{'|'.join(FAULTS)}|", f"| --- |{' --- |' * len(FAULTS)}"]
+    for part, names in parts.items():
+        marks = []
+        for fault in FAULTS:
+            found = {
+                _mark(results.get(f"{name} | {fault}"))
+                for name in names
+                if (name, fault) in possible
+            }
+            marks.append(next((mark for mark in "✗–·✓" if mark in found), ""))
+        lines.append(f"| `{part}` | {' | '.join(marks)} |")
     return "\n".join(lines)
 
 

@@ -76,6 +76,6 @@ def test_the_page_counts_what_was_tried():
         ),
     }
     said = figures(results, [], "new")
-    assert "| `land.committed` | ✓ | · | ✓ |  | · | – | ✗ |" in said["matrix"]
+    assert "| `land` | · | · | · | · | · | – | ✗ |" in said["matrix"]
     assert (said["cells"], said["bad"], said["unreached"], said["recovery"]) == ("3", "1", "1", "3")
     assert "1 of them" in said["older"]
