@@ -87,25 +87,23 @@ def _older(run: Sequence[dict[str, Any]], current: str) -> str:
 
 
 def _kills(kills: Sequence[dict[str, Any]]) -> str:
-    """One line for each run of the random kills, and one for all of them."""
+    """One line for each version of PostgreSQL, and one for all of them."""
     if not kills:
         return "Not run yet."
     lines = [
-        "| PostgreSQL | seed | transactions | runs killed | server stops | problems |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| PostgreSQL | transactions | runs killed | server stops | problems |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    lines += [
-        f"| {one.get('postgres', 18)} | {one['seed']} | {one['transactions']:,} | {one['runs']}"
-        f" | {one['kills'].get('server', 0)} | {len(one['problems'])} |"
-        for one in kills
-    ]
-    runs = sum(one["runs"] for one in kills)
-    problems = sum(len(one["problems"]) for one in kills)
-    together = (
-        f"Together: **{runs} runs killed, {problems} problems** (lost rows, duplicate rows,"
-        "\nor a next run that failed)."
-    )
-    return "\n".join([*lines, "", together])
+    for version_of in sorted({one.get("postgres", 18) for one in kills}):
+        of = [one for one in kills if one.get("postgres", 18) == version_of]
+        counts = (
+            sum(one["transactions"] for one in of),
+            sum(one["runs"] for one in of),
+            sum(one["kills"].get("server", 0) for one in of),
+            sum(len(one["problems"]) for one in of),
+        )
+        lines.append(f"| {version_of} | {' | '.join(f'{count:,}' for count in counts)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
