@@ -41,7 +41,7 @@ class SourceBill:
       their WAL in ``wal_read_bytes``.
     - ``server_seconds``: the server's time for our statements, an upper bound of its backends' CPU
       time.
-    - ``database_temp_bytes``: temporary files of the whole database during the run, of all sessions.
+    - ``database_temp_bytes``: temporary files of the whole database, from all sessions.
     """
 
     slot_calls: int = 0
