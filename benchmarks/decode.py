@@ -94,7 +94,7 @@ def decode_workload(workload: Decode, messages: int, rounds: int) -> list[Measur
 
 
 def _rounds(action: Callable[[], object], factor: float, rounds: int) -> list[Round]:
-    action()  # warms up
+    action()  # Warms up.
     found = []
     for _ in range(rounds):
         began = time.process_time()

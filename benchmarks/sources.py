@@ -169,8 +169,8 @@ ONE_TRANSACTION = _mixed(_VALUES, _PAID, "")
 WIDE_MIXED = _mixed(
     ", ".join(_WIDE_VALUES[kind] for _, kind in _WIDE), "c1 = 'paid', c4 = c4 + 1", "commit;"
 )
-# Keys without any order, old and new, where the others are 1, 2, 3. Each backlog adds rows, so none
-# comes twice.
+# Keys without any order, old and new, where other workloads' keys are 1, 2, 3. Each backlog adds
+# rows, so none comes twice.
 UUID_MIXED = _mixed(
     _VALUES,
     _PAID,

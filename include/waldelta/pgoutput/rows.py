@@ -208,7 +208,7 @@ class _Places:
             self.ends = self.starts.copy()
 
     def columns(self, messages: Messages, to_text: ToText | None, *, may_mix: bool) -> Columns:
-        if self.kinds.shape != self.shape:  # no message has such a tuple
+        if self.kinds.shape != self.shape:  # No message has such a tuple.
             self.kinds = np.broadcast_to(np.uint8(0), self.shape)
             self.starts = self.ends = np.broadcast_to(self.filler, self.shape)
         return Columns(

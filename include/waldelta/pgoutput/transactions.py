@@ -151,7 +151,7 @@ class Segments:
         return np.where((at >= 0) & (self._lsn[at] >= 0), self._lsn[at], own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
-        """Return the commit time likewise, in microseconds since 1970."""
+        """Return the commit time in microseconds since 1970, as commit_lsn() does."""
         return np.where((at >= 0) & (self._lsn[at] >= 0), self._at[at], own)
 
     @cached_property

@@ -2,7 +2,7 @@
 messages, and per keyed session of Spark Connect.
 
 Correctness rests on these locks: Airflow's max_active_runs doesn't cover backfills, and a pool only
-helps scheduling. A held lock has a database session to itself. The server releases it when its
+helps scheduling. A lock has a database session to itself. The server releases it when its
 holder ends, whatever ended the holder.
 """
 
@@ -217,7 +217,7 @@ def _tried(
 def _release(connection: Connection, name: LockName) -> bool:
     """Release a lock; returns whether the session still held it (a lost connection has lost it)."""
     # Closing alone ends the backend only some time later, and the run that follows at once would
-    # find the lock held.
+    # find the lock taken.
     try:
         row = connection.execute("select pg_advisory_unlock(%s)", (name.key,)).fetchone()
     except psycopg.Error:
@@ -255,8 +255,8 @@ where l.locktype = 'advisory'
   and l.objid = %(low)s::oid
   and l.database = (select oid from pg_database where datname = current_database())
 """
-# The holder's session is joined to the lock found, not to the whole of pg_locks: planning a query
-# over both views takes a server longer than finding the lock.
+# Only this query joins pg_stat_activity: planning that view's tables alone takes a server longer
+# than finding the lock.
 _HOLDER = f"""
 select l.pid, a.application_name, a.backend_start at time zone 'UTC'
 from ({_HOLDERS}) l

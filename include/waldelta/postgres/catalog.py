@@ -201,7 +201,7 @@ class CatalogRelation:
     identity_columns: tuple[str, ...]
     ancestors: tuple[int, ...]
     owner: str = ""
-    # A superuser: membership in that role isn't an acceptable remedy.
+    # A superuser's role: membership in it isn't an acceptable remedy.
     owned_by_superuser: bool = False
 
     @property

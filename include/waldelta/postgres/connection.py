@@ -288,7 +288,7 @@ def ended_by_replay(what: str, said: str) -> StandbyAway:
 
 
 def _check_whole(conninfo: str, found: Sequence[Sequence[Any]], pid: int | None = None) -> None:
-    """Raise ConfigError behind a connection pooler.
+    """Raise ConfigError when a connection pooler answers instead of the server.
 
     A pooler drops startup options, or reports an invented pid for a backend that it shares. Setup
     may have connected directly. Behind a pooler, values would be printed with other settings, and a

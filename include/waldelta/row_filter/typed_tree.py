@@ -31,7 +31,7 @@ _SHORT = {
     "interval": "interval",
 }
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
-MAX_DIGITS = 38  # of Spark's decimal
+MAX_DIGITS = 38  # The precision of Spark's decimal.
 
 INTEGERS = ("int2", "int4", "int8")
 FLOATS = ("float4", "float8")

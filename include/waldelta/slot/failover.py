@@ -194,8 +194,8 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     landed.
 
     It is idempotent. Copies that include changes which the server has lost are first marked for a
-    new copy: their snapshots treat transactions as visible whose numbers the server now gives to
-    others.
+    new copy: their snapshots treat transactions as visible whose numbers the server
+    now reuses.
     """
     identity, lsn = promotion.identity, promotion.switchpoint.value
     done = _recorded(job, identity)

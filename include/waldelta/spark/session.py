@@ -46,7 +46,7 @@ _SESSION_SETTINGS = (
     "spark.sql.subexpressionElimination.skipForShortcutExpr",
     "spark.sql.execution.arrow.maxRecordsPerBatch",
 )
-# The settings that tag one statement's commit (merge.tagged). A killed run leaves them in the
+# The settings that tag one statement's commit (statements.tagged). A killed run leaves them in the
 # session, and Delta would treat a later commit as a repetition.
 COMMIT_SETTINGS = (TXN_APP, TXN_VERSION, USER_METADATA) = (
     "spark.databricks.delta.write.txnAppId",

@@ -20,7 +20,7 @@ from waldelta.types.base import (
     utf8,
 )
 
-MAX_PRECISION = 38  # of Spark's decimal
+MAX_PRECISION = 38  # The precision of Spark's decimal.
 _UNHELD = "^(NaN|-?Infinity)$"
 
 
@@ -162,4 +162,4 @@ def precision_and_scale(typmod: int) -> tuple[int, int] | None:
         return None
     packed = typmod - VARHDRSZ
     scale = packed & 0x7FF
-    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024  # eleven bits, signed since PostgreSQL 15
+    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024  # Eleven bits, signed since PostgreSQL 15.

@@ -1,4 +1,4 @@
-"""Applies net changes to a target's rows as merge.merge_statement's MERGE does, with Arrow and
+"""Applies net changes to a target's rows as statements.merge_statement's MERGE does, with Arrow and
 NumPy.
 """
 
@@ -57,7 +57,7 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
 
     Both tables need only their key columns.
     """
-    if not written.shape.key:  # only new rows
+    if not written.shape.key:  # All changes are new rows.
         return np.full(len(held), -1, np.int64)
     pairs = [
         (held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)

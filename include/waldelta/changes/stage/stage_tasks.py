@@ -4,7 +4,7 @@ themselves.
 Converting rows to Spark's on their way from the change log to the merge, twice and once through its
 shuffle, would cost three times as much as decoding and collapsing them. So the tasks of one job
 decode pieces of the change log into buckets by key, as Arrow files. Those of the next job collapse
-one bucket each. The rows handed over are counted, because a folder's listing may be out of date,
+one bucket each. The rows passed on are counted, because a folder's listing may be out of date,
 and an Arrow stream that ends too early reads as a complete one. Chains of moved keys cross any
 partitioning by key, so a range with moves is one bucket.
 """

@@ -103,7 +103,7 @@ class BatchRange:
         ids = [*state.relation_ids]
         if (
             self._read is None or self._read[0] != ids
-        ):  # The same target asks several times in a row.
+        ):  # Cached, because the same target reads it several times in a row.
             rows = None
             if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= SMALL_ROWS:
                 rows = self.split.rows(self.stream, SMALL_BYTES, ids)

@@ -1,10 +1,15 @@
 """The ledger: small append-only Delta tables under ``<root>/_waldelta``, written without a JVM.
 
-``slot_moves`` records what was done to the slot, ``tables`` the state of each target's sync,
-``batches`` the consistent cuts, ``runs`` what each run did, ``gaps`` which changes the slot lost,
-``bites`` the read windows that the server manages, ``releases`` what an operator let pass a gate.
+- ``slot_moves``: what was done to the slot.
+- ``tables``: the state of each target's sync.
+- ``batches``: the consistent cuts.
+- ``runs``: what each run did.
+- ``gaps``: which changes the slot lost.
+- ``bites``: the read windows that the server manages.
+- ``releases``: what an operator let pass a gate.
+
 Rows are never changed, and the latest one counts. Maintenance drops old rows that nothing depends
-on (``ledger_upkeep``).
+on (``prune_ledger``).
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def in_order(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 class Newest:
     """The row that must still be the newest of those that a filter selects (None: all rows).
 
-    ``at`` identifies the row; None: there must be none. ``kept``: see ledger_files.scan_sorted().
+    ``at`` identifies the row; None: there must be none. ``kept``: see _file_cache.scan_sorted().
     """
 
     at: datetime | None

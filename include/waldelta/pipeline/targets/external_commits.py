@@ -183,8 +183,9 @@ def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
 def check_readable(table: DeltaLog, state: TableState, cut: BatchCut | None, version: int) -> None:
     """Check, before a target's files are opened, that its newest ``version`` is safe to read.
 
-    Raises StateError for an external commit since the newest cut that adds a file outside of the
-    table's folder or one that isn't a regular file, and for such an entry of the log. Reads only
+    Raises StateError for an external commit since the newest cut that adds an unsafe file: one
+    outside of the table's folder, or one that isn't a regular file. Raises it, too, for a log entry
+    that isn't a regular file. Reads only
     entries that no run has checked.
     """
     table.check_entry(version + 1)

@@ -5,9 +5,9 @@ of a message. Every call that reaches the transaction ends with the same error, 
 with the catalogs of its time. So after an error, a drain first reads the WAL before that
 transaction in smaller calls, and stops only at the transaction itself.
 
-An error counts as such when its SQLSTATE is about a value or a defect, and when reading only the
-next transaction, in a session of its own, ends with such an error again. A cancelled statement, a
-lost connection, a lock or a full disk never counts.
+An error counts as such under two conditions. Its SQLSTATE is about a value or a defect, and reading
+only the next transaction, in a session of its own, ends with such an error again. A cancelled
+statement, a lost connection, a lock or a full disk never counts.
 """
 
 from __future__ import annotations

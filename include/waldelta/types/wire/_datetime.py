@@ -175,7 +175,7 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
         after_minus = np.where(number != 0, number < 0, after_minus)
     span = np.where(us < 0, np.negative(us), us).view(
         np.uint64
-    )  # the least one's negative is itself
+    )  # The least integer's negative is itself.
     minutes, rest = (
         (span // (60 * _SECOND_US)).astype(np.int64),
         (span % (60 * _SECOND_US)).astype(np.int64),

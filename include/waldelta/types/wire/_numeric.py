@@ -166,7 +166,7 @@ def _money(values: Messages, valid: Mask) -> ArrowArray:
     cents = i8(values.bytes, sized(values, valid, 8))
     amount = np.where(cents < 0, np.negative(cents), cents).view(
         np.uint64
-    )  # the least one's negative is itself
+    )  # The least integer's negative is itself.
     whole, part = (amount // 100).astype(np.int64), (amount % 100).astype(np.int64)
     groups = [digits(whole // 1000**k % 1000, 3) for k in range(5, -1, -1)]
     grouped = pc.binary_join_element_wise(*groups, ",")
