@@ -162,4 +162,5 @@ def precision_and_scale(typmod: int) -> tuple[int, int] | None:
         return None
     packed = typmod - VARHDRSZ
     scale = packed & 0x7FF
-    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024  # Eleven bits, signed since PostgreSQL 15.
+    # The scale has eleven bits, and a sign since PostgreSQL 15.
+    return (packed >> 16) & 0xFFFF, (scale ^ 1024) - 1024
